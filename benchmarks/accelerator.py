@@ -1,82 +1,232 @@
-"""Parity, speed and accuracy on a GPU or TPU: one command, no network, one JSON and one table.
+"""Speed on a GPU or TPU: a round under each way to map clients, beside PyTorch's loop.
 
-    python benchmarks/accelerator.py --out runs/h100 --shared ../shared --pacs PACS
-    python benchmarks/accelerator.py --out runs/h100 --part digit_cnn resnet18
-    python benchmarks/accelerator.py --out runs/cpu --small     # everything in tiny, on any CPU
+    python benchmarks/accelerator.py --record h100.jsonl
+    python benchmarks/accelerator.py --record h100.jsonl --only digit_cnn --seconds 500
+    python benchmarks/accelerator.py --record cpu.jsonl --small     # all of it in tiny, on any CPU
 
-The parts, each within eight minutes, all within 30: `parity` (the tests in float64 on this
-backend), `quickstart`, `digit_cnn` (5 and 50 clients), `resnet18` (224x224 pixels, 3 and 30
-clients), `pacs` (ResNet18 at 128 pixels, all targets, from random weights). The two timed parts
-take FedAvg, FedBN and FedIG-A under `map`, `vmap` and `vmap:n`, in float32 and with all variables
-and images in bfloat16, and PyTorch's loop over clients where PyTorch is there.
+`digit_cnn` has 5 and 50 clients, `resnet18` (224x224 pixels) 3 and 30. FedAvg, FedBN and FedIG-A
+are timed under `map`, `vmap` and `vmap:n`, in float32 and with all variables and images in
+bfloat16, and beside them PyTorch's loop over clients, where PyTorch is installed.
 
-Every job is a process of its own, so that its peak memory is its own, and one that runs out of
-memory ends nothing else. What became of it is added to OUT/accelerator.json at once. What did not
-fit the time is "left out"; give the same command again and it continues there. A part that is
-finished is skipped. The table is OUT/accelerator.md. The status is 1 where a job failed.
+Every case is a process of its own, so that its peak memory is its own, and one that runs out of
+memory ends nothing else. The record gets a line for each case at once: its numbers, or why it has
+none. The same command continues with the cases that are missing or have failed, and prints the
+table of all. The status is 1 where a case failed.
 """
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
-from fedjax_bn.run.files.workdir import write_atomically
-from on_accelerator.jobs import ROOT, Record, environment
-from on_accelerator.parts import PARTS
-from on_accelerator.records import do_part, open_file
-from on_accelerator.table import markdown
+from on_accelerator.cases import PARTS, Case, cases
+
+FOLDER = Path(__file__).parent
+LIMIT = 180.0  # seconds of a case, its start and compilation included
+TIMED = 5.0  # seconds of repeating a round
+FINAL = ("done", "out of memory", "too long")  # the others are tried again
+# A process whose output has one of these in its last lines ran out of memory.
+OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OutOfMemoryError")
+DESCRIBE = """
+import importlib.util, json, jax
+one = jax.devices()[0]
+rocm = "rocm" in one.client.platform_version.lower()
+platform = {"gpu": "rocm" if rocm else "cuda"}.get(one.platform, one.platform)
+torch = None
+if importlib.util.find_spec("torch"):
+    import torch
+    torch = {"version": torch.__version__, "gpu": torch.cuda.is_available()}
+print(json.dumps({"platform": platform, "kind": one.device_kind, "jax": jax.__version__} |
+    {"torch": torch}))
+"""
+# Beginning of JAX's `device_kind` -> the most Tflop/s in bfloat16, and in what float32 runs on by
+# default: TF32 where a GPU has it; None where no figure was read. H100 SXM and H200: NVIDIA's as
+# tabulated at glennklockwood.com/garden/processors/h100. A100, L4, L40S, T4, V100: as listed by
+# dealers (seen 2026-11). TPU: docs.cloud.google.com/tpu/docs/v5e and v6e. All without sparsity:
+# check a figure in the maker's own data sheet before you rest a claim on it, and add your chip's.
+PEAKS: dict[str, tuple[float | None, float | None]] = {
+    "NVIDIA H100 80GB HBM3": (989.4, 494.7),
+    "NVIDIA H200": (989.4, 494.7),
+    "NVIDIA H200 NVL": (None, None),  # slower; not read
+    "NVIDIA A100": (312.0, 156.0),
+    "NVIDIA L4": (121.0, 60.0),
+    "NVIDIA L40S": (362.0, 183.0),
+    "Tesla T4": (None, 8.1),
+    "Tesla V100-SXM2": (None, 15.7),
+    "TPU v5 lite": (197.0, None),
+    "TPU v5e": (197.0, None),
+    "TPU v6 lite": (918.0, None),
+    "TPU v6e": (918.0, None),
+}
+HEAD = (
+    *("case", "samples/s", "round s [least, most]", "Tflop/s", "of bfloat16 peak"),
+    *("of float32 peak", "compile s", "peak MB", "PyTorch / ours"),
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Does the parts asked for, and writes the table."""
-    options = parse(arguments)
-    records = open_file(options.out / "accelerator.json", describe(options))
-    about = records["about"]
-    print(f"{about['kind']} ({about['platform']}), jax {about['versions']['jax']}")
-    if about["platform"] == "cpu" and not options.small:
-        raise SystemExit("JAX finds no accelerator here: install its plug-in, or give --small")
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.part:
-        jobs, seconds = PARTS[name]
-        path = options.out / "accelerator.json"
-        do_part(path, records, name, jobs(options, about), seconds)
-        write_atomically(options.out / "accelerator.md", markdown(records))
-    print(f"table: {options.out / 'accelerator.md'}")
-    failed = [
-        f"{part}: {name}"
-        for part in options.part
-        for name, record in records["parts"].get(part, {}).items()
-        if record["outcome"] == "failed"
-    ]
-    if failed:
-        raise SystemExit("failed: " + "; ".join(failed))
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
+    """Times what the record lacks, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder of the JSON, the table and the runs")
-    add("--part", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    add("--shared", type=Path, help="reference data of the tests; default: FEDJAX_BN_SHARED")
-    add("--pacs", type=Path, help="folder of PACS, as configs/pacs.py wants it")
-    add("--rounds", type=int, default=10, help="of the trainings on PACS; default %(default)s")
-    add("--steps", type=int, default=100, help="of a client in a round; default %(default)s")
+    add("--record", type=Path, required=True, help="a file; what it has is not timed again")
+    add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    add("--seconds", type=float, default=1800, help="after which no case begins")
     add("--small", action="store_true", help="tiny sizes, to see on a CPU that everything runs")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    end, about = time.monotonic() + options.seconds, describe()
+    if about["platform"] == "cpu" and not options.small:
+        raise SystemExit("JAX finds no accelerator here: install its plug-in, or give --small")
+    about = {**about, "small": options.small}
+    done = read(options.record, about)
+    for part in options.only:
+        for case in cases(part, options.small):
+            if done[part].get(case.name, {}).get("outcome") in FINAL or time.monotonic() > end:
+                continue
+            found = perform(case, about, min(LIMIT, max(1.0, end - time.monotonic())))
+            done[part][case.name] = found
+            with options.record.open("a") as file:
+                line = {"about": about, "part": part, "case": case.name, "record": found}
+                file.write(json.dumps(line) + "\n")
+            print(f"{part}, {case.name}: {found['outcome']} {found.get('why', '')}", flush=True)
+    print(markdown(about, done))
+    if any(one["outcome"] == "failed" for part in done.values() for one in part.values()):
+        sys.exit(1)
 
 
-def describe(options: argparse.Namespace) -> Record:
-    """Device, versions and sizes, asked of another process: a TPU serves one at a time."""
-    command = [sys.executable, "-m", "on_accelerator.describe"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+def environment(about: dict[str, Any] | None = None) -> dict[str, str]:
+    """Returns this process's variables, with the checkout on Python's path and JAX's backend."""
+    paths = [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if about:  # without the backend JAX reports that, and does not take the CPU in its place
+        found["JAX_PLATFORMS"] = ",".join(dict.fromkeys((about["platform"], "cpu")))
+        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".95"  # by default it takes three quarters
+        if about["small"]:
+            found["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # nearly all of the time is compilation
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """Returns device and versions, asked of another process: a TPU serves one at a time."""
+    command = [sys.executable, "-c", DESCRIBE]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"JAX finds no device: {done.stderr.strip().splitlines()[-1]}")
-    about = json.loads(done.stdout.splitlines()[-1])
-    sizes = {"small": options.small, "rounds": options.rounds, "steps": options.steps}
-    return about | {"sizes": sizes}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def read(record: Path, about: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns part -> case -> what was found; of two lines of a case the last counts.
+
+    Raises:
+      SystemExit: the record is of another device, of other versions or sizes.
+    """
+    done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for line in record.read_text().splitlines() if record.exists() else ():
+        one = json.loads(line)
+        if differ := [key for key in about if about[key] != one["about"].get(key)]:
+            raise SystemExit(
+                f"{record} was written with another {', '.join(differ)}: give another --record"
+            )
+        done[one["part"]][one["case"]] = one["record"]
+    return done
+
+
+def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
+    """Times a case in a process; returns its `outcome`, `why` it has no numbers, or these."""
+    module = "torch_case" if case.method == "PyTorch" else "jax_case"
+    if module == "torch_case" and (why := without_torch(about)):
+        return {"outcome": "absent", "why": why}
+    timed = 0.1 if about["small"] else TIMED
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"on_accelerator.{module}", json.dumps(case), str(timed)],
+        env=environment(about if module == "jax_case" else None),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its children too, which are in its group
+        process.communicate()
+        outcome = "too long" if limit == LIMIT else "left out"  # what is left out is tried again
+        return {"outcome": outcome, "why": f"not done in {limit:.0f} s"}
+    if not process.returncode:
+        return {"outcome": "done", **json.loads(output.splitlines()[-1])}
+    lines = [line.strip()[:300] for line in (errors or output).splitlines() if line.strip()]
+    for line in reversed(lines):
+        if any(sign in line for sign in OUT_OF_MEMORY):
+            return {"outcome": "out of memory", "why": line}
+    if process.returncode == -signal.SIGKILL:
+        return {"outcome": "out of memory", "why": "the system killed the process"}
+    return {"outcome": "failed", "why": f"status {process.returncode}: {(lines or [''])[-1]}"}
+
+
+def without_torch(about: dict[str, Any]) -> str:
+    """Returns why PyTorch has no times here, empty where it has."""
+    if about["torch"] is None:
+        return "PyTorch is not installed"
+    if about["platform"] != "cpu" and not about["torch"]["gpu"]:
+        return f"PyTorch {about['torch']['version']} has no device of this kind"
+    return ""
+
+
+def peak_of(kind: str) -> tuple[float | None, float | None]:
+    """Returns the peak of a device kind, by the longest name that fits; none for unknown ones.
+
+    A longer word is another chip: an L40S is neither an L40 nor an L4.
+    """
+    fits = [name for name in PEAKS if f"{kind} ".startswith((f"{name} ", f"{name}-"))]
+    return PEAKS[max(fits, key=len)] if fits else (None, None)
+
+
+def markdown(about: dict[str, Any], done: dict[str, dict[str, Any]]) -> str:
+    """Returns a table of each part; a case without numbers has its reason."""
+    peaks = peak_of(about["kind"])
+    lines = [f"# {about['kind']} ({about['platform']}), jax {about['jax']}", ""]
+    shown = [
+        f"{peak:g} Tflop/s in {kind}"
+        for peak, kind in zip(peaks, ("bfloat16", "float32"), strict=True)
+        if peak
+    ]
+    lines += ["Peak: " + (", ".join(shown) or "unknown, so no fractions of it") + "."]
+    for part, found in done.items():
+        if found:
+            lines += ["", f"## {part}", "", f"| {' | '.join(HEAD)} |"]
+            lines += ["|---|" + "---:|" * (len(HEAD) - 1)]
+            lines += [f"| {' | '.join(row(name, found, peaks))} |" for name in found]
+    return "\n".join(lines)
+
+
+def row(name: str, found: dict[str, Any], peaks: tuple) -> tuple[str, ...]:
+    """Returns the cells of a case; the ratio is that of methods whose work is FedAvg's."""
+    record = found[name]
+    if record["outcome"] != "done":
+        why = f"{record['outcome']}: {record['why']}".replace("|", "/")
+        return (name, why, *[""] * (len(HEAD) - 2))
+    count, method, *_, dtype = name.split()
+    theirs = found.get(f"{count} PyTorch {dtype}", {})
+    ratio = None
+    if method in ("fedavg", "fedbn") and theirs.get("outcome") == "done":
+        ratio = theirs["round_seconds"] / record["round_seconds"]
+    rate = record.get("teraflops")
+    shares = [rate / peak if rate and peak else None for peak in peaks]
+    memory = record.get("peak_megabytes") or record.get("planned_megabytes")
+    numbers = (rate, *shares, record.get("compile_seconds"), memory, ratio)
+    forms = (".1f", ".1%", ".1%", ".1f", ",.0f", ".2f")
+    least, median, most = (record[f"{kind}_seconds"] for kind in ("least", "round", "most"))
+    return (
+        f"{name} ({record['best']})" if "best" in record else name,
+        f"{record['samples_per_second']:,.0f}",
+        f"{median:.4f} [{least:.4f}, {most:.4f}]",
+        *("" if n is None else format(n, form) for n, form in zip(numbers, forms, strict=True)),
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ suppression and mean average precision on the host. Needs torch (CPU build) for 
 """
 
 import argparse
-import copy
 import json
 import resource
 from collections.abc import Callable
@@ -88,9 +87,9 @@ def start(side: int) -> tuple[Any, dict[str, Any]]:
     return model, jax.tree_util.tree_map_with_path(draw, like)
 
 
-def a_round(options: argparse.Namespace) -> dict[str, Any]:
-    """Compile time and memory of a round, and its time beside PyTorch's."""
-    model, variables = start(options.side)
+def compiled_round(side: int) -> tuple[Callable[[], None], tuple[float, float, float]]:
+    """Returns our round, ready to run, and what compiling it took: wall, user, system seconds."""
+    model, variables = start(side)
     method = fedavg(
         model,
         optax.sgd(RATE),
@@ -98,25 +97,29 @@ def a_round(options: argparse.Namespace) -> dict[str, Any]:
         prepare=standardize((0.0,) * 3, (1.0,) * 3),
         weigh=uniform,
     )
-    arrays, key = batches_of(options.side), jax.random.key(0)
-    batches = jax.tree.map(jnp.asarray, arrays)
+    batches, key = jax.tree.map(jnp.asarray, batches_of(side)), jax.random.key(0)
     state = method.init(key, variables, CLIENTS)
     programs = []
-    wall, user, system = spend(
-        lambda: programs.append(method.round.lower(state, batches, key).compile())
-    )
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"\na round, {CLIENTS} clients of {STEPS} batches of {BATCH}: traced, lowered and compiled "
-        f"in {wall:.1f} s, {user + system:.1f} s of CPU, {megabytes:,.0f} MB at most so far"
-    )
+    spent = spend(lambda: programs.append(method.round.lower(state, batches, key).compile()))
 
     def run() -> None:
         nonlocal state
         state, metrics = programs[0](state, batches, key)
         jax.block_until_ready((state, metrics))
 
-    runs = {"ours": run} | rounds_in_torch(arrays)
+    return run, spent
+
+
+def a_round(options: argparse.Namespace) -> dict[str, Any]:
+    """Compile time and memory of a round, and its time beside PyTorch's."""
+    run, (wall, user, system) = compiled_round(options.side)
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"\na round, {CLIENTS} clients of {STEPS} batches of {BATCH}: traced, lowered and compiled "
+        f"in {wall:.1f} s, {user + system:.1f} s of CPU, {megabytes:,.0f} MB at most so far"
+    )
+
+    runs = {"ours": run} | rounds_in_torch(batches_of(options.side))
     samples = interleave(runs, options.repeats, rest=REST)
     show(samples, "ours")
     best = fastest(samples, [name for name in samples if name != "ours"])
@@ -132,39 +135,25 @@ def a_round(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rounds_in_torch(arrays: dict[str, Any]) -> dict[str, Callable[[], None]]:
-    """The same round in PyTorch at each of its settings."""
+    """Returns the same round in PyTorch at each of its settings."""
     import torch
 
     import in_torch
     import torch_yolo  # beside the other networks' definitions, see `in_torch`
 
     images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
-    label = {name: torch.from_numpy(leaf) for name, leaf in arrays["label"].items()}
-
-    def train(server: Any, k: int, layout: Any) -> dict[str, Any]:
-        model = copy.deepcopy(server).train()
-        optimizer = torch.optim.SGD(model.parameters(), RATE)
-        for s in range(STEPS):
-            optimizer.zero_grad()
-            x = images[k, s].contiguous(memory_format=layout).float() / 255
-            loss = torch_yolo.detection_loss(
-                model(x), label["boxes"][k, s], label["class"][k, s].long()
-            )
-            loss.backward()
-            optimizer.step()
-        return model.state_dict()
+    boxes, classes = (torch.from_numpy(arrays["label"][name]) for name in ("boxes", "class"))
 
     def at(setting: Any) -> Callable[[], None]:
-        server = torch_yolo.YOLOv5(CLASSES).to(memory_format=setting.layout)
+        def loss(model: Any, x: Any, *label: Any) -> Any:
+            x = x.contiguous(memory_format=setting.layout).float() / 255
+            return torch_yolo.detection_loss(model(x), *label)
 
-        def run() -> None:
-            torch.set_num_threads(setting.threads)
-            trained = [train(server, k, setting.layout) for k in range(CLIENTS)]
-            with torch.no_grad():
-                for name, value in server.state_dict().items():
-                    value.copy_(torch.stack([one[name].float() for one in trained]).mean(0))
-
-        return run
+        clients = [
+            [(images[k, s], boxes[k, s], classes[k, s].long()) for s in range(STEPS)]
+            for k in range(CLIENTS)
+        ]
+        return in_torch.round_of(setting, torch_yolo.YOLOv5(CLASSES), clients, loss, RATE)
 
     return {str(setting): at(setting) for setting in in_torch.SETTINGS}
 

@@ -16,8 +16,6 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import torch_models
 
-Client = Sequence[tuple[torch.Tensor, torch.Tensor]]
-
 
 class Setting(NamedTuple):
     """How PyTorch runs."""
@@ -62,45 +60,59 @@ def evaluations(
 
 
 def round_at(setting: Setting, task: Task) -> Callable[[], None]:
-    """A loop over clients, each from a copy of the server's model; then plain averaging."""
-    server = network(task).to(memory_format=setting.layout)
-    data = in_layout(task, setting.layout)
+    """Returns a round of a task on its batches, short ones without their padding."""
+    arrays = make_batches(task)
+    images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
+    labels = torch.from_numpy(arrays["label"]).long()
+    clients = [
+        [
+            (images[k, s, :n].contiguous(memory_format=setting.layout), labels[k, s, :n])
+            for s, n in enumerate(arrays["valid"].sum(2)[k])
+        ]
+        for k in range(task.clients)
+    ]
+
+    def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        _, logits = model((x.float() / 255 - 0.5) / 0.5)
+        return torch.nn.functional.cross_entropy(logits, y)
+
+    return round_of(setting, network(task), clients, loss, LEARNING_RATE)
+
+
+def round_of(
+    setting: Setting,
+    server: torch.nn.Module,
+    clients: Sequence[Sequence[tuple]],
+    loss: Callable[..., torch.Tensor],
+    rate: float,
+) -> Callable[[], None]:
+    """Returns a loop over clients, each from a copy of the server's model; then plain averaging.
+
+    Args:
+      setting: how PyTorch runs.
+      server: the model.
+      clients: the batches of each, which `loss(model, *batch)` reads.
+      loss: of a batch.
+      rate: of plain SGD.
+    """
+    server = server.to(memory_format=setting.layout)
 
     def run() -> None:
         torch.set_num_threads(setting.threads)
-        trained = [train(server, client) for client in data]
+        trained = []
+        for batches in clients:
+            model = copy.deepcopy(server).train()
+            optimizer = torch.optim.SGD(model.parameters(), rate)
+            for batch in batches:
+                optimizer.zero_grad()
+                loss(model, *batch).backward()
+                optimizer.step()
+            trained.append(model.state_dict())
         with torch.no_grad():
             for name, value in server.state_dict().items():
                 value.copy_(torch.stack([one[name].float() for one in trained]).mean(0))
 
     return run
-
-
-def in_layout(task: Task, layout: torch.memory_format) -> list[Client]:
-    """The task's batches by client, short ones without their padding."""
-    arrays = make_batches(task)
-    images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
-    labels = torch.from_numpy(arrays["label"]).long()
-    counts = arrays["valid"].sum(2)
-    return [
-        [
-            (images[k, s, :n].contiguous(memory_format=layout), labels[k, s, :n])
-            for s, n in enumerate(counts[k])
-        ]
-        for k in range(task.clients)
-    ]
-
-
-def train(server: torch.nn.Module, client: Client) -> dict[str, torch.Tensor]:
-    """One client's local training; returns the trained model's tensors."""
-    model = copy.deepcopy(server).train()
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
-    for x, y in client:
-        optimizer.zero_grad()
-        _, logits = model((x.float() / 255 - 0.5) / 0.5)
-        torch.nn.functional.cross_entropy(logits, y).backward()
-        optimizer.step()
-    return model.state_dict()
 
 
 def evaluation_at(setting: Setting, task: Task, images: int, batch: int) -> Callable[[], None]:

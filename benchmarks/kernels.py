@@ -1,12 +1,16 @@
-"""What each algorithm takes for the convolutions of a network on this CPU; which is chosen.
+"""What a step would cost without each of the algorithms for convolutions on this CPU.
 
-    python benchmarks/kernels.py                                    # ResNet18, 64x64, batches of 16
-    python benchmarks/kernels.py --model DigitCNN --side 28 --batch 32
-    python benchmarks/kernels.py --forward --batch 100              # inference alone
+    python benchmarks/kernels.py                              # all cases, a quarter of an hour
+    python benchmarks/kernels.py --only ResNet18 --layers     # and each algorithm, layer by layer
+    python benchmarks/kernels.py --only DigitCNN --forward    # inference alone
 
-Each algorithm runs in a loop, with its gradients unless --forward; all of a layer take turns. Least
-CPU milliseconds of a step, on all cores, which neighbours on the machine hardly change, and beside
-them the least on the wall.
+The cases are four networks in rounds of FedAvg, the sizes of `method_costs`; YOLOv5n; and L2D's
+stylist on images of ResNet18's size in rounds of L2D. Each algorithm that can compute a layer runs
+in a loop, with its gradients unless --forward, and all of a layer take turns. A row has the CPU
+milliseconds of a step of the whole round; then, for each algorithm, how many more its layers would
+take by the next best one, and which share of the step that is. An algorithm is worth its code where
+the largest share is a tenth or more. Times are the least CPU milliseconds on all cores, which
+neighbours on the machine hardly change.
 """
 
 import argparse
@@ -19,73 +23,110 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from detection import compiled_round as detector_round
 from fedjax_bn import models
 from fedjax_bn.models.cpu import convolution
 from fedjax_bn.models.cpu.convolution import ALGORITHMS, UNIT_STRIDES, Shapes, algorithm_of
+from fedjax_bn.rivals.l2d import _start_stylist, _stylize
 from interleave import interleave
 from machine import announce
+from method_costs import CLIENTS, SHARE, SIZES, Size, compiled_round, least_cpu, make_batches
 
 STEPS = 4  # of the loop that is timed
+ENOUGH = 0.1  # share of a step
+CASES = SIZES | {"YOLOv5n": Size(320, 4, 2), "L2D": SIZES["ResNet18"]}
 _MOST_VALUES = 2**27  # of all windows: more take gigabytes
 
 
 def main() -> None:
-    """Prints a line for each kind of layer."""
+    """Prints a row for each case, and what the rows say of each algorithm."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--model", default="ResNet18", choices=models.__all__, help="default %(default)s")
-    add("--side", type=int, default=64, help="of the images; default %(default)s")
-    add("--batch", type=int, default=16, help="samples of a step; default %(default)s")
+    add("--only", nargs="*", default=list(CASES), choices=CASES, help="cases; default: all")
+    add("--side", type=int, help="of the images; default: the case's own")
+    add("--batch", type=int, help="samples; default: the case's own")
+    add("--steps", type=int, help="of a round; default: the case's own")
     add("--repeats", type=int, default=9, help="default %(default)s")
-    add("--forward", action="store_true", help="without gradients")
+    add("--layers", action="store_true", help="show each algorithm's time for each layer")
+    add("--forward", action="store_true", help="without gradients, and without a round's share")
     options = parser.parse_args()
-    announce(
-        f"{options.model} {options.side}x{options.side}, batches of {options.batch}: CPU ms of "
-        "each algorithm (ms on the wall)"
-    )
-    for shapes, count in layers(options).items():
-        show(shapes, count, options.repeats, trained=not options.forward)
+    announce("CPU ms of a step, and how many more it would take without each algorithm (share)")
+    print("| case | a step | " + " | ".join(ALGORITHMS) + " |")
+    print("|---|" + "---:|" * (1 + len(ALGORITHMS)), flush=True)
+    largest: dict[str, tuple[float, str]] = {}  # name -> (share, case)
+    for case in options.only:
+        sizes = (getattr(options, name) or getattr(CASES[case], name) for name in Size._fields)
+        gains, step = measure(case, Size(*sizes), options)
+        cells = dict.fromkeys(ALGORITHMS, "")
+        for name, gain in gains.items():
+            cells[name] = f"{gain:.1f}"
+            if step:
+                cells[name] += f" ({gain / step:.0%})"
+                largest[name] = max(largest.get(name, (-1.0, "")), (gain / step, case))
+        print(f"| {case} | {step:.1f} | " + " | ".join(cells.values()) + " |", flush=True)
+    for name, (share, case) in largest.items():
+        verdict = "" if share >= ENOUGH else f", less than {ENOUGH:.0%} in each case above"
+        print(f"{name} saves at most {share:.0%} of a step, in {case}{verdict}")
 
 
-def layers(options: argparse.Namespace) -> dict[Shapes, int]:
-    """The convolutions that have more than one candidate, and how many there are of each."""
+def measure(case: str, size: Size, options: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """Returns what each algorithm saves in a step, and the step itself, in CPU ms."""
+    gains: dict[str, float] = {}
+    for shapes, count in layers(case, size).items():
+        names = candidates(shapes)
+        runs = {name: timed_loop(name, shapes, not options.forward) for name in names}
+        taken = interleave(runs, options.repeats)
+        cpu = {name: 1e3 * least_cpu(own.per(STEPS)) for name, own in taken.items()}
+        chosen, next_best = cpu.pop(names[0]), min(cpu.values())
+        gains[names[0]] = gains.get(names[0], 0.0) + count * (next_best - chosen)
+        if options.layers:
+            times = [f"{names[0]} {chosen:.1f} (chosen)"]
+            times += [f"{name} {cpu[name]:.1f}" for name in sorted(cpu, key=cpu.get)]
+            (_, high, wide, inputs), (r, s, _, outputs) = shapes.images, shapes.kernel
+            stride = f", stride {shapes.strides[0]}" * (shapes.strides != (1, 1))
+            layer = f"{r}x{s}, {inputs} to {outputs} channels on {high}x{wide}{stride}"
+            print(f"{case}, {count} x {layer}: {'; '.join(times)}", flush=True)
+    if options.forward:
+        return gains, 0.0
+    if case == "YOLOv5n":
+        run, _ = detector_round(size.side)  # two clients of as many steps
+    else:
+        method, network = ("l2d", "ResNet18") if case == "L2D" else ("fedavg", case)
+        run, _ = compiled_round(method, network, make_batches(size))
+    taken = interleave({"round": run}, options.repeats)["round"]
+    return gains, 1e3 * least_cpu(taken.per(CLIENTS * size.steps))
+
+
+def layers(case: str, size: Size) -> dict[Shapes, int]:
+    """Returns the convolutions that have several candidates, and how many of each a pass has."""
     found: dict[Shapes, int] = {}
 
     def noting(shapes: Shapes) -> str:
         found[shapes] = found.get(shapes, 0) + 1
         return algorithm_of(shapes)
 
-    model = getattr(models, options.model)()
-    images = jnp.zeros((options.batch, options.side, options.side, 3))
-    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    images, key = jnp.zeros((size.batch, size.side, size.side, 3)), jax.random.key(0)
     with mock.patch.object(convolution, "algorithm_of", noting):
-        jax.eval_shape(model.apply, variables, images)
+        if case == "L2D":
+            given = _start_stylist(key, 3, jnp.float32), images
+            jax.eval_shape(lambda layers, images: _stylize(layers, images, SHARE, key), *given)
+        else:
+            model = getattr(models, case)(10)
+            variables = jax.eval_shape(model.init, key, images)
+            found.clear()
+            jax.eval_shape(model.apply, variables, images)
     return {shapes: n for shapes, n in found.items() if len(candidates(shapes)) > 1}
 
 
-def show(shapes: Shapes, count: int, repeats: int, trained: bool) -> None:
-    """Times the candidates of a layer and prints them, the fastest first."""
-    names = candidates(shapes)
-    runs = {name: timed_loop(name, shapes, trained) for name in names}
-    taken = {n: own.per(STEPS / 1e3) for n, own in interleave(runs, repeats).items()}
-    walls = {name: list(own.wall) for name, own in taken.items()}
-    cpu = {name: float((own.user + own.system).min()) for name, own in taken.items()}
-    times = "  ".join(f"{n} {cpu[n]:.1f} ({min(walls[n]):.1f})" for n in sorted(cpu, key=cpu.get))
-    images, kernel, strides = ("x".join(map(str, numbers)) for numbers in shapes[:3])
-    sides = ",".join(str(side) for pair in shapes.padding for side in pair)
-    print(f"{count} x {images}*{kernel}/{strides}+{sides}", flush=True)
-    print(f"    {times}; table {names[0]}", flush=True)
-
-
 def candidates(shapes: Shapes) -> tuple[str, ...]:
-    """The algorithms that may be the fastest for a convolution, the table's first."""
-    usual = algorithm_of(shapes)
+    """Returns the algorithms that may be the fastest for a convolution, the chosen one first."""
+    chosen = algorithm_of(shapes)
     taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
     if not shapes.usual or taps == 1:
-        return (usual,)
+        return (chosen,)
     deep = min(shapes.kernel[2:]) >= 8
     may = {
-        usual: True,
+        chosen: True,
         "direct": not shapes.exceeds,
         "fast_fourier": shapes.few_channels,
         "folded": shapes.strides != (1, 1) and shapes.images[3] <= 4,
@@ -99,7 +140,7 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
 
 
 def timed_loop(name: str, shapes: Shapes, trained: bool) -> Callable[[], None]:
-    """A call of an algorithm's compiled loop of `STEPS` steps, which has run once."""
+    """Returns a call of an algorithm's compiled loop of `STEPS` steps, which has run once."""
     algorithm = ALGORITHMS[name]
     random, dtype = np.random.default_rng(0), jnp.float32
     images = jnp.asarray(random.standard_normal((STEPS, *shapes.images)), dtype)

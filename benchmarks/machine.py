@@ -1,4 +1,4 @@
-"""Where a benchmark ran and how to run it again."""
+"""Where a benchmark ran, how to run it again, and what processes take (Linux)."""
 
 import os
 import platform
@@ -42,3 +42,40 @@ def announce(compared: str, *others: str) -> dict[str, Any]:
     if here["load"] > CORES / 4:
         print("note: the machine is in use by others; intervals will be wide")
     return here
+
+
+def tree(root: int) -> list[int]:
+    """Returns a process and all that came of it and live, itself first."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
+            parents[int(entry.name)] = int(fields[1])
+    found = [root]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def _stat(process: int) -> list[str]:
+    """Returns the fields of /proc/PID/stat after the name; none where it has just gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def cpu_seconds(process: int) -> tuple[float, float]:
+    """Returns user and system seconds of a process and of the children that it has waited for."""
+    user, system, user_children, system_children = map(int, _stat(process)[11:15] or [0] * 4)
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + user_children) / tick, (system + system_children) / tick
+
+
+def megabytes(process: int) -> float:
+    """Returns the memory of a process, with its share of what it shares."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Pss:")}
+    return float(sizes.get("Pss", 0)) * 1024 / 1e6

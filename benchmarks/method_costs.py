@@ -12,7 +12,7 @@ steps of half the batch of one is predicted by FedAvg's round of such batches, s
 moves as many weights. Layers of a method's own (a projection, a latent, a discriminator) are
 predicted by FedAvg's round of two dense layers of the features' size, by their number of weights,
 which on AlexNet with its 4,096 features is up to twice the network's. What one computes in addition
-(L2D's stylist, see `own_parts`) is timed as a program of its own, and added. Optimizers,
+(L2D's stylist) is timed as a program of its own, and added. Optimizers,
 corrections by control variates and the server are in no prediction. Methods are timed in turn, a
 few at a time and FedAvg with each few (see `interleave`); the target is that none takes more than
 1.25 times what is predicted.
@@ -39,16 +39,59 @@ from fedjax_bn import methods, models
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
 from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.rivals.l2d import start_stylist, stylize
 from interleave import Samples, interleave, paired_ratio, spend
 from machine import announce
-from own_parts import PARTS
-from passes import FIELDS, OPTIONS, PASSES
 
 TARGET = 1.25
 HALVED = "fedavg, halves"  # FedAvg's round with twice the steps of half the batch
 DENSE = "fedavg, dense"  # FedAvg's round of `Dense`
 BASE = {"perfedavg": HALVED}  # what a round is predicted from, where it is not FedAvg's
 LEAST = 0.05  # of `Dense`, below which a method's own layers are not asked for
+
+
+class Passes(NamedTuple):
+    """How often a step passes through the whole network, in units of its batch."""
+
+    forward: float = 1
+    maps: float = 1  # gradients of maps
+    weights: float = 1  # gradients of weights
+
+    @property
+    def total(self) -> float:
+        """All of them, which are taken to cost the same."""
+        return sum(self)
+
+
+_OF_THE_SERVER = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
+_OF_THE_CLASSIFIER = ("copa", "csd", "fedsr", "jigen", "rsc", "selfreg", "sfa", "snr")
+PASSES = {
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "fedbn", "silobn", "singleset", "scaffold", "fednova", "feddc"),
+        Passes(),
+    ),
+    **dict.fromkeys(_OF_THE_SERVER + _OF_THE_CLASSIFIER, Passes()),
+    **dict.fromkeys(("fedwon", "fixbn", "mixstyle"), Passes()),  # other norms, as many passes
+    "fedcd": Passes(),  # its second derivative is of the classifier alone
+    "perfedavg": Passes(),  # a half of the batch adapts, the other half gives the gradient
+    "csac": Passes(forward=2),  # by the frozen model too; its own layers come on top
+    "fedadg": Passes(forward=2),  # for what the discriminator reads, once the network has moved
+    "hbn": Passes(forward=2),  # a pass through the round's data before training
+    "moon": Passes(forward=3),  # by the received and by the previous model too
+    "fedsam": Passes(2, 2, 2),  # the gradient where the first one leads, too
+    "harmofl": Passes(2, 2, 2),  # likewise
+    "fedig": Passes(2, 2, 2),  # the mixed pass
+    "fediga": Passes(3, 3, 2),  # the adapter's pass, with the weights frozen
+    "l2d": Passes(4, 4, 2),  # two styles, for the model and again for the stylist
+    "feddg": Passes(4, 4, 4),  # two gradients, and the derivative of the inner one
+    "randconv": Passes(3, 3, 3),  # of three random convolutions
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fedig": {"cafl": "mean"},
+    "fediga": {"cafl": "mean"},
+    "feddg": {"spectra": 4},
+}
+FIELDS: dict[str, dict[str, Any]] = {"fedwon": {"norm": "none"}}  # of the network
 
 
 class Size(NamedTuple):
@@ -66,6 +109,7 @@ SIZES = {
     "DenseNet121": Size(64, 16, 4),
 }
 CLIENTS, CLASSES = 2, 10
+SHARE = 0.6  # of the new style, the default of `methods.l2d`
 
 
 class Dense(nn.Module):
@@ -216,6 +260,35 @@ def compiled_round(
 
     run()
     return run, user + system
+
+
+def styles(batches: dict[str, jax.Array]) -> Callable[[], object]:
+    """Returns L2D's stylist alone, of each step of a round: new styles, and its own gradient."""
+
+    def step(layers: dict, given: tuple[jax.Array, jax.Array]) -> tuple[dict, jax.Array]:
+        images, key = given
+        images = images.astype(jnp.float32) / 255
+        styled = stylize(layers, images, SHARE, key)
+        slope = jax.grad(lambda layers: stylize(layers, images, SHARE).mean())(layers)
+        return jax.tree.map(jnp.subtract, layers, slope), styled.mean()
+
+    def round(layers: dict, images: jax.Array, keys: jax.Array) -> tuple[dict, jax.Array]:
+        return jax.lax.scan(step, layers, (images, keys))
+
+    images = batches["image"].reshape(-1, *batches["image"].shape[2:])
+    layers = start_stylist(jax.random.key(3), images.shape[-1], jnp.float32)
+    given = layers, images, jax.random.split(jax.random.key(4), len(images))
+    compiled = jax.jit(round).lower(*given).compile()
+
+    def run() -> None:
+        jax.block_until_ready(compiled(*given))
+
+    run()
+    return run
+
+
+# What a method computes beside passes through the network, as a program of its own.
+PARTS = {"l2d": styles}
 
 
 def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0) -> dict[str, Any]:

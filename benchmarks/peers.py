@@ -16,21 +16,44 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from interleave import Samples, conclude, figures, interleave, paired_ratio, show
 from machine import announce
 from peer_programs import rounds
-from peer_programs.environments import PROGRAMS, prepare
 from peer_programs.process import Peer
 from tasks import DIGITS, RESNET, make_batches
 
 TASKS = {task.name: task for task in (DIGITS, RESNET)}
 REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 TOLERANCE = 1e-3  # of a client's mean loss over its steps in the first round, relative
+
+
+TORCH = "torch==2.13.0"  # the one of `make benchmark`
+
+
+class Program(NamedTuple):
+    """A program to compare.
+
+    Attributes:
+      module: in `peer_programs`.
+      packages: for pip; none: it runs in this Python, whose packages are this library's.
+    """
+
+    module: str
+    packages: tuple[str, ...] = ()
+
+
+PROGRAMS = {
+    "ours": Program("ours"),
+    "PyTorch": Program("in_pytorch", (TORCH, "numpy==2.4.6")),
+    "Flower": Program("flower", (TORCH, "flwr[simulation]==1.41.0")),
+    "pfl-research": Program("pfl_research", (TORCH, "pfl==0.6.0")),
+}
 
 
 def main() -> None:
@@ -93,6 +116,37 @@ def prepare_all(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, 
     return pythons, failed
 
 
+def prepare(
+    folder: Path, program: Program, python: str, say: Callable[[str], object] = print
+) -> tuple[str | None, str]:
+    """The interpreter of a program's environment, made where it is not there yet.
+
+    Args:
+      folder: where environments are.
+      program: whose.
+      python: makes new environments.
+      say: prints.
+
+    Returns:
+      Its path, or None and why it could not be made, in pip's or venv's last words.
+    """
+    home = folder / program.module
+    interpreter, mark = home / "bin" / "python", home / "installed"
+    wanted = "\n".join(program.packages)
+    if mark.exists() and mark.read_text() == wanted:
+        return str(interpreter), ""
+    say(f"making {home} with {', '.join(program.packages)}")
+    install = [str(interpreter), "-m", "pip", "install", "--quiet", *program.packages]
+    for command in ([python, "-m", "venv", "--clear", str(home)], install):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
+            return None, f"{' '.join(command[1:4])}: {' '.join(errors)[:600]}"
+    mark.write_text(wanted)
+    return str(interpreter), ""
+
+
 def write_task(options: argparse.Namespace, python: str) -> Path:
     """Batches of whole size and the network's first tensors, in a file for all."""
     task = TASKS[options.network]
@@ -104,7 +158,7 @@ def write_task(options: argparse.Namespace, python: str) -> Path:
     arrays = {name: array for name, array in make_batches(task).items() if name != "valid"}
     path = (options.environments / "task.npz").resolve()
     rounds.write(path, arrays, {})
-    command = [python, "-m", "peer_programs.first_tensors", options.network, str(path)]
+    command = [python, "-m", "peer_programs.in_pytorch", options.network, str(path), "--draw"]
     subprocess.run(command, check=True, cwd=Path(__file__).parent)
     return path
 

@@ -158,24 +158,6 @@ def show_rate(gigaflop: float, ours: Samples) -> None:
     print(f"{rate:.0f} Gflop/s of direct convolution at best; matrix product {machine:.0f} Gflop/s")
 
 
-def scaling(options: argparse.Namespace) -> dict[str, Any]:
-    """Time a client by the number of clients, 96 images each."""
-    print("\nDigitCNN round of 96 images a client, time a client by the number of clients")
-    counts = {f"K={k}": k for k in (5, 10, 20)}
-    tasks = {name: DIGITS._replace(samples=96, clients=k) for name, k in counts.items()}
-    runs = {name: compiled_round(task) for name, task in tasks.items()}
-    timed = interleave(runs, options.repeats)
-    samples = {name: timed[name].per(k) for name, k in counts.items()}
-    show(samples, "K=5")
-    return {"scaling": figures(samples, "K=5")}
-
-
-def compiled_round(task: Task) -> Callable[[], None]:
-    """Our round, ready to run."""
-    compile_round, repeat = in_jax.a_round(task)
-    return repeat(compile_round())
-
-
 def memory(options: argparse.Namespace) -> dict[str, Any]:
     """Peak resident memory of a fresh process that runs DigitCNN rounds with K = 5."""
     del options
@@ -187,7 +169,8 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 
 def peak_memory() -> float:
     """MB that this process has had at most, after two rounds."""
-    run = compiled_round(DIGITS._replace(clients=5))
+    compile_round, repeat = in_jax.a_round(DIGITS._replace(clients=5))
+    run = repeat(compile_round())
     for _ in range(2):
         run()
     unit = 1 if platform.system() == "Darwin" else 1024
@@ -195,7 +178,7 @@ def peak_memory() -> float:
 
 
 # Memory first: Linux counts the parent's own peak at the fork as well.
-PARTS = {f.__name__: f for f in (memory, digits, resnet, evaluation, scaling)}
+PARTS = {f.__name__: f for f in (memory, digits, resnet, evaluation)}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["peak-memory"]:

@@ -19,7 +19,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,9 +68,9 @@ def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
 
 def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """What theory.json says of the bounds: all clients but the last train, the last is unseen."""
-    points = jnp.asarray(points).reshape(CLIENTS, EACH, DIMENSION)
-    labels = jnp.asarray(labels, jnp.int32).reshape(CLIENTS, EACH)
-    weights = jnp.full(CLIENTS - 1, 1 / (CLIENTS - 1))
+    points = points.reshape(CLIENTS, EACH, DIMENSION)
+    labels = labels.reshape(CLIENTS, EACH)
+    weights = np.full(CLIENTS - 1, 1 / (CLIENTS - 1))
     mean, variance = points.mean(1, keepdims=True), points.var(1, keepdims=True)
     ways = {
         "averaged": (mean[:-1].mean(0), variance[:-1].mean(0), bounds.averaged_bound),
@@ -79,7 +78,7 @@ def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     }
     found = {}
     for name, (centre, scale, bound) in ways.items():
-        clients = bound_clients((points - centre) / jnp.sqrt(scale), labels)
+        clients = bound_clients((points - centre) / np.sqrt(scale), labels)
         result = bound(clients[:-1], clients[-1], weights, DIMENSION + 1, DELTA)
         left = bounds.averaged_bound(clients[:-1], clients[-1], weights, DIMENSION + 1, DELTA)
         found |= {
@@ -95,9 +94,9 @@ def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return found
 
 
-def bound_clients(features: jax.Array, labels: jax.Array) -> list[bounds.Client]:
+def bound_clients(features: np.ndarray, labels: np.ndarray) -> list[bounds.Client]:
     """What the seen scanners' mean classifier and a common one say of f[N, M, d] and i[N, M]."""
-    seen = jnp.stack([ridge(x, y) for x, y in zip(features[:-1], labels[:-1], strict=True)])
+    seen = np.stack([ridge(x, y) for x, y in zip(features[:-1], labels[:-1], strict=True)])
     served = seen.mean(0)
     common = ridge(features.reshape(-1, features.shape[-1]), labels.ravel())
     return [
@@ -106,17 +105,17 @@ def bound_clients(features: jax.Array, labels: jax.Array) -> list[bounds.Client]
     ]
 
 
-def ridge(points: jax.Array, labels: jax.Array) -> jax.Array:
+def ridge(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """A linear classifier f[d + 1] of f[M, d] into 0 and 1, the last entry its constant."""
-    inputs = jnp.append(points, jnp.ones((len(points), 1)), axis=1)
-    gram = inputs.T @ inputs + 1e-3 * len(inputs) * jnp.eye(inputs.shape[1])
+    inputs = np.append(points, np.ones((len(points), 1)), axis=1)
+    gram = inputs.T @ inputs + 1e-3 * len(inputs) * np.eye(inputs.shape[1])
     signs = 2 * labels.astype(points.dtype) - 1
-    return jnp.linalg.solve(gram, inputs.T @ signs)
+    return np.linalg.solve(gram, inputs.T @ signs)
 
 
-def classes(classifier: jax.Array, points: jax.Array) -> jax.Array:
+def classes(classifier: np.ndarray, points: np.ndarray) -> np.ndarray:
     """i[M]: on which side of the classifier points are."""
-    return (points @ classifier[:-1] + classifier[-1] > 0).astype(jnp.int32)
+    return (points @ classifier[:-1] + classifier[-1] > 0).astype(np.int32)
 
 
 def main(arguments: list[str] | None = None) -> int:

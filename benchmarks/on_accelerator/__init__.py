@@ -1,1 +1,1 @@
-"""The parts of `accelerator.py`: what is timed, in which process, and how it is written down."""
+"""The cases of `accelerator.py`, and the programs that time one each in a process of its own."""

@@ -21,10 +21,14 @@ def count(jaxpr: Any) -> int:
 
 def _of_equation(equation: Any) -> int:
     name, params = equation.primitive.name, equation.params
-    if name == "conv_general_dilated":
-        return _of_convolution(equation)
-    if name == "dot_general":
-        return _of_product(equation)
+    if name in ("conv_general_dilated", "dot_general"):
+        outputs = math.prod(equation.outvars[0].aval.shape)
+        if name == "dot_general":
+            (axes, _), _ = params["dimension_numbers"]
+            return 2 * outputs * math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
+        dimensions = params["dimension_numbers"].rhs_spec  # output, input, then space
+        taps = math.prod(equation.invars[1].aval.shape[axis] for axis in dimensions[1:])
+        return 2 * outputs * taps // math.prod(params["lhs_dilation"])
     inner = [count(one) for one in _programs(params.values())]
     if name == "cond":
         return max(inner)
@@ -32,26 +36,12 @@ def _of_equation(equation: Any) -> int:
 
 
 def _programs(values: Iterable[Any]) -> Iterable[Any]:
-    """The programs among an operation's parameters."""
+    """Yields the programs among an operation's parameters."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from _programs(value)
         elif hasattr(value, "eqns") or hasattr(value, "jaxpr"):
             yield value
-
-
-def _of_convolution(equation: Any) -> int:
-    _, kernel = equation.invars
-    dimensions = equation.params["dimension_numbers"].rhs_spec  # output, input, then space
-    taps = math.prod(kernel.aval.shape[axis] for axis in dimensions[1:])
-    dilated = math.prod(equation.params["lhs_dilation"])
-    return 2 * math.prod(equation.outvars[0].aval.shape) * taps // dilated
-
-
-def _of_product(equation: Any) -> int:
-    (axes, _), _ = equation.params["dimension_numbers"]
-    summed = math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
-    return 2 * math.prod(equation.outvars[0].aval.shape) * summed
 
 
 def of_function(function: Any, *args: Any) -> int:

@@ -1,12 +1,9 @@
-"""Times one case of this library in a process of its own, so that its peak memory is its own.
+"""Times one case of this library: python -m on_accelerator.jax_case CASE SECONDS.
 
-    python -m on_accelerator.jax_case '["digit_cnn", 5, "fedavg", "vmap", "float32", false]' 10
-
-The last line is JSON.
+CASE is JSON, such as '["digit_cnn", 5, "fedavg", "vmap", "float32", false]'; so is the last line.
 """
 
 import json
-import statistics
 import sys
 import time
 from typing import Any
@@ -18,21 +15,21 @@ import optax
 from fedjax_bn import methods
 from fedjax_bn.aggregation import uniform
 from on_accelerator import flops
-from on_accelerator.timing import figures, repeat
-from on_accelerator.work import Case, task_of
-from tasks import LEARNING_RATE, Task, make_batches
+from on_accelerator.cases import Case, repeat, task_of
+from tasks import LEARNING_RATE, make_batches
 
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Compiles a round and repeats it.
-
-    Args:
-      case: what.
-      seconds: after which no further round begins, but for the fewest.
-    """
+    """Compiles a round and repeats it for so many seconds, or for the fewest rounds."""
     task = task_of(case)
-    method, state, batches = _prepare(case, task)
-    key = jax.random.key(1)
+    batches, key = jax.tree.map(jnp.asarray, make_batches(task)), jax.random.key(0)
+    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
+    variables = jax.tree.map(lambda leaf: leaf.astype(case.dtype), variables)
+    # From random weights CAFL's sum diverges (docs/results.md); the mean costs the same.
+    options = {"cafl": "mean"} if case.method == "fediga" else {}
+    options |= {"weigh": uniform, "clients": case.clients}
+    method = getattr(methods, case.method)(task.model, optax.sgd(LEARNING_RATE), **options)
+    state, losses = method.init(key, variables, task.clients), None
     begin = time.perf_counter()
     traced = method.round.trace(state, batches, key)
     lowered = traced.lower()
@@ -40,43 +37,14 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     compiled = lowered.compile()
     compile_seconds = time.perf_counter() - between
 
-    losses = None
-
     def run() -> None:
         nonlocal state, losses
         state, metrics = jax.block_until_ready(compiled(state, batches, key))
         losses = metrics["loss"]
 
-    taken = repeat(run, seconds)
-    return {
-        **figures(taken, task),
-        "teraflops": flops.count(traced.jaxpr) / statistics.median(taken) / 1e12,
-        "trace_seconds": between - begin,
-        "compile_seconds": compile_seconds,
-        "loss": float(losses.mean()),
-        **_memory(compiled),
-    }
-
-
-def _prepare(case: Case, task: Task) -> tuple[Any, Any, Any]:
-    """Method, state and batches on the device."""
-    batches = jax.tree.map(jnp.asarray, make_batches(task))
-    key = jax.random.key(0)
-    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
-    variables = jax.tree.map(lambda leaf: leaf.astype(case.dtype), variables)
-    # From random weights CAFL's sum diverges (docs/results.md); the mean costs the same.
-    options = {"cafl": "mean"} if case.method == "fediga" else {}
-    make = getattr(methods, case.method)
-    method = make(
-        task.model, optax.sgd(LEARNING_RATE), weigh=uniform, clients=case.clients, **options
-    )
-    return method, method.init(key, variables, task.clients), batches
-
-
-def _memory(compiled: Any) -> dict[str, float | None]:
-    """Megabytes at the peak as the device counted, and of the program by the compiler's plan."""
-    counted = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    plan = compiled.memory_analysis()
+    found, plan = repeat(run, seconds, task), compiled.memory_analysis()
+    # what the device counted in this process, and the compiler's plan for the program
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     planned = plan and (
         plan.argument_size_in_bytes
         + plan.output_size_in_bytes
@@ -84,7 +52,12 @@ def _memory(compiled: Any) -> dict[str, float | None]:
         + plan.temp_size_in_bytes
     )
     return {
-        "peak_megabytes": counted and counted / 1e6,
+        **found,
+        "teraflops": flops.count(traced.jaxpr) / found["round_seconds"] / 1e12,
+        "trace_seconds": between - begin,
+        "compile_seconds": compile_seconds,
+        "loss": float(losses.mean()),
+        "peak_megabytes": peak and peak / 1e6,
         "planned_megabytes": planned and planned / 1e6,
     }
 

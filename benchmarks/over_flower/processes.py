@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from machine import cpu_seconds, megabytes, tree
 from over_flower.federation import write_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch" / "flower"
 SUBREAPER = 36  # of prctl: who becomes the parent of processes whose own has ended
-TICKS = os.sysconf("SC_CLK_TCK")
 # Of the processes of clients so many train at once, so that 32 of them fit into memory; the others
 # wait after their imports of Flower, whose heartbeat continues.
 AT_ONCE = 4
@@ -85,7 +85,7 @@ def federate(clients: int, rounds: int, changes: str, echo: Path | None = None) 
         run = subprocess.Popen([script, "run", "--run-config", text], **quiet)
         try:
             marks = list(_marks(folder / "runs" / "server" / "metrics.jsonl", rounds, run))
-            memory = sum(map(_proportional, _below(os.getpid()))) / 1e6
+            memory = sum(map(megabytes, tree(os.getpid())[1:])) / 1e3
             run.wait()
         finally:
             run.kill()
@@ -131,43 +131,8 @@ def _marks(log: Path, rounds: int, run: subprocess.Popen) -> Iterator[tuple[floa
 def _cpu() -> float:
     """Of all processes below this one, those that have ended included."""
     own = os.times()
-    return own.children_user + own.children_system + sum(map(_used, _below(os.getpid())))
-
-
-def _below(pid: int) -> list[int]:
-    """All processes below one."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal() and (fields := _stat(int(path.name))):
-            children.setdefault(int(fields[1]), []).append(int(path.name))
-    found, left = [], [pid]
-    while left:
-        mine = children.get(left.pop(), [])
-        found += mine
-        left += mine
-    return found
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name; [] where it has just gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _used(pid: int) -> float:
-    """CPU seconds of a process and of those of its children that it has waited for."""
-    return sum(map(int, _stat(pid)[11:15])) / TICKS
-
-
-def _proportional(pid: int) -> int:
-    """kB of a process, its share of what it shares."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    below = sum(map(sum, map(cpu_seconds, tree(os.getpid())[1:])))
+    return own.children_user + own.children_system + below
 
 
 def _wait_for_all() -> None:

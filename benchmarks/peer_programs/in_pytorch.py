@@ -1,5 +1,10 @@
-"""What the three programs on PyTorch share: network, data, one client's steps."""
+"""A plain loop over clients in PyTorch, whose network, data and steps the other two use.
 
+python -m peer_programs.in_pytorch NETWORK FILE            # the loop
+python -m peer_programs.in_pytorch NETWORK FILE --draw     # adds the network's first tensors
+"""
+
+import copy
 import functools
 import sys
 from pathlib import Path
@@ -7,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from peer_programs.rounds import LEARNING_RATE, read
+from peer_programs.rounds import LEARNING_RATE, read, serve, write
 
 # The definitions of the networks are there.
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
@@ -57,3 +62,30 @@ def train(model: torch.nn.Module, client: Client) -> float:
         optimizer.step()
         losses.append(loss.detach())
     return float(torch.stack(losses).mean())
+
+
+def main(network: str, path: str) -> None:
+    """Every client trains a copy of the server's model; then the mean of all tensors."""
+    server, clients = load(network, path)
+
+    def a_round() -> list[float]:
+        losses, trained = [], []
+        for client in clients:
+            model = copy.deepcopy(server)
+            losses.append(train(model, client))
+            trained.append(model.state_dict())
+        with torch.no_grad():
+            for name, value in server.state_dict().items():
+                value.copy_(torch.stack([one[name].float() for one in trained]).mean(0))
+        return losses
+
+    serve(a_round)
+
+
+if __name__ == "__main__":
+    if sys.argv[3:] == ["--draw"]:
+        torch.manual_seed(0)
+        drawn = {name: t.numpy() for name, t in new_network(sys.argv[1]).state_dict().items()}
+        write(Path(sys.argv[2]), read(sys.argv[2])[0], drawn)
+    else:
+        main(*sys.argv[1:])

@@ -7,21 +7,14 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
+from machine import cpu_seconds, megabytes, tree
 from peer_programs.rounds import MARK
 
 BENCHMARKS = Path(__file__).parents[1]
-TICK = os.sysconf("SC_CLK_TCK")
 LONGEST = 600.0  # seconds of a round, or of starting
 ALONE = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # no word to their makers
-
-
-class Cpu(NamedTuple):
-    """CPU seconds of a process and its children, the ended ones that it waited for included."""
-
-    user: float
-    system: float
 
 
 class Peer:
@@ -29,7 +22,7 @@ class Peer:
 
     Attributes:
       losses: of each round, the mean of every client.
-      cpu: of each round.
+      cpu: user and system seconds of each round, of the program and its children.
       megabytes: the most that its processes had together after a round (proportional shares).
     """
 
@@ -40,7 +33,7 @@ class Peer:
           RuntimeError: it ended, or is not ready in time.
         """
         self.losses: list[list[float]] = []
-        self.cpu: list[Cpu] = []
+        self.cpu: list[tuple[float, float]] = []
         self.megabytes, self._log = 0.0, log
         paths = [str(BENCHMARKS), str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
         with log.open("w") as errors:
@@ -72,11 +65,11 @@ class Peer:
         losses = self._answer()
         after = self._spent()
         self.losses.append(losses)
-        self.cpu.append(Cpu(*(b - a for a, b in zip(before, after, strict=True))))
+        self.cpu.append(tuple(b - a for a, b in zip(before, after, strict=True)))
 
     def weigh(self) -> None:
         """Looks at the memory; takes too long to be timed with a round."""
-        self.megabytes = max(self.megabytes, sum(map(_megabytes, tree(self._process.pid))))
+        self.megabytes = max(self.megabytes, sum(map(megabytes, tree(self._process.pid))))
 
     def end(self) -> None:
         """Ends it and all its children."""
@@ -109,43 +102,6 @@ class Peer:
     def _pipe(self, name: str) -> IO[str]:
         return getattr(self._process, name)
 
-    def _spent(self) -> Cpu:
-        spent = [_cpu(one) for one in tree(self._process.pid)]
-        return Cpu(*(sum(values) for values in zip(*spent, strict=True)))
-
-
-def tree(root: int) -> list[int]:
-    """A process and all that came of it and live, itself first."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
-            parents[int(entry.name)] = int(fields[1])
-    found = [root]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
-
-
-def _stat(process: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; none where it has ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _cpu(process: int) -> Cpu:
-    fields = _stat(process)
-    if not fields:
-        return Cpu(0.0, 0.0)
-    user, system, user_children, system_children = map(int, fields[11:15])
-    return Cpu((user + user_children) / TICK, (system + system_children) / TICK)
-
-
-def _megabytes(process: int) -> float:
-    try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0.0
-    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Pss:")}
-    return float(sizes.get("Pss", 0)) * 1024 / 1e6
+    def _spent(self) -> tuple[float, ...]:
+        spent = map(cpu_seconds, tree(self._process.pid))
+        return tuple(map(sum, zip(*spent, strict=True)))

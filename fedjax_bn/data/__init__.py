@@ -12,7 +12,7 @@
                      federation and the unseen domains of a source
     boxes/           readers of images with boxes, a `load(path, ...)` each
     sets/            readers of images with classes, likewise; `image_folders` is a table of those
-                     that are only folders, `own_folders` and `npz` read a user's own data
+                     that are only folders, `folders` and `npz` read a user's own data
     sampling         the samples of all clients on the device, and what a round draws of them
     drawing          the same in one call for a user's own arrays
 

@@ -1,6 +1,5 @@
 """Small data sets in the form of `fedjax_bn.theory`: Gaussian clients, and real handwriting."""
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.sets import scanners
@@ -8,7 +7,7 @@ from fedjax_bn.theory.convergence import Data, data_from
 
 
 def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension: int = 10) -> Data:
-    """Gaussian points whose covariance differs by client; targets of one rule.
+    """Draws Gaussian points whose covariance differs by client, with targets of one rule.
 
     Args:
       seed: at least 0.
@@ -21,13 +20,13 @@ def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension:
     mixing += 0.5 * np.eye(dimension)
     points = np.concatenate([random.normal(size=(each, dimension)) @ m.T for m in mixing])
     targets = np.tanh(points @ random.normal(size=dimension))
-    return _assemble(points, clients, each, targets)
+    return data_from(points, np.repeat(np.arange(clients), each), targets)
 
 
 def shifted_points(
     seed: int = 0, clients: int = 6, each: int = 180, dimension: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gaussian clients that differ in the mean and scale of every feature, and in nothing else.
+    """Draws Gaussian clients that differ in the mean and scale of every feature alone.
 
     Args:
       seed: at least 0.
@@ -50,7 +49,7 @@ def shifted_points(
 def scanner_points(
     clients: int = 5, each: int = 20, dimension: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Embedded digits as different scanners see them, on the principal axes of all together.
+    """Returns embedded digits as scanners see them, on the principal axes of all together.
 
     Args:
       clients: N, up to 6 scanners.
@@ -72,7 +71,7 @@ def scanner_points(
 
 
 def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
-    """Embedded digits as different scanners see them; 1 for even numbers, -1 for odd.
+    """Returns `scanner_points` with the targets 1 for even numbers and -1 for odd.
 
     Args:
       clients: N, up to 6 scanners.
@@ -80,10 +79,4 @@ def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Da
       dimension: d, principal axes of all points together.
     """
     points, odd = scanner_points(clients, each, dimension)
-    return _assemble(points, clients, each, 1.0 - 2 * odd)
-
-
-def _assemble(points: np.ndarray, clients: int, each: int, targets: np.ndarray) -> Data:
-    """Points of one client after the other, centred, with the clients' covariances."""
-    client = jnp.repeat(jnp.arange(clients), each)
-    return data_from(jnp.asarray(points), client, jnp.asarray(targets))
+    return data_from(points, np.repeat(np.arange(clients), each), 1.0 - 2 * odd)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-HELPERS = ("in_jax", "in_torch", "interleave", "machine", "own_parts", "passes", "tasks")
+HELPERS = ("in_jax", "in_torch", "interleave", "machine", "tasks")
 FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
 
 
@@ -32,8 +32,13 @@ def test_a_benchmark_imports_only_what_is_there(file):
     assert "main" in runpy.run_path(str(file), run_name="benchmark")
 
 
-def test_pytorchs_side_has_every_setting_of_a_round_and_of_evaluation():
+def test_pytorchs_side_has_every_setting_of_a_round_and_of_evaluation(monkeypatch):
     pytest.importorskip("torch")
+    # as outside the tests, whose folders pytest puts on the path
+    ours = Path(__file__).parents[1]
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if ours not in Path(p).parents])
+    for name in ("in_torch", "torch_models"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     import in_torch
     import machine
     import tasks

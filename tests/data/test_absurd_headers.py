@@ -13,8 +13,8 @@ import pytest
 from scipy.io import savemat
 
 from fedjax_bn.data.sets import abide, arrays, camelyon17, digit_files, npz
-from fedjax_bn.data.sets.cifar10 import read_pickled_arrays
-from fedjax_bn.data.sets.digit_files import read_idx
+from fedjax_bn.data.sets.cifar10_c import _read_pickled_arrays
+from fedjax_bn.data.sets.digit_files import _read_idx
 from fedjax_bn.data.sets.files import read_list
 
 IMAGES, LABELS = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1])
@@ -99,10 +99,10 @@ def test_an_idx_file_of_more_or_less_than_it_tells_is_refused(tmp_path, pack):
     header = b"\0\0\x08\x01\0\0\0\x05"
     path.write_bytes(pack(header + bytes(3 * 10**6)))
     with pytest.raises(ValueError, match=r"images.* unpacks to more than the 5 bytes"):
-        read_idx(path, axes=1)
+        _read_idx(path, axes=1)
     path.write_bytes(pack(header + bytes(4)))
     with pytest.raises(ValueError, match=r"has 4 values where its header has \(5,\)"):
-        read_idx(path, axes=1)
+        _read_idx(path, axes=1)
 
 
 def test_a_compressed_table_of_absurd_size_is_refused(tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_compressed_table_of_absurd_size_is_refused(tmp_path, monkeypatch):
     for name in ("usps.bz2", "usps.t.bz2"):
         (tmp_path / name).write_bytes(bz2.compress(b"1 1:0.5\n" * 130_000))
     with pytest.raises(ValueError, match=r"usps\.bz2 .*more than the 1,000,000 bytes"):
-        digit_files.usps(tmp_path)
+        digit_files._usps(tmp_path)
 
 
 def test_a_matlab_file_larger_than_memory_is_refused(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_matlab_file_larger_than_memory_is_refused(tmp_path, monkeypatch):
     (tmp_path / "test_32x32.mat").write_bytes(b"")
     monkeypatch.setattr(arrays.os, "sysconf", lambda name: 10)
     with pytest.raises(ValueError, match=r"train_32x32\.mat .*more than this machine's"):
-        digit_files.svhn(tmp_path)
+        digit_files._svhn(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ class Calls:
 def test_a_pickle_is_read_without_calling_what_it_names(content, sentence, capsys):
     for protocol in range(2, 5):
         with pytest.raises((ValueError, IndexError), match=sentence and re.escape(sentence)):
-            read_pickled_arrays(pickle.dumps(content, protocol))
+            _read_pickled_arrays(pickle.dumps(content, protocol))
     assert not capsys.readouterr().out
 
 
@@ -191,14 +191,14 @@ def test_a_pickle_cannot_forge_an_array_of_objects():
     state = (1, (4,), Calls(np.dtype, "V8", False, True), False, b"\x41" * 32)
     forged.asked = (*forged.asked, state)
     with pytest.raises((ValueError, IndexError)):
-        read_pickled_arrays(pickle.dumps({b"data": forged}, 2))
+        _read_pickled_arrays(pickle.dumps({b"data": forged}, 2))
 
 
 @pytest.mark.parametrize("number", [b"\xff\xff\xff\xff", b"\0\0\0\x7f"])
 def test_a_number_in_a_pickle_takes_no_memory(number):
     put = b"r" + number  # remembers the dictionary as entry 4294967295
     with pytest.raises(ValueError, match=r"remembers object \d{10} after 2 operations"):
-        read_pickled_arrays(b"\x80\x02}" + put + b".")
+        _read_pickled_arrays(b"\x80\x02}" + put + b".")
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<u2"])
@@ -206,7 +206,7 @@ def test_a_number_in_a_pickle_takes_no_memory(number):
 def test_pickled_arrays_are_what_pickle_itself_gives(dtype, protocol):
     array = np.asfortranarray(np.arange(12).reshape(3, 4).astype(dtype))
     raw = pickle.dumps({b"a": array, b"b": array.T, b"c": [1, 2]}, protocol)
-    found, expected = read_pickled_arrays(raw), pickle.loads(raw, encoding="bytes")
+    found, expected = _read_pickled_arrays(raw), pickle.loads(raw, encoding="bytes")
     for name in (b"a", b"b"):
         np.testing.assert_array_equal(found[name], expected[name])
     assert found[b"c"] == [1, 2]

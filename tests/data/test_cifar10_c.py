@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, TYPES, corrupt
-from fedjax_bn.data.sets import cifar10, cifar10_c
+from fedjax_bn.data.sets import cifar10_c
 
 COUNT = 20
 SOME = ("fog", "contrast")
@@ -168,16 +168,16 @@ def test_made_images_are_kept_and_made_anew_for_another_seed(archive, tmp_path):
 
 
 def test_the_original_batch_is_read_in_its_order(tmp_path):
-    folder = write_batch(tmp_path / cifar10._FOLDER)
+    folder = write_batch(tmp_path / cifar10_c._FOLDER)
     for path in (tmp_path, folder):
-        test, notes = cifar10.read(path)
+        test, notes = cifar10_c._read_cifar10(path)
         np.testing.assert_array_equal(test.images, photographs(6, 5))
         np.testing.assert_array_equal(test.labels, np.arange(6))
         assert "has 6 test images of CIFAR-10's 10000" in notes[0]
     assert load(tmp_path, corruptions=SOME, severities=(1,)).pools[0].images.shape[0] == 6
     (folder / "test_batch").unlink()
     with pytest.raises(FileNotFoundError, match=r"lacks test_batch; .*kriz/cifar"):
-        cifar10.read(tmp_path)
+        cifar10_c._read_cifar10(tmp_path)
 
 
 class Evil:
@@ -196,11 +196,11 @@ class Evil:
     ],
 )
 def test_a_spoiled_batch_is_refused_naming_it_and_runs_no_code(tmp_path, content, sentence, capsys):
-    folder = write_batch(tmp_path / cifar10._FOLDER)
+    folder = write_batch(tmp_path / cifar10_c._FOLDER)
     raw = content if isinstance(content, bytes) else pickle.dumps(content, protocol=2)
     (folder / "test_batch").write_bytes(raw)
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
-        cifar10.read(tmp_path)
+        cifar10_c._read_cifar10(tmp_path)
     assert "test_batch" in str(caught.value)
     assert not capsys.readouterr().out
 

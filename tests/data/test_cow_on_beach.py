@@ -47,11 +47,10 @@ def test_the_ground_is_read_back_in_any_light(light):
     assert (ground_of(images) == ground).mean() > 0.99
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
-    again, other = load(0), load(1)
-    for one, two, three in zip(DATA.domains, again.domains, other.domains, strict=True):
-        np.testing.assert_array_equal(one.train.images, two.train.images)
-        assert not np.array_equal(one.train.images, three.train.images)
+def test_another_seed_gives_other_bytes():
+    """That the same seed gives the same bytes is held by `test_goldens`."""
+    for one, two in zip(DATA.domains, load(1).domains, strict=True):
+        assert not np.array_equal(one.train.images, two.train.images)
 
 
 def test_colours_are_ten_and_grounds_stay_among_them():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedjax_bn.data.pixels.decode import decode
-from fedjax_bn.data.sets import abide, cifar10, digit_files, files, npz
+from fedjax_bn.data.sets import abide, cifar10_c, digit_files, files, npz
 
 RNG = np.random.default_rng(0)
 BYTES = RNG.integers(0, 256, (6, 5, 5, 3), np.uint8)
@@ -38,9 +38,9 @@ IDX = b"\0\0\x08\x03\0\0\0\4\0\0\0\5\0\0\0\5" + bytes(100)
 BATCH = {b"data": RNG.integers(0, 256, (2, 3072), np.uint8), b"labels": [1, 2]}
 CASES = {
     "a.npz": (archive(), npz.load),
-    "images": (IDX, lambda path: digit_files.read_idx(path, 3)),
-    "images.gz": (gzip.compress(IDX), lambda path: digit_files.read_idx(path, 3)),
-    "test_batch": (pickle.dumps(BATCH, 2), lambda path: cifar10.read(path.parent)),
+    "images": (IDX, lambda path: digit_files._read_idx(path, 3)),
+    "images.gz": (gzip.compress(IDX), lambda path: digit_files._read_idx(path, 3)),
+    "test_batch": (pickle.dumps(BATCH, 2), lambda path: cifar10_c._read_cifar10(path.parent)),
     "table.csv": (
         b'FILE_ID,SITE_ID,DX_GROUP\na,NYU,1\nb,"N,Y",2\n',
         lambda path: abide._read_table(path.parent),

@@ -10,18 +10,11 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
+from fedjax_bn.data.division.by_class import fraction_size
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Split, check_dataset
 from fedjax_bn.data.sets import digits
-from fedjax_bn.data.sets.digit_files import (
-    mnist,
-    mnist_m,
-    read_idx,
-    svhn,
-    synth_digits,
-    to_digits,
-    usps,
-)
+from fedjax_bn.data.sets.digit_files import ORIGINALS, _read_idx, mnist, to_digits
 from tiny_digits import (
     TEST,
     TRAIN,
@@ -35,6 +28,7 @@ from tiny_digits import (
 )
 
 NAMES = ["mnist", "svhn", "usps", "synth_digits", "mnist_m"]
+svhn, usps, synth_digits, mnist_m = (ORIGINALS[name][1] for name in NAMES[1:])
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +124,7 @@ def test_the_resplit_of_usps_has_the_7438_samples_of_the_paper():
     two = digits.Original(labels[7291:], lambda index: index + 7291)
     train, test = digits._divide(one, two, resplit=True)
     assert len(train.labels) == 7438
-    assert digits._training_sizes({"a": 7438, "b": 79431}, 0.1, truncate=True) == [743, 743]
+    assert fraction_size(7438, 0.1) == 743
     both = np.concatenate([part.read(np.arange(len(part.labels))) for part in (train, test)])
     np.testing.assert_array_equal(np.sort(both), np.arange(9298))
     order = np.arange(len(train.labels))[::-7]
@@ -200,7 +194,7 @@ def test_the_shared_archive_loads_whole(shared):
             "(30, 32, 32, 3); it must be",
         ),
         ({"alpha__test_labels": np.full(20, 0.5)}, "alpha__test_labels has label 0.5"),
-        ({"alpha__test_labels": np.full(20, 10)}, "test split of 'alpha' has label 10 at index 0"),
+        ({"alpha__test_labels": np.full(20, 10)}, "alpha__test_labels has label 10 at index 0"),
         ({"alpha__test_labels": np.zeros(19, int)}, "20 images but 19 labels"),
         ({"alpha__test_labels": np.array([object()])}, "cannot be read (ValueError"),
     ],
@@ -208,7 +202,7 @@ def test_the_shared_archive_loads_whole(shared):
 def test_a_wrong_npz_is_refused_naming_file_and_array(tmp_path, changes, sentence):
     path = archive(tmp_path / "bad.npz", **changes)
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
-        digits.from_npz(path)
+        digits.load(path)
     assert "bad.npz" in str(caught.value)
 
 
@@ -282,14 +276,14 @@ def test_a_fraction_out_of_range_is_refused(originals, fraction):
 def test_a_bad_idx_file_is_refused_naming_the_fault(tmp_path, raw, sentence):
     (tmp_path / "images").write_bytes(raw)
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        read_idx(tmp_path / "images", axes=3)
+        _read_idx(tmp_path / "images", axes=3)
 
 
 def test_a_bad_gzip_is_refused_naming_the_file(tmp_path):
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(idx_bytes(shades(3, 28, 28)))[:-9])
     with pytest.raises(ValueError, match=r"images\.gz cannot be read"):
-        read_idx(path, axes=3)
+        _read_idx(path, axes=3)
 
 
 SPOILED = {

@@ -11,7 +11,6 @@ from fedjax_bn.data.sets.folders import (
     is_image,
     list_domain,
     match_folders,
-    spelled,
     to_source,
 )
 from trees import assert_in_place, write_shade, write_tree
@@ -21,8 +20,8 @@ PETS = Published(
     name="pets",
     title="Pets",
     about="small and large",
-    domains=spelled("north", **{"Far South": ("south",)}),
-    classes=spelled("ant", "big_bee", cow=("0",)),
+    domains={"north": (), "Far South": ("south",)},
+    classes={"ant": (), "big_bee": (), "cow": ("0",)},
     counts={"north": 6, "Far South": 6},
     where="it must hold north and Far South (from example.org)",
     mean=(0.5,),

@@ -15,11 +15,11 @@ from fedjax_bn.data.boxes import own
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image, hash_of_files
 from fedjax_bn.data.pixels.raster import ORIENTATION
-from fedjax_bn.data.sets.digits import mnist_m
 from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.readers import DATASETS, decoding
 from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.serving import folder
+from tiny_digits import TEST, TRAIN, write_originals
 
 TAGS = tuple(range(1, 9))
 WIDTH, HEIGHT = 40, 80
@@ -206,13 +206,18 @@ def test_with_stored_pixels_boxes_refer_to_them(tmp_path, tag):
         assert grey_in_box(own.load(tmp_path / form, **how).pools[0], 80) > 250
 
 
-def test_images_of_mnist_m_stand_upright_too(tmp_path):
+def test_images_of_mnist_m_are_upright_unless_the_key_keeps_stored_pixels(tmp_path):
     pixels = np.zeros((28, 28, 3), np.uint8)
     pixels[:10, :14] = 255
-    for split in ("train", "test"):
-        store(tmp_path / f"mnist_m_{split}/a.png", 6, pixels)
-        (tmp_path / f"mnist_m_{split}_labels.txt").write_text("a.png 3\n")
-    np.testing.assert_array_equal(mnist_m(tmp_path)[0].read(np.array([0]))[0], pixels)
+    root = write_originals(tmp_path)
+    for split, count in (("train", TRAIN + 3), ("test", TEST)):
+        for number in range(count):
+            store(root / f"MNIST-M/mnist_m_{split}/{number:08}.png", 6, pixels)
+    for orientation, expected in (("upright", pixels), ("stored", STORE[6](pixels))):
+        keys = {"data__name": "digits", "data__path": str(root), "data__orientation": orientation}
+        domain = DATASETS["digits"](runs.config(**keys)).domains[-1]
+        for image in (*domain.train.images, *domain.test.images):
+            np.testing.assert_array_equal(image, expected)
 
 
 def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):

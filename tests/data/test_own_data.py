@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_bn.data.sets import npz, own_folders
+from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
@@ -88,7 +88,7 @@ def test_domains_and_classes_can_be_chosen_and_ordered(tree):
 def test_folders_without_folders_and_stray_files_are_no_domains(tree):
     (tree / "lists").mkdir()
     (tree / "lists" / "train.txt").write_text("day/ant/0.png 0")
-    source = own_folders.load(tree, image_size=6, progress=False)
+    source = folders.load(tree, image_size=6, progress=False)
     assert [pool.name for pool in source.pools] == list(DOMAINS)
     assert all(pool.parts is None for pool in source.pools)
 
@@ -96,7 +96,7 @@ def test_folders_without_folders_and_stray_files_are_no_domains(tree):
 def test_classes_that_differ_in_spelling_only_are_one(tree):
     for domain, name in (("day", "Big Bee"), ("dusk", "big_bee"), ("night", "bigbee")):
         (tree / domain / "bee").rename(tree / domain / name)
-    source = own_folders.load(tree, image_size=6, progress=False)
+    source = folders.load(tree, image_size=6, progress=False)
     assert source.classes == ("Big Bee", "ant")
     assert [np.bincount(pool.labels).tolist() for pool in source.pools] == [[10, 10]] * 3
 
@@ -124,7 +124,7 @@ def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
 )
 def test_a_wrong_tree_or_choice_is_named(tree, path, keys, sentence):
     with pytest.raises((FileNotFoundError, ValueError), match=sentence):
-        own_folders.load(tree.parent / path, image_size=6, progress=False, **keys)
+        folders.load(tree.parent / path, image_size=6, progress=False, **keys)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fedjax_bn.data.boxes.labelled import Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.regular_files import Refused, open_regular, read_text
-from fedjax_bn.data.sets import abide, arrays, digit_files
+from fedjax_bn.data.sets import abide, arrays, cifar10_c, digit_files
 from fedjax_bn.data.sets.files import open_table, read_list
 from fedjax_bn.data.sets.npz import read_archive
 from fedjax_bn.run.experiment.availability import read_trace
@@ -25,7 +25,11 @@ SHORT = 600  # characters of a sentence, paths of tests included
 
 def of_mnist_m(path: Path):
     (path.parent / "mnist_m_train").mkdir()
-    return digit_files.mnist_m(path.parent)
+    return digit_files._mnist_m(path.parent)
+
+
+def of_cifar(path: Path):
+    return cifar10_c._read_cifar10(path.parent)
 
 
 def of_table(path: Path):
@@ -48,9 +52,10 @@ READERS = {
     "rows.json": lambda path: list(bdd100k._read_rows(path)),
     "list.txt": read_list,
     "metadata.csv": of_table,
+    "test_batch": of_cifar,
     "train_32x32.mat": lambda path: digit_files._read_mat(path, 0),
-    "train-images-idx3-ubyte": lambda path: digit_files.read_idx(path, 3),
-    "train-images-idx3-ubyte.gz": lambda path: digit_files.read_idx(path, 3),
+    "train-images-idx3-ubyte": lambda path: digit_files._read_idx(path, 3),
+    "train-images-idx3-ubyte.gz": lambda path: digit_files._read_idx(path, 3),
     "usps.bz2": lambda path: digit_files._read_libsvm(path),
     "usps.h5": lambda path: digit_files._read_h5(path, "train"),
     "mnist_m_train_labels.txt": of_mnist_m,
@@ -77,7 +82,7 @@ def test_a_pipe_or_an_endless_device_is_refused_at_once_in_one_sentence(tmp_path
 
 @pytest.mark.parametrize(
     "name",
-    ["data.yaml", "classes.json", "a.xml", "list.txt", "metadata.csv", "trace.txt"],
+    ["data.yaml", "classes.json", "a.xml", "list.txt", "metadata.csv", "test_batch", "trace.txt"],
 )
 def test_a_file_above_the_stated_limit_is_refused_before_it_is_read(tmp_path, name):
     with open(tmp_path / name, "wb") as file:
@@ -148,7 +153,7 @@ def test_compressed_files_of_other_forms_are_bounded_alike(tmp_path, monkeypatch
     packed = tmp_path / "train-images-idx3-ubyte.gz"
     packed.write_bytes(gzip.compress(header + bytes(784_000)))
     with pytest.raises(ValueError, match="unpack to 784,000, more than 200 times"):
-        digit_files.read_idx(packed, 3)
+        digit_files._read_idx(packed, 3)
     images = np.zeros((32, 32, 3, 200), np.uint8)
     savemat(tmp_path / "a.mat", {"X": images, "y": np.ones(200)}, do_compression=True)
     with pytest.raises(ValueError, match="more than 200 times"):

@@ -10,6 +10,8 @@ from fedjax_bn.data.domain import check_dataset, splits, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets import scanners
 
+PLAIN = scanners._Scanner("plain", (200, 150, 100), (10, 20, 30), 28, 0, 0.0, 0.0, 0.0)
+
 
 @pytest.fixture(scope="module")
 def dataset():
@@ -57,8 +59,8 @@ def test_every_source_image_is_used_exactly_once(monkeypatch):
     np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), labels[used])
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(dataset):
-    assert fingerprint(scanners.load(seed=0)) == fingerprint(dataset)
+def test_another_seed_gives_other_bytes(dataset):
+    """That the same seed gives the same bytes is held by `test_goldens`."""
     assert fingerprint(scanners.load(seed=1)) != fingerprint(dataset)
 
 
@@ -76,9 +78,8 @@ def test_polarity_is_inverted_where_ink_is_lighter_than_paper():
 
 
 def test_ink_is_shown_in_its_colour_on_paper_in_its_colour():
-    plain = scanners.Scanner("plain", (200, 150, 100), (10, 20, 30), 28, 0, 0.0, 0.0, 0.0)
     photograph = np.zeros((40, 40, 3), np.uint8)
-    image = scanners._scan(plain, np.ones((2, 8, 8)), photograph, generator(0))
+    image = scanners._scan(PLAIN, np.ones((2, 8, 8)), photograph, generator(0))
     np.testing.assert_array_equal(image[:, 14, 14], [[10, 20, 30]] * 2)
     np.testing.assert_array_equal(image[:, 0, 0], [[200, 150, 100]] * 2)
 
@@ -86,23 +87,25 @@ def test_ink_is_shown_in_its_colour_on_paper_in_its_colour():
 def test_strokes_grow_and_shrink_by_whole_pixels():
     ink = np.zeros((1, 28, 28))
     ink[0, 10:15, 10:15] = 1
-    assert [scanners._thicken(ink, p).sum() for p in (-1, 0, 1)] == [9, 25, 49]
+    assert [scanners._sense(ink, PLAIN._replace(stroke=p)).sum() for p in (-1, 0, 1)] == [9, 25, 49]
 
 
 def test_blur_keeps_the_amount_of_ink_and_zero_blur_every_pixel():
     ink = np.zeros((1, 28, 28))
     ink[0, 12:16, 12:16] = 1
-    assert scanners._blur(ink, 1.0).sum() == pytest.approx(16, rel=1e-9)
-    assert scanners._blur(ink, 1.0).max() < 1
-    np.testing.assert_array_equal(scanners._blur(ink, 0.0), ink)
+    blurred = scanners._sense(ink, PLAIN._replace(blur=1.0))
+    assert blurred.sum() == pytest.approx(16, rel=1e-9)
+    assert blurred.max() < 1
+    np.testing.assert_array_equal(scanners._sense(ink, PLAIN), ink)
 
 
 def test_resolution_14_shows_block_means_of_two_by_two():
     ink = generator(0).random((3, 28, 28))
     blocks = ink.reshape(3, 14, 2, 14, 2).mean(axis=(2, 4))
     expected = blocks.repeat(2, axis=1).repeat(2, axis=2)
-    np.testing.assert_allclose(scanners._resolve(ink, 14), expected, atol=1e-12)
-    np.testing.assert_allclose(scanners._resolve(ink, 28), ink, atol=1e-12)
+    seen = scanners._sense(ink, PLAIN._replace(resolution=14))
+    np.testing.assert_allclose(seen, expected, atol=1e-12)
+    np.testing.assert_allclose(scanners._sense(ink, PLAIN), ink, atol=1e-12)
 
 
 def test_a_sheet_lies_askew_but_its_writing_stays_in_the_picture():
@@ -130,7 +133,7 @@ def test_ties_round_the_same_way_whatever_their_last_bits():
 
 
 def test_noise_has_the_documented_deviation():
-    noisy = scanners.Scanner("noisy", (128, 128, 128), (0, 0, 0), 28, 0, 0.0, 0.0, 10.0)
+    noisy = PLAIN._replace(paper=(128, 128, 128), noise=10.0)
     image = scanners._scan(
         noisy, np.zeros((40, 8, 8)), np.zeros((28, 28, 3), np.uint8), generator(0)
     )

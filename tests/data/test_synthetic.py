@@ -62,12 +62,12 @@ def test_an_option_out_of_range_is_named(options, message):
 
 
 def test_the_network_starts_with_the_deviation_of_appendix_f_in_both_layers():
-    variables = TwoLayer(hidden=2000).init(jax.random.key(0), jnp.zeros((2, 10)))
+    variables = jax.jit(TwoLayer(hidden=2000).init)(jax.random.key(0), jnp.zeros((2, 10)))
     for layer in ("dense1", "head"):
         kernel = np.asarray(variables["params"][layer]["kernel"])
         np.testing.assert_allclose(kernel.std(), 10, rtol=0.05)
     np.testing.assert_allclose(variables["params"]["dense1"]["bias"].std(), 10, rtol=0.05)
-    logits = TwoLayer().init_with_output(jax.random.key(0), jnp.ones((4, 10)))[0]
+    logits = jax.eval_shape(TwoLayer(hidden=2000).apply, variables, jnp.ones((4, 10)))
     assert logits.shape == (4, 2)
 
 
@@ -98,7 +98,7 @@ def test_the_toys_mean_model_works_with_local_gamma_only(toy):
     mean_weight, mean_gamma = toy.best.mean(), toy.local_gammas.mean()
     for k in range(2):
         local, mean = (
-            synthetic.squared_errors(mean_weight / gamma, toy.x[k], toy.y[k])
+            synthetic._squared_errors(mean_weight / gamma, toy.x[k], toy.y[k])
             for gamma in (toy.local_gammas[k], mean_gamma)
         )
         assert local < 0.1

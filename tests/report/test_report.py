@@ -11,7 +11,7 @@ from scipy import stats
 
 import runs
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.sets.connectome import connectomes
+from fedjax_bn.data.sets.abide import connectomes
 from fedjax_bn.report import plots, write_comparison
 from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.report.sections import _command

@@ -241,7 +241,7 @@ def write_unequal_counts(path: Path) -> None:
         (write_text, ["not a .npz archive"]),
         (write_other_zip, ["readme.txt", "allowed are DOMAIN__images"]),
         (write_without_a_key, ["lacks the array b__test_labels"]),
-        (write_labels_out_of_range, ["'b' has label 10 at index 3", "0..9"]),
+        (write_labels_out_of_range, ["b__train_labels has label 10 at index 3", "0..9"]),
         (write_negative_labels, ["a__test_labels has label -1 at index 0", "counted from 0"]),
         (write_other_shape, ["a__train_images", "(20, 28, 28, 1)", "[N, 28, 28, 3]"]),
         (write_unequal_counts, ["20 images but 19 labels"]),

@@ -30,20 +30,21 @@ import numpy as np
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.regular_files import Refused, read_text
-from fedjax_bn.data.sets.connectome import connectomes, num_pairs, window_starts
 from fedjax_bn.data.sets.files import open_table
 from fedjax_bn.data.source import Pool, Source
 
 _COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
+_LIMIT = 1 - 1e-6  # of |correlation| before Fisher's z, which is infinite at 1
+_BLOCK = 32  # windows at a time, whose matrices stay in the processor's cache
 _REMEDY = (
     "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
-    "fedjax_bn/data/sets/abide.py says"
+    "fedjax_bn/data/sets/abide.py describes"
 )
 
 
 class _Subject(NamedTuple):
-    """One person: FILE_ID, SITE_ID, label (1 patient, 0 control) and series f64[T, R]."""
+    """A person: FILE_ID, SITE_ID, label (1 patient, 0 control) and series f64[T, R]."""
 
     name: str
     site: str
@@ -101,7 +102,7 @@ def load(
     pools, flat = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
-        starts = [window_starts(len(one.series), *how[:3]) for one in members]
+        starts = [_window_starts(len(one.series), *how[:3]) for one in members]
         counts = [len(part) for part in starts]
 
         def make(
@@ -111,13 +112,14 @@ def load(
             with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as shown:
                 for subject, part in zip(members, starts, strict=True):
                     rows, still = connectomes(subject.series, part, window, fisher_z)
-                    write(rows.view(np.uint8))
+                    write(rows.view(np.uint8))  # the cache keeps bytes
                     if still.any():
                         found.append(f"{subject.name} ({still.any(0).sum()})")
                     shown.update(len(part))
             return tuple(found)
 
-        shape = (sum(counts), 4 * num_pairs(members[0].series.shape[1]))
+        regions = members[0].series.shape[1]
+        shape = (sum(counts), 4 * regions * (regions - 1) // 2)
         folder = Path(cache) if cache else None
         rows, found = cached_array(folder, f"abide-{_hash_of(members, how)[:20]}", shape, make)
         flat += found
@@ -261,11 +263,11 @@ def _read_series(path: Path) -> np.ndarray:
     Raises:
       ValueError: the file is malformed; the message does not name it.
     """
-    lines = read_text(path, errors="replace").splitlines()
-    rows = [line for line in lines[1:] if line.strip()]
+    head, *lines = read_text(path, errors="replace").splitlines() or [""]
+    rows = [line for line in lines if line.strip()]
     if len(rows) < 2:
         raise ValueError(f"it has {len(rows)} frames")
-    if "#" not in lines[0] and _are_numbers(lines[0].split()):
+    if "#" not in head and _are_numbers(head.split()):
         raise ValueError("its first line is not a header")
     series = np.loadtxt(rows, np.float64, comments=None, ndmin=2)
     if series.shape[1] < 2 or not np.isfinite(series).all():
@@ -279,3 +281,57 @@ def _are_numbers(words: list[str]) -> bool:
     except ValueError:
         return False
     return bool(words)
+
+
+def _window_starts(frames: int, window: int, stride: int = 1, most: int = 0) -> np.ndarray:
+    """Returns the first frame of each sliding window that fits into a series, i64[W], ascending.
+
+    A window of 0 is the whole series. Where `most` is above 0, at most so many are taken, evenly
+    spaced from the first to the last.
+    """
+    if not window:
+        return np.zeros(1, np.int64)
+    starts = np.arange(0, frames - window + 1, stride, dtype=np.int64)
+    if 0 < most < len(starts):
+        # integers alone, so that every machine picks the same windows
+        starts = starts[np.arange(most) * (len(starts) - 1) // max(most - 1, 1)]
+    return starts
+
+
+def connectomes(
+    series: np.ndarray, starts: np.ndarray, window: int, fisher_z: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the correlations of all pairs of regions in each window of a series.
+
+    corr(a, b) = sum_t (a_t - mean a) (b_t - mean b) / (|a - mean a| |b - mean b|), and 0 where a or
+    b does not vary within the window. Pairs are those above the diagonal, row by row: (0, 1),
+    (0, 2), ..., (R - 2, R - 1).
+
+    Args:
+      series: f64[T, R].
+      starts: i64[W], the windows' first frames.
+      window: frames of a window; 0 for the whole series.
+      fisher_z: replaces a correlation r by arctanh(r), with |r| cut to 1 - 1e-6.
+
+    Returns:
+      f32[W, R (R - 1) / 2], and which regions do not vary within a window, bool[W, R].
+    """
+    regions = series.shape[1]
+    upper = np.flatnonzero(np.triu(np.ones((regions, regions), bool), 1))
+    pairs = np.empty((len(starts), len(upper)), np.float32)
+    flat = np.empty((len(starts), regions), bool)
+    for first in range(0, len(starts), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        windows = series[starts[part, None] + np.arange(window or len(series))]
+        flat[part] = still = windows.max(1) == windows.min(1)
+        centred = windows - windows.mean(1, keepdims=True)
+        norms = np.sqrt((centred**2).sum(1))
+        # rounding of the mean leaves something of a flat region, which must not be normalized
+        norms[still | (norms == 0)] = np.inf
+        unit = (centred / norms[:, None]).astype(pairs.dtype)
+        matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(unit), -1)
+        # mode "clip" writes into `pairs` without a buffer
+        np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
+    bound = np.float32(_LIMIT if fisher_z else 1)
+    np.clip(pairs, -bound, bound, out=pairs)
+    return (np.arctanh(pairs, out=pairs) if fisher_z else pairs), flat

@@ -24,6 +24,12 @@ _PACKED = 200  # times a file's size to which its arrays may unpack
 _SMALL = 2**28  # bytes to which they may unpack in any case
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[ZipFile]:
+    with corruption_named(path), open_regular(path, math.inf) as file, ZipFile(file) as archive:
+        yield archive
+
+
 def names_in_npz(path: Path) -> tuple[str, ...]:
     """Returns the names of an archive's arrays.
 
@@ -41,12 +47,6 @@ def names_in_npz(path: Path) -> tuple[str, ...]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{path} has two arrays {short(twice)!r}; write it again")
     return tuple(names)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[ZipFile]:
-    with corruption_named(path), open_regular(path, math.inf) as file, ZipFile(file) as archive:
-        yield archive
 
 
 def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:

@@ -32,7 +32,6 @@ from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_s
 
 _COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
-_SIZE = 96
 _UNSEEN = ("center1", "center2")
 _WHERE = (
     "it must be the folder camelyon17_v1.0 of WILDS (wilds.stanford.edu, or "
@@ -50,12 +49,7 @@ class _Patch(NamedTuple):
     split: int
 
 
-def load(
-    path: str | Path,
-    *,
-    image_size: int = _SIZE,
-    **how: Any,
-) -> Source:
+def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
     """Returns Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
 
     Args:
@@ -77,7 +71,14 @@ def load(
     if root is None:
         raise FileNotFoundError(f"{places[0] / 'metadata.csv'} is missing; {_WHERE}")
     patches = _read_table(root / "metadata.csv")
-    _check_patches_exist(root, patches)
+    slides = {patch.path.rpartition("/")[0] for patch in patches}
+    # listing a folder is much faster than a check of 455,954 files one by one
+    there = {f"{slide}/{file.name}" for slide in slides for file in (root / slide).glob("*")}
+    if missing := [patch.path for patch in patches if patch.path not in there]:
+        raise FileNotFoundError(
+            f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
+            "unpack the archive again, or drop their rows"
+        )
     counts = np.bincount([patch.center for patch in patches], minlength=5)
     wrong = [f"center{k} {counts[k]} of {n}" for k, n in enumerate(_COUNTS) if counts[k] != n]
     notes = []
@@ -95,22 +96,12 @@ def load(
         names = np.array([patch.path for patch in own])
         whole = {1: VALIDATION, 2: TEST}.get(center)
         parts = [(TRAIN, VALIDATION)[one.split] if whole is None else whole for one in own]
-        labels = np.array([patch.tumor for patch in own], np.int32)
-        parts = np.array(parts, np.int8)
+        labels, parts = np.array([one.tumor for one in own], np.int32), np.array(parts, np.int8)
         pools.append(Pool(f"center{center}", images, labels, names, parts))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
-    return check_source(
-        Source(
-            name="camelyon17",
-            classes=("normal", "tumor"),
-            pools=tuple(pools),
-            mean=IMAGENET[0],  # as WILDS normalizes
-            std=IMAGENET[1],
-            notes=tuple(notes),
-            groups={"unseen": unseen} if unseen else {},
-            key=hash_of("camelyon17", patches),
-        )
-    )
+    groups = {"unseen": unseen} if unseen else {}
+    about = ("camelyon17", ("normal", "tumor"), tuple(pools), *IMAGENET)  # as WILDS normalizes
+    return check_source(Source(*about, tuple(notes), groups, hash_of("camelyon17", patches)))
 
 
 def _read_table(path: Path) -> list[_Patch]:
@@ -144,20 +135,3 @@ def _read_table(path: Path) -> list[_Patch]:
     if not patches:
         raise ValueError(f"{path} has no rows; {_WHERE}")
     return patches
-
-
-def _check_patches_exist(root: Path, patches: list[_Patch]) -> None:
-    """Raises FileNotFoundError that names up to ten patches of the table that are not there."""
-    slides = {patch.path.rpartition("/")[0] for patch in patches}
-    # listing a folder is much faster than a check of 455,954 files one by one
-    there = {
-        f"{slide}/{file.name}"
-        for slide in slides
-        if (root / slide).is_dir()
-        for file in (root / slide).iterdir()
-    }
-    if missing := [patch.path for patch in patches if patch.path not in there]:
-        raise FileNotFoundError(
-            f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
-            "unpack the archive again, or drop their rows"
-        )

@@ -15,10 +15,15 @@ All corruptions have the same photographs, and so have training and unseen clien
 what is unseen is the corruption, not the photograph. A photograph has one name, such as
 "test/00017", in all domains, so that no split has it both in training and in validation.
 
-Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", ICLR 2019.
+References: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions
+and Perturbations", ICLR 2019; Krizhevsky, "Learning multiple layers of features from tiny images",
+2009.
 """
 
+import io
+import math
+import pickle
+import pickletools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -31,18 +36,30 @@ from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import array_of_blocks
 from fedjax_bn.data.pixels.resize import resized
-from fedjax_bn.data.sets import cifar10
-from fedjax_bn.data.sets.cifar10 import CLASSES, MEAN, SHAPE, STD, sample_names
+from fedjax_bn.data.pools import numbered_names
+from fedjax_bn.data.regular_files import read_regular
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.files import corruption_named, is_label
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import class_labels
 
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
+_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_SHAPE = (32, 32, 3)
 _COUNT = 10_000
+_FOLDER, _BATCH = "cifar-10-batches-py", "test_batch"
 _FORM = 1  # of what is made; to be raised when the same photographs would give other pixels
+_WHERE_CIFAR10 = (
+    f"CIFAR-10 is {_FOLDER} with {_BATCH} (the unpacked cifar-10-python.tar.gz, from "
+    "cs.toronto.edu/~kriz/cifar.html), or a .npz with test_images and test_labels"
+)
 _WHERE = (
     "CIFAR-10-C is a folder with labels.npy and gaussian_noise.npy to saturate.npy (the unpacked "
     "CIFAR-10-C.tar of zenodo.org/records/2535967); instead of it, CIFAR-10 can be given, from "
-    "which the corruptions are made: " + cifar10.WHERE
+    "which the corruptions are made: " + _WHERE_CIFAR10
 )
 
 
@@ -51,7 +68,7 @@ def load(
     *,
     corruptions: Sequence[str] = tuple(CORRUPTIONS),
     severities: Sequence[int | str] = SEVERITIES,
-    image_size: int = SHAPE[0],
+    image_size: int = _SHAPE[0],
     cache: Path | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -59,7 +76,8 @@ def load(
     """Returns CIFAR-10-C as u8[N, 32, 32, 3], ten classes, a domain for each corruption.
 
     Args:
-      path: the published folder, or one that holds it; or CIFAR-10, see `cifar10.read`.
+      path: the published folder, or one that holds it; or CIFAR-10: the folder of its Python
+        batches, one that holds it, or a `.npz`.
       corruptions: the domains, of `corruptions.CORRUPTIONS`.
       severities: of 1 to 5, numbers or texts. A domain has them one after the other.
       image_size: pixels a side; other than 32 is resized (256 in the papers: 29 GB for the 15
@@ -90,15 +108,15 @@ def load(
                 f"{', '.join(map(str, allowed))}"
             )
     path, severities = Path(path), sorted(severities)
-    folder = next((one for one in (path, path / "CIFAR-10-C") if _is_published(one)), None)
+    files = ("labels", *CORRUPTIONS)
+    folders = (path, path / "CIFAR-10-C")
+    folder = next((f for f in folders if any((f / f"{n}.npy").exists() for n in files)), None)
     if folder:
         origin, arrays, notes = _read_published(folder, corruptions)
         all_labels = np.tile(origin.labels, len(SEVERITIES))
         key = hash_of("published", all_labels, corruptions, severities)
     else:
-        if not cifar10.is_cifar10(path):
-            raise FileNotFoundError(f"{path} has no CIFAR-10-C; {_WHERE}")
-        origin, notes = cifar10.read(path)
+        origin, notes = _read_cifar10(path)
         key = hash_of("made", *origin[1:4], corruptions, severities, seed)
         made_of = hash_of(_FORM, origin.images, list(severities), seed)
     count = len(origin.labels)
@@ -116,7 +134,7 @@ def load(
 
     labels, names = (np.tile(one, len(severities)) for one in (origin.labels, origin.names))
     shape = (len(labels), image_size, image_size, 3)
-    as_published = folder is not None and image_size == SHAPE[0]
+    as_published = folder is not None and image_size == _SHAPE[0]
     total, task = len(corruptions) * len(labels), "resizing" if folder else "corrupting"
     pools = []
     with progress_bar(total, task, progress and not as_published) as shown:
@@ -129,7 +147,7 @@ def load(
                 images = array_of_blocks(cache, file, shape, lambda name=name: blocks(name, shown))
             pools.append(Pool(name, images, labels, names))
     groups = groups_of(corruptions)
-    return check_source(Source("cifar10_c", CLASSES, tuple(pools), MEAN, STD, notes, groups, key))
+    return check_source(Source("cifar10_c", _CLASSES, tuple(pools), MEAN, STD, notes, groups, key))
 
 
 def _rows(array: np.ndarray, slices: list[slice]) -> np.ndarray:
@@ -137,10 +155,6 @@ def _rows(array: np.ndarray, slices: list[slice]) -> np.ndarray:
     if all(one.stop == two.start for one, two in pairwise(slices)):
         return array[slices[0].start : slices[-1].stop]
     return np.concatenate([array[one] for one in slices])
-
-
-def _is_published(folder: Path) -> bool:
-    return any((folder / f"{name}.npy").exists() for name in ("labels", *CORRUPTIONS))
 
 
 def _read_published(
@@ -159,12 +173,11 @@ def _read_published(
     for name, file in files.items():
         try:
             with corruption_named(file):
-                arrays[name] = np.load(file, mmap_mode="r")
+                arrays[name] = own = np.load(file, mmap_mode="r")
                 if name == "labels":
-                    arrays[name] = _labels(arrays[name])
+                    arrays[name] = _labels_of_severities(own)
                 elif "labels" in arrays:
-                    shape = (len(arrays["labels"]), *SHAPE)
-                    own = arrays[name]
+                    shape = (len(arrays["labels"]), *_SHAPE)
                     if own.dtype != np.uint8 or own.shape != shape:
                         raise ValueError(f"{own.dtype} {own.shape}, not uint8 {shape}")
         except ValueError as error:  # cut short, or no such file at all
@@ -178,15 +191,123 @@ def _read_published(
         notes = (
             f"{folder} has {count} photographs a severity, CIFAR-10-C has {_COUNT}: a reduced copy",
         )
-    return Pool("test", labels, labels[:count], sample_names("test", count)), arrays, notes
+    names = numbered_names("test", {"": count})
+    return Pool("test", labels, labels[:count], names), arrays, notes
 
 
-def _labels(labels: np.ndarray) -> np.ndarray:
+def _labels_of_severities(labels: np.ndarray) -> np.ndarray:
     """Returns labels i32[5 n]; raises ValueError unless they are those of five severities."""
-    labels = class_labels(labels, "it", len(CLASSES))
+    labels = class_labels(labels, "it", len(_CLASSES))
     count = len(labels) // len(SEVERITIES)
     if not count or len(labels) % len(SEVERITIES):
         raise ValueError(f"{len(labels)} labels, not five times as many as photographs")
     if (labels.reshape(len(SEVERITIES), count) != labels[:count]).any():
         raise ValueError("not the same photographs at each of five severities, in one order")
     return labels
+
+
+def _read_cifar10(path: Path) -> tuple[Pool, tuple[str, ...]]:
+    """Returns CIFAR-10's test photographs u8[N, 32, 32, 3] as pool "test", and notes.
+
+    Raises:
+      FileNotFoundError: the batch is missing.
+      ValueError: a file is corrupt.
+    """
+    if path.suffix == ".npz":
+        keys = ["test_images", "test_labels"]
+        if missing := set(keys) - set(names_in_npz(path)):
+            raise ValueError(
+                f"{path} lacks the arrays {', '.join(sorted(missing))}; {_WHERE_CIFAR10}"
+            )
+        images, labels = read_npz(path, keys).values()
+    else:
+        if not ((path / _FOLDER).is_dir() or (path / _BATCH).exists()):
+            raise FileNotFoundError(f"{path} has no CIFAR-10-C; {_WHERE}")
+        folder = path / _FOLDER if (path / _FOLDER).is_dir() else path
+        path = folder / _BATCH
+        if not path.exists():
+            raise FileNotFoundError(f"{folder} lacks {_BATCH}; {_WHERE_CIFAR10}")
+        with corruption_named(path):
+            content = _read_pickled_arrays(read_regular(path))
+            # u8[N, 3072]: 1024 values of red, then green, then blue
+            images = content[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            labels = np.asarray(content[b"labels"])
+    if images.dtype != np.uint8 or images.shape[1:] != _SHAPE or not len(images):
+        raise ValueError(
+            f"{path}: images are {images.dtype} {images.shape}; they must be uint8 [N, 32, 32, 3] "
+            "with N at least 1"
+        )
+    if labels.shape != (len(images),):
+        raise ValueError(
+            f"{path}: labels have shape {labels.shape} for {len(images)} images; every image needs "
+            "one label"
+        )
+    labels = class_labels(labels, f"{path}: the array of labels", len(_CLASSES))
+    notes = ()
+    if len(labels) != _COUNT:
+        notes = (f"{path} has {len(labels)} test images of CIFAR-10's {_COUNT}: a reduced copy",)
+    return Pool("test", images, labels, numbered_names("test", {"": len(labels)})), notes
+
+
+# A pickle may call any function that its reader lets it find. Here it finds stand-ins that only
+# record what they are given, so that neither its code nor NumPy's own `__setstate__`, which trusts
+# whoever wrote a file, ever runs.
+
+
+class _StandIn:
+    """Takes the place of a dtype or an array: its arguments, and its state."""
+
+    def __init__(self, *given: Any):
+        self.given, self.state = given, ()
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _encode(text: str, encoding: Any) -> bytes:
+    """Returns bytes as Python 3 pickles them in protocol 2."""
+    if encoding not in ("latin1", b"latin1"):
+        raise ValueError(f"bytes are encoded as {encoding!r}")
+    return text.encode("latin1")
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        stand_ins = dict.fromkeys(("_reconstruct", "ndarray", "dtype"), _StandIn)
+        stand_ins["encode"] = _encode
+        modules = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "_codecs")
+        if module not in modules or name not in stand_ins:
+            raise ValueError(f"it names {module}.{name}, which arrays do not have")
+        return stand_ins[name]
+
+
+def _read_pickled_arrays(content: bytes) -> dict[bytes, Any]:
+    """Returns the entries of a pickled dictionary of lists and arrays of integers.
+
+    Raises:
+      ValueError, and whatever else a damaged pickle raises: it is not such a dictionary, or names
+        anything but arrays.
+    """
+    # `genops` refuses lengths beyond the end. `Unpickler` makes room for as many remembered objects
+    # as the number of one claims; picklers count them.
+    for count, (operation, number, _) in enumerate(pickletools.genops(content)):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and number > count:
+            raise ValueError(f"it remembers object {number} after {count} operations")
+    entries = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    if type(entries) is not dict:
+        raise ValueError(f"it holds a {type(entries).__name__}, not a dictionary")
+    return {
+        name: _array_of(value.state) if isinstance(value, _StandIn) else value
+        for name, value in entries.items()
+    }
+
+
+def _array_of(state: Any) -> np.ndarray:
+    """Returns the array of integers that the state of an ndarray describes."""
+    _, shape, dtype, by_columns, raw = state
+    kind, order = dtype.given[0], dtype.state[1]
+    kind, order = (x.decode() if isinstance(x, bytes) else x for x in (kind, order))
+    if kind[0] not in "iu" or math.prod(shape) * int(kind[1:]) != len(raw):
+        raise ValueError(f"it claims {kind} {shape}, and has {len(raw)} bytes")
+    flat = np.frombuffer(raw, np.dtype(kind).newbyteorder(order))
+    return flat.reshape(shape, order="F" if by_columns else "C")

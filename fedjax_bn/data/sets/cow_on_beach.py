@@ -3,15 +3,13 @@
 The cow on the beach of Beery, Van Horn & Perona (ECCV 2018): a model that has seen cows only on
 grass has learned the grass. Here the cows are scikit-learn's handwritten digits (see `scanners`),
 each with a ground of its own colour. Four clients show a digit on it with different probabilities,
-and on a ground drawn from all ten else; they also differ in light. Two more places show what was
-learned:
+and otherwise on a ground drawn from all ten; they also differ in light. Two more places show what
+was learned:
 
-    meadow, pasture, heath, marsh   the digit's own ground in 91, 82, 73 and 64 % of the images: it
-                                    is shown there with probability 0.9, 0.8, 0.7 and 0.6, and on
-                                    any of the ten else
+    meadow, pasture, heath, marsh   the digit's own ground in 91, 82, 73 and 64 % of the images:
+                                    with probability 0.9, 0.8, 0.7 and 0.6, and else any of the ten
     zoo                             any ground: the colour shows nothing
-    beach                           never its own, but always that of the digit five further: the
-                                    colour misleads
+    beach                           always the ground of the digit five further: it misleads
 
 A model that reads the writing is as good in the zoo and on the beach as on the meadow.
 """
@@ -22,20 +20,20 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_split
-from fedjax_bn.data.domain import Dataset, Split
+from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import divided, handwriting, place, to_pixels
+from fedjax_bn.data.sets.scanners import handwriting, place, to_pixels
 
 _CLASSES = 10
-VALIDATION, TEST = 30, 70  # images of a client that do not train
-INK, OPACITY, NOISE = 245.0, 0.9, 8.0  # grey level, share of ink in a stroke, sensor noise
+_VALIDATION, _TEST = 30, 70  # images of a client that do not train
+_INK, _OPACITY, _NOISE = 245.0, 0.9, 8.0  # grey level, share of ink in a stroke, sensor noise
 _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range(_CLASSES)]) * 255
 
 
 class _Place(NamedTuple):
-    """Where digits are shown.
+    """A place where digits are shown.
 
-    own: probability of the digit's own ground; any of the ten is drawn else.
+    own: probability of the digit's own ground; otherwise any of the ten is drawn.
     further: how many digits further the ground is taken from where it is not drawn.
     light: brightness of the place, 1 for full.
     images: how many scans it owns.
@@ -77,8 +75,10 @@ def load(seed: int = 0) -> Dataset:
     for position, (where, owned) in enumerate(zip(_PLACES, owners, strict=True)):
         rng = generator(seed, 1, position)
         images = _paint(ink[owned], _grounds(where, labels[owned], rng), where.light, rng)
-        sizes = [len(owned) - VALIDATION - TEST, VALIDATION, TEST]
-        domains.append(divided(where.name, Split(images, labels[owned]), sizes, rng))
+        sizes = [len(owned) - _VALIDATION - _TEST, _VALIDATION, _TEST]
+        parts = stratified_split(labels[owned], sizes, rng)
+        splits = (Split(images[part], labels[owned][part]) for part in parts)
+        domains.append(Domain(where.name, *splits))
     return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
@@ -93,19 +93,14 @@ def _paint(
     ink: np.ndarray, ground: np.ndarray, light: float, rng: np.random.Generator
 ) -> np.ndarray:
     """Returns handwriting f64[N, h, h] on grounds i64[N] as u8[N, 28, 28, 3]."""
-    stroke = OPACITY * place(ink, rng)[..., None]
-    seen = light * (stroke * INK + (1 - stroke) * _COLOURS[ground][:, None, None])
-    return to_pixels(seen + NOISE * rng.standard_normal(seen.shape))
+    stroke = _OPACITY * place(ink, rng)[..., None]
+    seen = light * (stroke * _INK + (1 - stroke) * _COLOURS[ground][:, None, None])
+    return to_pixels(seen + _NOISE * rng.standard_normal(seen.shape))
 
 
 def ground_of(images: np.ndarray) -> np.ndarray:
     """Returns which of the ten grounds images u8[N, 28, 28, 3] have, i64[N], in any light."""
-    border = np.concatenate(
-        [images[:, :2].reshape(len(images), -1, 3), images[:, -2:].reshape(len(images), -1, 3)], 1
-    )
-    seen = _direction(np.median(border.astype(np.float64), axis=1))
-    return (seen @ _direction(_COLOURS).T).argmax(1)
-
-
-def _direction(colours: np.ndarray) -> np.ndarray:
-    return colours / np.linalg.norm(colours, axis=-1, keepdims=True)
+    border = images[:, [0, 1, -2, -1]].reshape(len(images), -1, 3)
+    # light scales a colour, so that its direction shows the ground; that of `seen` need not be 1
+    seen = np.median(border.astype(np.float64), axis=1)
+    return (seen @ (_COLOURS / np.linalg.norm(_COLOURS, axis=-1, keepdims=True)).T).argmax(1)

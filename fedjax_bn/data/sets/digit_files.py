@@ -6,23 +6,25 @@
     usps                 USPS (Hull, 1994): 16x16 grey scans, 7291 for training and 2007 for testing
     mnist_m              MNIST-M (Ganin & Lempitsky, 2015): folders of PNG images, lists of labels
 
-Each reader takes a folder and returns the training and the test split. It raises FileNotFoundError
-if a file is missing, and ValueError if one is corrupt or has a label that is not a digit.
+Each reader in `ORIGINALS` takes a folder and returns the training and the test split. It raises
+FileNotFoundError if a file is missing, and ValueError if one is corrupt or has a label that is not
+a digit.
 """
 
 import bz2
 import gzip
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.data.pixels.raster import open_image, read_image
+from fedjax_bn.data.pixels.raster import UPRIGHT, open_image, read_image
 from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.arrays import check_unpacked, read_bounded
 from fedjax_bn.data.sets.files import corruption_named, read_list
@@ -83,19 +85,18 @@ def to_digits(images: np.ndarray) -> np.ndarray:
 def mnist(folder: Path, where: str = _MNIST) -> tuple[Original, Original]:
     """Reads MNIST in `folder`, or in its `raw` folder as torchvision has it.
 
-    `where` is the end of the error message if a file is missing: what is needed, and its source.
+    If a file is missing, the error message ends with `where`: what is needed, and its source.
     """
     folder = folder / "raw" if (folder / "raw").is_dir() else folder
+
+    def find(part: str, kind: str, axes: int) -> Path:
+        names = [f"{part}-{kind}{sign}idx{axes}-ubyte" for sign in "-."]
+        return _find(folder, [name + end for end in ("", ".gz") for name in names], where)
+
     splits = []
     for part in ("train", "t10k"):
-        image_path, label_path = (
-            _find(folder, [f"{part}-{kind}{end}" for end in ("", ".gz") for kind in kinds], where)
-            for kinds in (
-                ("images-idx3-ubyte", "images.idx3-ubyte"),
-                ("labels-idx1-ubyte", "labels.idx1-ubyte"),
-            )
-        )
-        images, labels = read_idx(image_path, axes=3), read_idx(label_path, axes=1)
+        image_path, label_path = find(part, "images", 3), find(part, "labels", 1)
+        images, labels = _read_idx(image_path, axes=3), _read_idx(label_path, axes=1)
         if len(images) != len(labels):
             raise ValueError(
                 f"{image_path} has {len(images)} images but {label_path.name} {len(labels)} "
@@ -105,14 +106,11 @@ def mnist(folder: Path, where: str = _MNIST) -> tuple[Original, Original]:
     return splits[0], splits[1]
 
 
-def read_idx(path: Path, axes: int) -> np.ndarray:
+def _read_idx(path: Path, axes: int) -> np.ndarray:
     """Reads the u8 array of an idx file with that number of axes, unzipped if it ends in .gz.
 
     The file is a big-endian header, two zero bytes, a type (8 for u8) and the number of axes, then
     the length of each axis as u32, then the values.
-
-    Raises:
-      ValueError: the header is not that of such a file, or the values do not fill the shape.
     """
     unpacked = gzip.open if path.suffix == ".gz" else nullcontext
     with corruption_named(path), open_regular(path, math.inf) as raw, unpacked(raw) as file:
@@ -130,20 +128,20 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
-def svhn(folder: Path) -> tuple[Original, Original]:
+def _svhn(folder: Path) -> tuple[Original, Original]:
     """Reads SVHN's cropped digits; label 10 means 0."""
     train, test = (
         _read_mat(_find(folder, [f"{part}_32x32.mat"], _SVHN), first=1)
         for part in ("train", "test")
     )
-    # labels were counted from 1: the digit 1 is 0 there, and the digit 0 is 9
+    # counted from 1, the digit 1 is class 0 and the digit 0 class 9
     return tuple(
         split._replace(labels=(split.labels + np.int32(1)) % np.int32(10))
         for split in (train, test)
     )
 
 
-def synth_digits(folder: Path) -> tuple[Original, Original]:
+def _synth_digits(folder: Path) -> tuple[Original, Original]:
     """Reads SynthDigits; labels are the digits."""
     train, test = (
         _read_mat(_find(folder, [f"synth_{part}_32x32.mat"], _SYNTH_DIGITS), first=0)
@@ -172,12 +170,8 @@ def _read_mat(path: Path, first: int) -> Original:
     return Original(labels, lambda index: np.moveaxis(images[..., index], -1, 0))
 
 
-def usps(folder: Path) -> tuple[Original, Original]:
-    """Reads `usps.h5` if it is there, else LIBSVM's two files.
-
-    Raises:
-      ModuleNotFoundError: `usps.h5` is there, but h5py is not installed.
-    """
+def _usps(folder: Path) -> tuple[Original, Original]:
+    """Reads `usps.h5` if it is there, else LIBSVM's two files."""
     if (folder / "usps.h5").exists():
         return _read_h5(folder / "usps.h5", "train"), _read_h5(folder / "usps.h5", "test")
     train, test = (_find(folder, [f"{name}.bz2", name], _USPS) for name in ("usps", "usps.t"))
@@ -223,34 +217,32 @@ def _scans(pixels: np.ndarray, labels: np.ndarray, path: Path) -> Original:
     return Original(labels, images.__getitem__)
 
 
-def mnist_m(folder: Path) -> tuple[Original, Original]:
-    """Reads MNIST-M in `folder` or in its `mnist_m` folder.
-
-    Images are read only when asked for: opening all 68,000 takes a while.
-    """
+def _mnist_m(folder: Path, orientation: str = UPRIGHT) -> tuple[Original, Original]:
+    """Reads MNIST-M in `folder` or in its `mnist_m` folder; `orientation` is that of `decode`."""
     folder = folder / "mnist_m" if (folder / "mnist_m").is_dir() else folder
+
+    def read_png(path: Path) -> np.ndarray:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing though its label is there; {_MNIST_M}")
+        with corruption_named(path):
+            pixels = np.asarray(open_image(read_image(path), orientation=orientation)[0])
+            if pixels.shape != (SIZE, SIZE, 3):
+                raise ValueError(f"it has shape {pixels.shape}; MNIST-M's images are (28, 28, 3)")
+        return pixels
+
     splits = []
     for part in ("train", "test"):
         images = _find(folder, [f"mnist_m_{part}"], _MNIST_M)
         path = _find(folder, [f"mnist_m_{part}_labels.txt"], _MNIST_M)
         names, labels = read_list(path)
 
+        # only when asked for: opening all 68,000 images takes a while
         def read(index: np.ndarray, names: list = names, images: Path = images) -> np.ndarray:
-            pixels = [_read_png(images / names[k]) for k in index]
+            pixels = [read_png(images / names[k]) for k in index]
             return np.array(pixels, np.uint8).reshape(-1, SIZE, SIZE, 3)
 
         splits.append(Original(class_labels(labels, f"{path}", 10), read))
     return splits[0], splits[1]
-
-
-def _read_png(path: Path) -> np.ndarray:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing though its label is there; {_MNIST_M}")
-    with corruption_named(path):
-        pixels = np.asarray(open_image(read_image(path))[0])
-        if pixels.shape != (SIZE, SIZE, 3):
-            raise ValueError(f"it has shape {pixels.shape}; MNIST-M's images are (28, 28, 3)")
-    return pixels
 
 
 def _find(folder: Path, names: Sequence[str], where: str) -> Path:
@@ -259,3 +251,15 @@ def _find(folder: Path, names: Sequence[str], where: str) -> Path:
         if (folder / name).exists():
             return folder / name
     raise FileNotFoundError(f"{folder / names[0]} is missing; {where}")
+
+
+# In the order of the authors' code; each with its folder and its reader.
+ORIGINALS: Mapping[str, tuple[str, Callable[..., tuple[Original, Original]]]] = MappingProxyType(
+    {
+        "mnist": ("MNIST", mnist),
+        "svhn": ("SVHN", _svhn),
+        "usps": ("USPS", _usps),
+        "synth_digits": ("SynthDigits", _synth_digits),
+        "mnist_m": ("MNIST-M", _mnist_m),
+    }
+)

@@ -8,7 +8,9 @@ A folder holds the originals (names of folders in any case, with or without - an
     SynthDigits/  synth_train_32x32.mat, synth_test_32x32.mat
     MNIST-M/      mnist_m_train/*.png, mnist_m_train_labels.txt, and the same for test
 
-Instead of a folder, a `.npz` with prepared images may be given, see `from_npz`.
+Instead of a folder, a `.npz` with prepared images may be given: for each domain
+`DOMAIN__train_images` and `DOMAIN__test_images`, u8[N, 28, 28, 3], `DOMAIN__train_labels` and
+`DOMAIN__test_labels`, integers [N] in 0..9.
 
 Reference: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 ICLR 2021, section 5.1 and appendix D.2.
@@ -21,32 +23,17 @@ import numpy as np
 
 from fedjax_bn.data.division.by_class import fraction_size, stratified_sample, stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
+from fedjax_bn.data.pixels.raster import UPRIGHT
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.digit_files import (
-    SIZE,
-    Original,
-    mnist,
-    mnist_m,
-    svhn,
-    synth_digits,
-    to_digits,
-    usps,
-)
+from fedjax_bn.data.sets.digit_files import ORIGINALS, SIZE, Original, to_digits
 from fedjax_bn.data.sets.folders import match_folders, subfolders
 from fedjax_bn.data.sets.npz import read_archive
+from fedjax_bn.engine.inputs import class_labels
 
-# in the order of the authors' code; each with its folder and its reader
-_ORIGINALS = {
-    "mnist": ("MNIST", mnist),
-    "svhn": ("SVHN", svhn),
-    "usps": ("USPS", usps),
-    "synth_digits": ("SynthDigits", synth_digits),
-    "mnist_m": ("MNIST-M", mnist_m),
-}
 _HALF = (0.5,) * 3  # mean and standard deviation
 _CHOICES = (
-    f"a folder with {', '.join(folder for folder, _ in _ORIGINALS.values())} (the originals, laid "
-    "out as fedjax_bn/data/sets/digits.py says) or a .npz with DOMAIN__train_images, "
+    f"a folder with {', '.join(folder for folder, _ in ORIGINALS.values())} (the originals, laid "
+    "out as fedjax_bn/data/sets/digits.py describes) or a .npz with DOMAIN__train_images, "
     "DOMAIN__train_labels and the same for test"
 )
 
@@ -60,6 +47,7 @@ def load(
     resplit: bool = True,
     whole: Sequence[str] = (),
     published: Sequence[str] = (),
+    orientation: str = UPRIGHT,
 ) -> Dataset:
     """Returns the digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
 
@@ -77,6 +65,7 @@ def load(
       whole: names of domains that `fraction` and `truncate` leave alone: unseen ones.
       published: names of domains that train on samples of their published training part alone;
         resplit originals only.
+      orientation: of MNIST-M's image files, see `pixels.decode.decode`.
 
     Returns:
       Dataset "digits" without validation splits, as in the paper (`make_clients` holds some out of
@@ -105,81 +94,63 @@ def load(
     fraction_size(1, fraction)  # out of range is an error before any file is read
     if originals:
         divided = {}
-        for name, (folder, reader) in _ORIGINALS.items():
+        for name, (folder, reader) in ORIGINALS.items():
             found = match_folders(subfolders(path), {folder: ()})
             if folder not in found:
                 raise FileNotFoundError(f"{path / folder} is missing; data.path must be {_CHOICES}")
-            divided[name] = _divide(*reader(found[folder]), resplit)
+            # the only ones that are image files
+            how = {"orientation": orientation} if name == "mnist_m" else {}
+            divided[name] = _divide(*reader(found[folder], **how), resplit)
     else:
-        divided = {
-            name: tuple(Original(s.labels, s.images.__getitem__) for s in (train, test))
-            for name, train, _, test in from_npz(path).domains
-        }
+        divided = _read_npz(path)
     counts = {name: len(train.labels) for name, (train, _) in divided.items()}
     if empty := [name for name, count in counts.items() if not count]:
         raise ValueError(f"{path}: {empty[0]} has no training samples; fetch its files again")
     truncate = originals if truncate is None else truncate
-    sizes = _training_sizes(counts, fraction, truncate, whole)
+    smallest = min((count for name, count in counts.items() if name not in whole), default=0)
     domains = []
     for k, (name, (train, test)) in enumerate(divided.items()):
+        size = counts[name]
+        if name not in whole:
+            size = fraction_size(smallest if truncate else size, fraction)
         every = Split(np.arange(len(train.labels)), train.labels)
-        owned = stratified_sample(every, sizes[k], generator(seed, k))
+        owned = stratified_sample(every, size, generator(seed, k))
         if name in published and train.published is not None:
             owned = _of_published(owned, every, train.published, generator(seed, k))
         tested = np.arange(len(test.labels))
-        domains.append(
-            Domain(
-                name,
-                Split(to_digits(train.read(owned.images)), owned.labels),
-                None,
-                Split(to_digits(test.read(tested)), test.labels),
-            )
-        )
+        trains = Split(to_digits(train.read(owned.images)), owned.labels)
+        tests = Split(to_digits(test.read(tested)), test.labels)
+        domains.append(Domain(name, trains, None, tests))
     return check_dataset(Dataset("digits", 10, tuple(domains), _HALF, _HALF))
 
 
-def from_npz(path: Path) -> Dataset:
-    """Returns all samples of a `.npz` with four arrays a domain; domains in the file's order.
-
-    `DOMAIN__train_images` and `DOMAIN__test_images` are u8[N, 28, 28, 3], `DOMAIN__train_labels`
-    and `DOMAIN__test_labels` integers [N] in 0..9.
+def _read_npz(path: Path) -> dict[str, tuple[Original, Original]]:
+    """Returns the training and test samples of the domains of a `.npz`, in the file's order.
 
     Raises:
       ValueError: the file is corrupt, an array is missing, unknown, or of a wrong form, or a label
         is out of range.
     """
-    domains = []
+    divided = {}
     for name, parts in read_archive(path)[0].items():
         if set(parts) != {"train", "test"}:
             raise ValueError(
                 f"{path} has the parts {', '.join(filter(None, parts)) or 'none'} of {name!r}; "
                 "digits have train and test: leave others out, or read the file as data.name=npz"
             )
-        for part, own in parts.items():
-            if own.images.dtype != np.uint8 or own.images.shape[1:] != (SIZE, SIZE, 3):
+        for part, (images, labels) in parts.items():
+            if images.dtype != np.uint8 or images.shape[1:] != (SIZE, SIZE, 3):
                 raise ValueError(
-                    f"{path}: {name}__{part}_images is {own.images.dtype} {own.images.shape}; "
+                    f"{path}: {name}__{part}_images is {images.dtype} {images.shape}; "
                     "it must be uint8 [N, 28, 28, 3]"
                 )
-        domains.append(Domain(name, Split(*parts["train"]), None, Split(*parts["test"])))
-    try:
-        return check_dataset(Dataset("digits", 10, tuple(domains), _HALF, _HALF))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _training_sizes(
-    counts: dict[str, int], fraction: float, truncate: bool, whole: Sequence[str] = ()
-) -> list[int]:
-    """Returns floor(fraction * count) of each domain, or of the smallest if `truncate`.
-
-    Domains in `whole` keep all of theirs, and do not count as the smallest.
-    """
-    smallest = min((count for name, count in counts.items() if name not in whole), default=0)
-    return [
-        count if name in whole else fraction_size(smallest if truncate else count, fraction)
-        for name, count in counts.items()
-    ]
+            class_labels(labels, f"{path}: {name}__{part}_labels", 10)
+        train, test = parts["train"], parts["test"]
+        divided[name] = (
+            Original(train.labels, train.images.__getitem__),
+            Original(test.labels, test.images.__getitem__),
+        )
+    return divided
 
 
 def _of_published(owned: Split, every: Split, count: int, rng: np.random.Generator) -> Split:

@@ -30,7 +30,6 @@ from fedjax_bn.data.sets.folders import (
     domain_folders,
     list_files,
     match_folders,
-    spelled,
     subfolders,
     to_source,
 )
@@ -53,7 +52,7 @@ DOMAINNET = Published(
     name="domainnet",
     title="DomainNet",
     about="drawings, paintings and photographs of up to 345 classes",
-    domains=spelled(*_SIZES),
+    domains=dict.fromkeys(_SIZES, ()),
     classes={},
     counts={},
     where=(
@@ -92,13 +91,13 @@ def load(
       OSError: the cache cannot be written.
     """
     root, folders = domain_folders(path, DOMAINNET)
-    places = [root, root / "splits", Path(path), Path(path) / "splits"]
+    places = [base / name for base in (root, Path(path)) for name in ("", "splits")]
     lists = {domain: _read_lists(places, domain) for domain in folders}
     numbering = _numbering([one for both in lists.values() for one in both])
     chosen = tuple(numbering) if tuple(classes) == _ALL else tuple(classes)
     if unknown := [name for name in chosen if name not in numbering]:
         raise ValueError(
-            f"data.classes has {first_few(unknown)}, which no list of domainnet names; there are "
+            f"data.classes has {first_few(unknown)}, which are in no list of domainnet; there are "
             f"{len(numbering)}: {first_few(numbering)}"
         )
     if not chosen or len(set(chosen)) < len(chosen):
@@ -131,7 +130,7 @@ def load(
         raise ValueError(
             f"domainnet: the lists have no images of {first_few(absent)}; choose other data.classes"
         )
-    dataset = DOMAINNET._replace(classes=spelled(*chosen))
+    dataset = DOMAINNET._replace(classes=dict.fromkeys(chosen, ()))
     return to_source(dataset, root, listings, image_size, notes=notes, **how)
 
 
@@ -205,7 +204,7 @@ def _list_images(
 ) -> Listing:
     """Lists the images of a domain; appends to `missing` what is listed but absent."""
     there: dict[str, Path] = {}  # by names as in lists, with and without suffix
-    for one, own in match_folders(subfolders(folder), spelled(*classes)).items():
+    for one, own in match_folders(subfolders(folder), dict.fromkeys(classes, ())).items():
         for file in list_files(own)[0]:
             name = f"{domain}/{one}/{file.name}"
             there[name] = file
@@ -227,6 +226,5 @@ def _list_images(
         notes.append(f"domainnet, {domain}: {repeated} lines repeat an image; it is used once")
     if unlisted := len(set(there.values())) - len(found):
         notes.append(f"domainnet, {domain}: left out {unlisted} images that are in no list")
-    labels = np.array([label for label, _ in found.values()], np.int32)
-    parts = np.array([part for _, part in found.values()], np.int8)
-    return Listing(domain, list(found), labels, parts=parts)
+    labels, parts = np.array(list(found.values())).reshape(-1, 2).T
+    return Listing(domain, list(found), labels.astype(np.int32), parts=parts.astype(np.int8))

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from textwrap import shorten
-from typing import TextIO
 
 import numpy as np
 
@@ -39,7 +38,7 @@ def corruption_named(path: Path) -> Iterator[None]:
 
 
 def is_label(text: str) -> bool:
-    """Returns whether a word is a number as lists and tables have them, of up to nine digits."""
+    """Returns whether a word is a whole number of up to nine digits, as in lists and tables."""
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
@@ -87,11 +86,11 @@ def open_table(path: Path) -> Iterator[csv.DictReader]:
         open_regular(path, _LARGEST_TABLE) as raw,
         TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as file,
     ):
-        yield csv.DictReader(_bounded_lines(file))
 
+        def lines() -> Iterator[str]:
+            while line := file.readline(_LONGEST_LINE):
+                if len(line) == _LONGEST_LINE:  # csv would hold the whole line in memory
+                    raise ValueError(f"it has a line of over {_LONGEST_LINE} characters")
+                yield line
 
-def _bounded_lines(file: TextIO) -> Iterator[str]:
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:  # csv would hold the whole line in memory
-            raise ValueError(f"it has a line of over {_LONGEST_LINE} characters")
-        yield line
+        yield csv.DictReader(lines())

@@ -1,7 +1,11 @@
-"""Datasets of image folders, DOMAIN/CLASS/*.jpg: what is there, compared with the publication.
+"""Images in folders, DOMAIN/CLASS/*.jpg: a user's own, and what published datasets share.
 
-Folders may be written in any case and with or without spaces, - and _. Files that are not images
-(Thumbs.db, .DS_Store, notes) are left out and counted.
+    photo/dog/1.jpg  photo/cat/2.jpg  sketch/dog/a.png  sketch/cat/b.png
+
+A domain is a folder that holds folders; its classes are the folders in it, and every domain must
+have them all. Images may have any size and any format of `raster.FORMATS`; they are stretched to
+squares. Folders may be written in any case and with or without spaces, - and _. Files that are not
+images (Thumbs.db, .DS_Store, notes) are left out and counted.
 """
 
 import os
@@ -22,7 +26,13 @@ _SUFFIXES = (
     *("tif", "tiff", "webp", "pbm", "pgm", "ppm", "pnm"),
 )
 
-Spellings = Mapping[str, tuple[str, ...]]
+_WHERE = (
+    "it must hold a folder of each domain, and in it a folder of images of each class, "
+    "DOMAIN/CLASS/*.jpg, the same classes in all domains; data.domains and data.classes choose some"
+)
+
+# name of a domain or class -> other names that its folder has in some copies
+Aliases = Mapping[str, tuple[str, ...]]
 
 
 class Published(NamedTuple):
@@ -32,7 +42,7 @@ class Published(NamedTuple):
       name: of the dataset, as in `data.name`.
       title: its name in the publication.
       about: what it shows, in a few words.
-      domains: name -> other names that the domain's folder has in some copies.
+      domains: their names, with aliases.
       classes: likewise, in the order of the labels.
       counts: images of each domain; empty where the publication does not say.
       where: what the folder must look like and where to fetch it, to end an error message with.
@@ -47,8 +57,8 @@ class Published(NamedTuple):
     name: str
     title: str
     about: str
-    domains: Spellings
-    classes: Spellings
+    domains: Aliases
+    classes: Aliases
     counts: Mapping[str, int]
     where: str
     mean: tuple[float, ...] = IMAGENET[0]
@@ -76,16 +86,6 @@ class Listing(NamedTuple):
     labels: np.ndarray
     strays: Sequence[Path] = ()
     parts: np.ndarray | None = None
-
-
-def spelled(*names: str, **others: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Returns `Spellings` of names that have no others, and of names with others."""
-    return {name: others.get(name, ()) for name in (*names, *others)}
-
-
-def plain_name(name: str) -> str:
-    """Returns a name without case and separators, in which copies differ."""
-    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
 def is_image(name: str) -> bool:
@@ -116,17 +116,22 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
-def match_folders(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
-    """Returns the folder of each wanted name, for those that have one; the usual one first.
+def _plain(name: str) -> str:
+    """Returns a name without case and separators, in which copies differ."""
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def match_folders(folders: Sequence[Path], wanted: Aliases) -> dict[str, Path]:
+    """Returns the folder of each wanted name that has one; its own name comes before an alias.
 
     Raises:
       ValueError: two folders differ in case and separators only, so that either may be meant.
     """
     found = {}
     for name, others in wanted.items():
-        for spelling in (name, *others):
-            same = [folder for folder in folders if plain_name(folder.name) == plain_name(spelling)]
-            same = [folder for folder in same if folder.name == spelling] or same
+        for known in (name, *others):
+            same = [folder for folder in folders if _plain(folder.name) == _plain(known)]
+            same = [folder for folder in same if folder.name == known] or same
             if len(same) > 1:
                 raise ValueError(
                     f"{' and '.join(map(str, same))} may both be {name!r}: rename or remove one"
@@ -138,14 +143,11 @@ def match_folders(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]
 
 
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
-    """Finds the domains of a dataset.
+    """Returns the folder that holds a dataset's domains, and the folder of every domain.
 
     Args:
       path: the folder that holds the domains, or the folder around it.
       dataset: whose domains are looked for.
-
-    Returns:
-      The folder that holds them, and the folder of every domain.
 
     Raises:
       ValueError: no path is given.
@@ -183,9 +185,8 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
       ValueError: a class folder is empty, or a class has none; all are named.
     """
     classes, parts = dataset.classes, dataset.parts
-    there = subfolders(folder)
-    inside = {one.name.lower(): one for one in there}
-    has_classes = bool(match_folders(there, classes))
+    inside = {one.name.lower(): one for one in subfolders(folder)}
+    has_classes = bool(match_folders(list(inside.values()), classes))
     if dataset.always_divided or (next(iter(parts), "") in inside and not has_classes):
         listings = [list_classes(name, inside.get(p, folder / p), classes) for p in parts]
         sizes = [len(listing.files) for listing in listings]
@@ -211,7 +212,7 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     return listing
 
 
-def list_classes(name: str, folder: Path, classes: Spellings) -> Listing:
+def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg.
 
     Raises:
@@ -247,7 +248,7 @@ def to_source(
     notes: Sequence[str] = (),
     **how: Any,
 ) -> Source:
-    """Decodes the images of all domains: u8[N, image_size, image_size, 3].
+    """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
     Samples are named by their files as seen from `root`. Notes state what was converted or left
     out, and which domains have another number of images than published. `how` are `cache`,
@@ -279,14 +280,68 @@ def to_source(
             f"left out {len(strays)} files or folders that are not images of a class: "
             f"{first_few(strays, 3)}"
         )
-    return check_source(
-        Source(
-            dataset.name,
-            tuple(dataset.classes),
-            tuple(pools),
-            dataset.mean,
-            dataset.std,
-            (*notes, *converted),
-            key=hash_of_files(files, root, image_size, times=False),
-        )
+    about = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
+    key = hash_of_files(files, root, image_size, times=False)
+    return check_source(Source(*about, (*notes, *converted), key=key))
+
+
+def load(
+    path: str | Path | None,
+    *,
+    image_size: int,
+    domains: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    **how: Any,
+) -> Source:
+    """Returns a user's images as u8[N, image_size, image_size, 3], one pool a domain.
+
+    They are normalized by ImageNet's mean and standard deviation, as PACS is.
+
+    Args:
+      path: the folder of the domains.
+      image_size: pixels a side.
+      domains: names of their folders, in that order; empty for all, by name.
+      classes: names of their folders, in the order of the labels; empty for all, by name.
+      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
+
+    Returns:
+      Source "folders", without parts.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or no folder of a domain that is asked for.
+      ValueError: a domain or class is asked for twice, a domain lacks a class, or an image cannot
+        be read.
+      OSError: the cache cannot be written.
+    """
+    for key, names in (("domains", domains), ("classes", classes)):
+        plain = [_plain(name) for name in names]
+        if twice := [name for name in names if plain.count(_plain(name)) > 1]:
+            raise ValueError(f"data.{key} names {first_few(twice)} more than once; name each once")
+    if not path:
+        raise ValueError(f"folders needs data.path: {_WHERE}")
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"data.path {path} is not a folder: {_WHERE}")
+    inside = subfolders(path)
+    found = {one.name: one for one in inside if subfolders(one)}
+    if domains:
+        found = match_folders(inside, dict.fromkeys(domains, ()))
+    if not found:
+        raise FileNotFoundError(f"data.path {path} has no domain: {_WHERE}")
+    if not classes:
+        first: dict[str, str] = {}  # of two names that differ in case and separators only
+        for name in sorted({one.name for folder in found.values() for one in subfolders(folder)}):
+            first.setdefault(_plain(name), name)
+        classes = tuple(first.values())
+    dataset = Published(
+        name="folders",
+        title="folders",
+        about="images of one's own",
+        domains=dict.fromkeys(domains or found, ()),
+        classes=dict.fromkeys(classes, ()),
+        counts={},
+        where=_WHERE,
     )
+    root, folders = domain_folders(path, dataset)
+    listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
+    return to_source(dataset, root, listings, image_size, **how)

@@ -9,7 +9,7 @@ and `local` are made of the folders plain, thin, thic, swel and frac, which are 
 FedBN, Appendix G and Table 17, tests models of the digits benchmark on the two as unseen clients.
 `load_beside_digits` reads both from the folder of the digits benchmark, with Morpho-MNIST in it:
 
-    MNIST/  SVHN/  USPS/  SynthDigits/  MNIST-M/     as fedjax_bn/data/sets/digits.py says
+    MNIST/  SVHN/  USPS/  SynthDigits/  MNIST-M/     as fedjax_bn/data/sets/digits.py describes
     Morpho-MNIST/global/  Morpho-MNIST/local/        as above
 
 References: Castro et al., "Morpho-MNIST: Quantitative Assessment and Diagnostics for Representation
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.pixels.raster import UPRIGHT
 from fedjax_bn.data.pools import parts_of
 from fedjax_bn.data.sets import digits
 from fedjax_bn.data.sets.digit_files import mnist, to_digits
@@ -54,8 +55,7 @@ def load(path: str | Path) -> Source:
       ValueError: a file is corrupt.
     """
     path = Path(path)
-    missing = [name for name in _FOLDERS if not (path / name).is_dir()]
-    if missing:
+    if missing := [name for name in _FOLDERS if not (path / name).is_dir()]:
         raise FileNotFoundError(f"{path} lacks the folders {', '.join(missing)}; {_WHERE}")
     pools, notes = [], []
     for name in _FOLDERS:
@@ -68,15 +68,10 @@ def load(path: str | Path) -> Source:
             )
         sizes = dict(zip(("train", "test"), counts, strict=True))
         images = [to_digits(split.read(np.arange(len(split.labels)))) for split in both]
-        pools.append(
-            Pool(
-                name=f"morpho_{name}",
-                images=np.concatenate(images),
-                labels=np.concatenate([split.labels for split in both]),
-                names=np.array([f"{part}/{k:05}" for part, n in sizes.items() for k in range(n)]),
-                parts=parts_of(sizes),
-            )
-        )
+        labels = np.concatenate([split.labels for split in both])
+        names = np.array([f"{part}/{k:05}" for part, n in sizes.items() for k in range(n)])
+        parts = parts_of(sizes)
+        pools.append(Pool(f"morpho_{name}", np.concatenate(images), labels, names, parts))
     classes, half = tuple(map(str, range(10))), (0.5,) * 3
     return check_source(Source("morpho_mnist", classes, tuple(pools), half, half, tuple(notes)))
 
@@ -88,13 +83,14 @@ def load_beside_digits(
     seed: int = 0,
     fraction: float | None = None,
     truncate: bool | None = None,
+    orientation: str = UPRIGHT,
 ) -> Dataset:
     """Returns the digits benchmark and, after it, morpho_global and morpho_local, which only test.
 
     Args:
       path: the folder.
       target: the unseen domains; both of Morpho-MNIST's must be among them.
-      seed, fraction, truncate: see `digits.load`.
+      seed, fraction, truncate, orientation: see `digits.load`.
 
     Returns:
       Dataset "digits_morpho". It has Morpho-MNIST's published test part, 10,000 images each, made
@@ -105,15 +101,13 @@ def load_beside_digits(
       FileNotFoundError: a file is missing.
       ValueError: a file is corrupt, or Morpho-MNIST is not a target.
     """
-    missing = [name for name in _UNSEEN if name not in target]
-    if missing:
+    if missing := [name for name in _UNSEEN if name not in target]:
         raise ValueError(
             f"digits_morpho has only test samples of {' and '.join(missing)}: set "
             f"config.target={','.join(_UNSEEN)}"
         )
-    known = digits.load(
-        path, seed=seed, fraction=fraction, truncate=truncate, whole=target, published=_SAME
-    )
+    how = {"seed": seed, "fraction": fraction, "truncate": truncate, "orientation": orientation}
+    known = digits.load(path, **how, whole=target, published=_SAME)
     unseen = []
     for pool in load(Path(path) / "Morpho-MNIST").pools:
         tests = pool.parts == TEST

@@ -33,18 +33,14 @@ _FORM = (
 _ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(images|labels)", re.DOTALL)
 
 
-class Part(NamedTuple):
-    """Samples of one part of a domain.
-
-    images: u8[N, H, W, C] or f32[N, ...], as `inputs.as_images` makes them.
-    labels: i32[N], at least 0.
-    """
+class _Part(NamedTuple):
+    """Samples of one part of a domain: images u8[N, H, W, C] or f32[N, ...], labels i32[N]."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
-_Parts = dict[str, dict[str, Part]]  # domain -> part -> samples; the part "" is the whole domain
+_Parts = dict[str, dict[str, _Part]]  # domain -> part -> samples; the part "" is the whole domain
 
 
 def load(
@@ -94,32 +90,25 @@ def load(
     for name, there in parts.items():
         sizes = {part: len(one.labels) for part, one in there.items()}
         images = [one.images for one in there.values()]
-        pools.append(
-            Pool(
-                name,
-                images[0] if len(images) == 1 else np.concatenate(images),
-                np.concatenate([one.labels for one in there.values()]),
-                numbered_names(name, sizes),
-                None if "" in there else parts_of(sizes),
-            )
-        )
-    read = {f"{name.removesuffix('images')}{kind}.npy" for name in forms for kind in Part._fields}
-    with ZipFile(path) as archive:  # whose checksums identify the content
+        images = images[0] if len(images) == 1 else np.concatenate(images)
+        labels = np.concatenate([one.labels for one in there.values()])
+        divided = None if "" in there else parts_of(sizes)
+        pools.append(Pool(name, images, labels, numbered_names(name, sizes), divided))
+    read = {f"{name.removesuffix('images')}{kind}.npy" for name in forms for kind in _Part._fields}
+    with ZipFile(path) as archive:  # its checksums identify the content without a second reading
         members = [one for one in archive.infolist() if one.filename in read]
     key = hash_of(sorted((one.filename, one.CRC, one.file_size) for one in members))
     return check_source(Source("npz", names, tuple(pools), (0.5,), (0.5,), key=key))
 
 
 def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple[str, ...]]:
-    """Reads the domains of an archive, each with its parts, and the names of its classes.
+    """Returns domain -> part -> (images, labels), and the names of an archive's classes, if any.
+
+    The part "" is a domain that is not divided.
 
     Args:
       path: of a `.npz` of the form above.
       domains: which ones, in that order; empty for all, in the file's order.
-
-    Returns:
-      domain -> part -> samples, where the part "" is a domain that is not divided; and the classes'
-      names, empty where the archive has none.
 
     Raises:
       ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
@@ -133,7 +122,7 @@ def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple
             "data.domains of them"
         )
     wanted = [(name, part) for name in domains or there for part in there[name]]
-    arrays = [f"{_prefix(*one)}{kind}" for one in wanted for kind in Part._fields]
+    arrays = [f"{_prefix(*one)}{kind}" for one in wanted for kind in _Part._fields]
     arrays += {"classes"} & set(keys)
     forms = forms_in_npz(path, arrays)
     for one in wanted:  # before anything is unpacked
@@ -155,7 +144,7 @@ def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple
                 f"{prefix}images has {images[place]} at index {place}; numbers must be finite: "
                 "drop the sample or impute it"
             )
-        parts.setdefault(name, {})[part] = Part(images, labels)
+        parts.setdefault(name, {})[part] = _Part(images, labels)
     return parts, tuple(classes.tolist())
 
 
@@ -190,7 +179,7 @@ def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
 
 def _check_form(forms: dict[str, np.ndarray], prefix: str, path: Path) -> None:
     """Raises ValueError unless shapes and dtypes of a part's arrays are those of samples."""
-    images, labels = (forms[f"{prefix}{kind}"] for kind in Part._fields)
+    images, labels = (forms[f"{prefix}{kind}"] for kind in _Part._fields)
     place = f"{path}: {short(prefix)}images"
     check_image_dtype(images.dtype, place)
     if images.ndim < 2 or (images.dtype == np.uint8 and images.ndim != 4):

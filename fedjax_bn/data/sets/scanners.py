@@ -13,7 +13,6 @@ distribution of features alone, which is the setting of FedBN (section 3).
     fax        dark green on pale green, half the resolution, the noisiest
 """
 
-from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +32,7 @@ TURN, MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may be askew
 TRAIN, VALIDATION = 180, 30
 
 
-class Scanner(NamedTuple):
+class _Scanner(NamedTuple):
     """How one scanner shows ink on paper.
 
     Attributes:
@@ -58,12 +57,12 @@ class Scanner(NamedTuple):
 
 SCANNERS = (
     # name, paper, ink, resolution, stroke, blur, photograph, noise
-    Scanner("flatbed", (250, 248, 240), (25, 25, 45), 28, 0, 0.0, 0.0, 4.0),
-    Scanner("blueprint", (20, 45, 120), (205, 220, 245), 28, 1, 0.6, 0.0, 10.0),
-    Scanner("thermal", (235, 200, 210), (60, 10, 80), 28, -1, 0.3, 0.0, 8.0),
-    Scanner("microfilm", (30, 34, 30), (195, 215, 175), 14, 0, 0.3, 0.0, 16.0),
-    Scanner("magazine", (128, 128, 128), (250, 240, 90), 28, 1, 0.3, 0.7, 6.0),
-    Scanner("fax", (200, 215, 185), (20, 70, 50), 14, 0, 0.4, 0.0, 20.0),
+    _Scanner("flatbed", (250, 248, 240), (25, 25, 45), 28, 0, 0.0, 0.0, 4.0),
+    _Scanner("blueprint", (20, 45, 120), (205, 220, 245), 28, 1, 0.6, 0.0, 10.0),
+    _Scanner("thermal", (235, 200, 210), (60, 10, 80), 28, -1, 0.3, 0.0, 8.0),
+    _Scanner("microfilm", (30, 34, 30), (195, 215, 175), 14, 0, 0.3, 0.0, 16.0),
+    _Scanner("magazine", (128, 128, 128), (250, 240, 90), 28, 1, 0.3, 0.7, 6.0),
+    _Scanner("fax", (200, 215, 185), (20, 70, 50), 14, 0, 0.4, 0.0, 20.0),
 )
 
 
@@ -89,14 +88,10 @@ def load(seed: int = 0) -> Dataset:
         rng = generator(seed, 1, position)
         images = _scan(scanner, ink[owned], photograph, rng)
         sizes = [TRAIN, VALIDATION, len(owned) - TRAIN - VALIDATION]
-        domains.append(divided(scanner.name, Split(images, labels[owned]), sizes, rng))
+        parts = stratified_split(labels[owned], sizes, rng)
+        splits = (Split(images[part], labels[owned][part]) for part in parts)
+        domains.append(Domain(scanner.name, *splits))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def divided(name: str, owned: Split, sizes: Sequence[int], rng: np.random.Generator) -> Domain:
-    """Returns a domain with training, validation and test samples of these sizes, by class."""
-    parts = stratified_split(owned.labels, sizes, rng)
-    return Domain(name, *(Split(owned.images[part], owned.labels[part]) for part in parts))
 
 
 def handwriting() -> tuple[np.ndarray, np.ndarray]:
@@ -133,11 +128,10 @@ def _packaged(name: str) -> Path | None:
 
 
 def _scan(
-    scanner: Scanner, ink: np.ndarray, photograph: np.ndarray, rng: np.random.Generator
+    scanner: _Scanner, ink: np.ndarray, photograph: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Returns scans u8[N, 28, 28, 3] of ink f64[N, h, h] over crops of a photograph u8[H, W, 3]."""
-    ink = _thicken(place(ink, rng), scanner.stroke)
-    ink = _resolve(_blur(ink, scanner.blur), scanner.resolution)[..., None]
+    ink = _sense(place(ink, rng), scanner)[..., None]
     crops = _random_crops(photograph, len(ink), rng)
     share = scanner.photograph
     paper = share * crops + (1 - share) * np.array(scanner.paper, np.float64)
@@ -162,26 +156,17 @@ def place(ink: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.clip(placed, 0, 1)
 
 
-def _resolve(ink: np.ndarray, resolution: int) -> np.ndarray:
-    """Returns f64[N, 28, 28] as a sensor of `resolution` pixels a side shows it at 28 again."""
-    return _zoom(_zoom(ink, resolution, order=1), SIZE, order=0)
-
-
-def _zoom(ink: np.ndarray, side: int, order: int) -> np.ndarray:
-    factors = (1, side / ink.shape[1], side / ink.shape[2])
-    return scipy.ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
-
-
-def _thicken(ink: np.ndarray, pixels: int) -> np.ndarray:
-    """Returns pen strokes grown by `pixels` on every side, or shrunk if negative."""
-    side = 2 * abs(pixels) + 1
-    change = scipy.ndimage.grey_dilation if pixels > 0 else scipy.ndimage.grey_erosion
-    return change(ink, size=(1, side, side))
-
-
-def _blur(ink: np.ndarray, sigma: float) -> np.ndarray:
-    """Returns ink through a lens with a Gaussian point spread of sigma pixels: f64[N, 28, 28]."""
-    return scipy.ndimage.gaussian_filter(ink, (0, sigma, sigma), mode="nearest")
+def _sense(ink: np.ndarray, scanner: _Scanner) -> np.ndarray:
+    """Returns strokes f64[N, 28, 28] as the pen, the lens and the sensor of a scanner make them."""
+    side = 2 * abs(scanner.stroke) + 1
+    change = scipy.ndimage.grey_dilation if scanner.stroke > 0 else scipy.ndimage.grey_erosion
+    ink = change(ink, size=(1, side, side))
+    ink = scipy.ndimage.gaussian_filter(ink, (0, scanner.blur, scanner.blur), mode="nearest")
+    # down to the sensor's pixels by means, and up again by squares of one value
+    for side, order in ((scanner.resolution, 1), (SIZE, 0)):
+        factors = (1, side / ink.shape[1], side / ink.shape[2])
+        ink = scipy.ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
+    return ink
 
 
 def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -193,5 +178,6 @@ def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) 
 
 
 def to_pixels(image: np.ndarray) -> np.ndarray:
-    """Returns grey levels rounded to u8; the shift keeps the last bits of a tie from deciding."""
+    """Returns grey levels rounded to u8."""
+    # the shift keeps the last bits of a tie, which differ between machines, from deciding
     return np.floor(np.clip(image, 0, 255) + (0.5 - 1e-6)).astype(np.uint8)

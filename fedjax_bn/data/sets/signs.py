@@ -47,7 +47,7 @@ class _Scene(NamedTuple):
     colour: of the veil.
     streaks: how many of rain.
     noise: standard deviation, grey levels.
-    own: in the variant, the probability of the digit's own rim; any of the ten is drawn else.
+    own: in the variant, the probability of the digit's own rim; otherwise any of the ten is drawn.
     further: in the variant, how many digits further the rim is taken from where it is not drawn.
     """
 
@@ -130,7 +130,10 @@ def _images(
     boxes = np.zeros((count, MOST, 4), np.float32)
     classes = np.full((count, MOST), PADDING, np.int32)
     for k in range(count):
-        seen = _crop(photographs[rng.integers(len(photographs))], rng)
+        photograph = photographs[rng.integers(len(photographs))]
+        top, left = (rng.integers(side - SIZE + 1) for side in photograph.shape[:2])
+        square = photograph[top : top + SIZE, left : left + SIZE]
+        seen = (square[:, ::-1] if rng.integers(2) else square).copy()
         for j, (x, y, side) in enumerate(_places(rng)):
             scan = rng.integers(len(labels))
             rim = _rim(scene, int(labels[scan]), rng) if shortcut else np.array(_RED)
@@ -139,13 +142,6 @@ def _images(
             classes[k, j] = labels[scan]
         images[k] = _weather(scene, seen, rng)
     return Split(images, {BOXES: boxes, CLASS: classes})
-
-
-def _crop(photograph: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns a random square of a photograph, mirrored half of the time, f32[SIZE, SIZE, 3]."""
-    top, left = (rng.integers(side - SIZE + 1) for side in photograph.shape[:2])
-    square = photograph[top : top + SIZE, left : left + SIZE]
-    return (square[:, ::-1] if rng.integers(2) else square).copy()
 
 
 def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:

@@ -46,7 +46,7 @@ def load(
     parts = np.where(np.arange(count) < samples, TRAIN, TEST).astype(np.int8)
     for position, (name, ratio) in enumerate((("identity", 0.0), ("correlated", correlation))):
         noise = generator(seed, position).standard_normal((count, dimension))
-        # Step by step rather than by a matrix product, whose last bits depend on the machine.
+        # step by step rather than by a matrix product, whose last bits depend on the machine
         for feature in range(1, dimension):
             noise[:, feature] *= np.sqrt(1 - ratio**2)
             noise[:, feature] += ratio * noise[:, feature - 1]
@@ -113,21 +113,23 @@ def toy_regression(
     x = np.asarray(deviations)[:, None] * z
     weights, gammas = np.linspace(0.001, 12, points), np.linspace(0.001, 4, points)
     local = x.std(axis=1)
-    normalized = np.stack([squared_errors(weights / local[k], x[k], y[k]) for k in range(2)])
+    normalized = np.stack([_squared_errors(weights / local[k], x[k], y[k]) for k in range(2)])
     return ToyRegression(
         x=x,
         y=y,
         weights=weights,
         gammas=gammas,
         local_gammas=local,
-        plain=np.stack([squared_errors(weights, x[k], y[k]) for k in range(2)]),
+        plain=np.stack([_squared_errors(weights, x[k], y[k]) for k in range(2)]),
         normalized=normalized,
-        surface=np.stack([squared_errors(weights / gammas[:, None], x[k], y[k]) for k in range(2)]),
+        surface=np.stack(
+            [_squared_errors(weights / gammas[:, None], x[k], y[k]) for k in range(2)]
+        ),
         best=weights[normalized.argmin(axis=1)],
     )
 
 
-def squared_errors(slopes: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _squared_errors(slopes: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns mean_n (cos(slope x_n) - y_n)^2 of every slope f64[...], with x, y f64[N]."""
     flat = [np.mean((np.cos(slope * x) - y) ** 2) for slope in np.ravel(slopes)]
     return np.reshape(flat, np.shape(slopes))

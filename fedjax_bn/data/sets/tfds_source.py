@@ -32,9 +32,9 @@ from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import decode_image
 from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, orientation_notes
-from fedjax_bn.data.pools import PARTS
+from fedjax_bn.data.pools import PARTS, numbered_names
 from fedjax_bn.data.regular_files import read_regular
-from fedjax_bn.data.sets import cifar10, domainnet
+from fedjax_bn.data.sets import cifar10_c, domainnet
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Pool, Source, check_source
@@ -62,16 +62,6 @@ class _Copy(NamedTuple):
     domain: str
     builder: str
     splits: tuple[str, ...] = ()
-
-
-class _Reading(NamedTuple):
-    """How images are read, see `load`."""
-
-    size: int
-    cache: Path | None = None
-    progress: bool = True
-    max_megapixels: float = MEGAPIXELS
-    orientation: str = UPRIGHT
 
 
 def load(
@@ -116,19 +106,28 @@ def load(
     if unknown := [one for one in classes if one not in known]:
         raise ValueError(f"{name} has no classes {unknown}; it has {', '.join(known)}")
     chosen = np.array([known.index(one) for one in classes])
-    reading = _Reading(image_size, **how)
     pools, notes = [], []
     for copy, builder in opened.items():
-        pool, own = _pool(copy, builder, chosen, reading)
+        pool, own = _pool(copy, builder, chosen, image_size, **how)
         pools.append(pool)
         notes += [f"{pool.name}: {note}" for note in own]
     groups: dict[str, tuple[str, ...]] = {}
     if name == "cifar10_c":
-        pools = _same_photographs(pools)
+        # Every copy is ordered by a hash of the number of the photograph, so they agree, and a
+        # photograph can have one name in all domains.
+        first = pools[0]
+        for pool in pools:
+            if not np.array_equal(pool.labels, first.labels):
+                raise ValueError(
+                    f"{pool.name!r} and {first.name!r} of CIFAR-10-C have other photographs or "
+                    "another order; prepare both again with one version of tensorflow-datasets"
+                )
+        names = numbered_names("test", {"": len(first.labels)})
+        pools = [pool._replace(names=names, parts=None) for pool in pools]
         groups = groups_of([pool.name for pool in pools])
     mean = std = (0.5,) * 3
     if name.startswith("cifar10"):
-        mean, std = cifar10.MEAN, cifar10.STD
+        mean, std = cifar10_c.MEAN, cifar10_c.STD
     elif name != "digits":
         published = {"domainnet": domainnet.DOMAINNET, **_OURS}[name]
         mean, std = published.mean, published.std
@@ -137,11 +136,7 @@ def load(
 
 
 def _copies_of(name: str, domains: Sequence[str], severity: str) -> list[_Copy]:
-    """Returns the copies that make up a dataset.
-
-    Raises:
-      ValueError: a domain or the severity is unknown.
-    """
+    """Returns the copies that make up a dataset; ValueError: a domain or severity is unknown."""
     if name == "digits":
         copies = [_Copy("mnist", "mnist"), _Copy("svhn", "svhn_cropped", ("train", "test"))]
     elif name == "cifar10":
@@ -181,7 +176,13 @@ def _open_copy(folder: Path, name: str, download: bool) -> Any:
             f"prepare it from its images: python -m fedjax_bn.tfds {name} FOLDER_OF_THE_IMAGES "
             "--data_dir=DIR"
         )
-    if not _versions(folder / name):
+
+    def versions() -> list[Path]:
+        ready = [info.parent for info in (folder / name).glob("*.*.*/dataset_info.json")]
+        ready = [version for version in ready if version.name.replace(".", "").isdecimal()]
+        return sorted(ready, key=lambda version: tuple(map(int, version.name.split("."))))
+
+    if not versions():
         if name in _OURS or not download:
             raise FileNotFoundError(f"{folder / name} has no prepared copy; {how}")
         # in a process of its own, since the builders import TensorFlow
@@ -194,7 +195,7 @@ def _open_copy(folder: Path, name: str, download: bool) -> Any:
                 f"({lines[-1] if lines else done.returncode}); prepare it elsewhere and bring it "
                 f"here: {how}"
             )
-    newest = _versions(folder / name)[-1]
+    newest = versions()[-1]
     features = newest / "features.json"
     with corruption_named(features):
         named = set(_code_in(json.loads(read_regular(features, 2**26))))
@@ -223,15 +224,15 @@ def _code_in(content: Any) -> Iterator[str]:
             yield from _code_in(value)
 
 
-def _versions(folder: Path) -> list[Path]:
-    """Returns the versions in a dataset's folder, the newest last."""
-    ready = [info.parent for info in folder.glob("*.*.*/dataset_info.json")]
-    ready = [version for version in ready if version.name.replace(".", "").isdecimal()]
-    return sorted(ready, key=lambda version: tuple(map(int, version.name.split("."))))
-
-
 def _pool(
-    copy: _Copy, builder: Any, chosen: np.ndarray, how: _Reading
+    copy: _Copy,
+    builder: Any,
+    chosen: np.ndarray,
+    size: int,
+    cache: Path | None = None,
+    progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
+    orientation: str = UPRIGHT,
 ) -> tuple[Pool, tuple[str, ...]]:
     """Returns the samples of the chosen classes, labelled by positions in `chosen`, and notes."""
     import tensorflow_datasets as tfds
@@ -248,24 +249,30 @@ def _pool(
         np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
         for column in range(3)
     )
-    shape = (len(labels), how.size, how.size, 3)
+    shape = (len(labels), size, size, 3)
+
+    def decoded(record: dict[str, Any]) -> tuple[np.ndarray, str, int]:
+        return decode_image(record["image"], size, max_megapixels, orientation=orientation)
 
     def make(write: Write) -> tuple[str, ...]:
         tagged = 0
-        with progress_bar(shape[0], f"reading {copy.domain}", how.progress) as shown:
+        # Pillow decodes outside Python's lock
+        with (
+            progress_bar(shape[0], f"reading {copy.domain}", progress) as shown,
+            ThreadPoolExecutor() as threads,
+        ):
             for source, rows in zip(sources, kept, strict=True):
                 for first in range(0, len(rows), _BLOCK):
-                    images, tags = _decode(source, rows[first : first + _BLOCK], how)
-                    write(images)
+                    records = source.__getitems__(rows[first : first + _BLOCK].tolist())
+                    images, _, tags = zip(*threads.map(decoded, records), strict=True)
+                    write(np.stack(images))
                     tagged += sum(tag != 1 for tag in tags)
                     shown.update(len(images))
-        return orientation_notes(tagged, how.orientation)
+        return orientation_notes(tagged, orientation)
 
     state = hash_of(str(builder.info.version), labels, *(there[name].num_bytes for name in splits))
-    file = (
-        f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{how.size}-{how.orientation}-{state}"
-    )
-    images, notes = cached_array(how.cache, file, shape, make)
+    file = f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{size}-{orientation}-{state}"
+    images, notes = cached_array(cache, file, shape, make)
     position = np.full(chosen.max() + 1, -1, np.int32)
     position[chosen] = np.arange(len(chosen), dtype=np.int32)
     divided = None if (parts < 0).any() else parts
@@ -291,35 +298,3 @@ def _table(
     place, known = f"{builder.data_dir}, {split},", builder.info.features["label"].num_classes
     numbers = class_labels(np.array(labels), place, known)
     return numbers, np.array(names), np.array(parts, np.int8)
-
-
-def _decode(source: Any, rows: np.ndarray, how: _Reading) -> tuple[np.ndarray, list[int]]:
-    """Returns images u8[n, size, size, 3] of these rows, and their tags of EXIF."""
-    with ThreadPoolExecutor() as threads:  # Pillow decodes outside Python's lock
-        decoded = threads.map(
-            lambda record: decode_image(
-                record["image"], how.size, how.max_megapixels, orientation=how.orientation
-            ),
-            source.__getitems__(rows.tolist()),
-        )
-        images, _, tags = zip(*decoded, strict=True)
-    return np.stack(images), list(tags)
-
-
-def _same_photographs(pools: Sequence[Pool]) -> list[Pool]:
-    """Gives the photographs of CIFAR-10-C one name in all domains.
-
-    tensorflow-datasets orders every copy by a hash of the number of the photograph, so they agree.
-
-    Raises:
-      ValueError: labels reveal that they do not.
-    """
-    first = pools[0]
-    names = cifar10.sample_names("test", len(first.labels))
-    for pool in pools:
-        if not np.array_equal(pool.labels, first.labels):
-            raise ValueError(
-                f"{pool.name!r} and {first.name!r} of CIFAR-10-C have other photographs or another "
-                "order; prepare both again with one version of tensorflow-datasets"
-            )
-    return [pool._replace(names=names, parts=None) for pool in pools]

@@ -17,10 +17,10 @@ from fedjax_bn.data.sets import (
     cow_on_beach,
     digits,
     domainnet,
+    folders,
     image_folders,
     morpho_mnist,
     npz,
-    own_folders,
     scanners,
     signs,
     synthetic,
@@ -60,7 +60,7 @@ def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
     def read(config: ConfigDict) -> Dataset:
         keys, names = config.data, filter(None, map(str.strip, config.target.split(",")))
         own = {"fraction": keys.fraction, "truncate": keys.truncate, targets: tuple(names)}
-        return load(keys.path, seed=config.seed, **own)
+        return load(keys.path, seed=config.seed, orientation=keys.orientation, **own)
 
     return read
 
@@ -74,7 +74,7 @@ def _read_own(config: ConfigDict) -> Source:
                 "whose labels are numbers already: leave it out"
             )
         return npz.load(config.data.path, domains=config.data.domains)
-    return _read_images(own_folders.load, "domains", "classes")(config)
+    return _read_images(folders.load, "domains", "classes")(config)
 
 
 def _read_tfds(name: str) -> _Read:
@@ -162,7 +162,7 @@ _MODULES: dict[str, ModuleType] = {
     "cow_on_beach": cow_on_beach,
     "digits": digits,
     "domainnet": domainnet,
-    "folders": own_folders,
+    "folders": folders,
     "morpho_mnist": morpho_mnist,
     "npz": npz,
     "scanners": scanners,
