@@ -36,7 +36,7 @@ from fedjax_bn.federation import (
 from fedjax_bn.report import tables
 from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.evaluation.evaluate import evaluator
-from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.experiment.build import Experiment, read_values
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.training.progress import progress
 from fedjax_bn.run.training.records import (
@@ -238,7 +238,8 @@ def _experiment(
     chosen = {
         text: choose_adaptation(text, model, config.adapt_batch_size) for text in config.adaptations
     }
-    return Experiment(model, method, internal, new, prepare, chosen, (), task=task)
+    values = read_values(config, method, len(internal.domains))
+    return Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
 
 
 def _pool(name: str, given: ClientSamples) -> Pool:

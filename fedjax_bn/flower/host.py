@@ -21,7 +21,7 @@ from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.availability import read_trace
+from fedjax_bn.run.experiment.availability import Participation, choose_participation, read_trace
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.shapes import batches_of_one
@@ -67,7 +67,7 @@ class Host(NamedTuple):
       personal: the form of the personal leaves that are sent; () for none.
       table: which leaves are shared and which personal, to read at start.
       traffic: the method's own account, see `fedjax_bn.federation`.
-      trace: who is available in which round; None where all always are.
+      participation: who takes part in a round.
       step: `step(kept, accepted, rows) -> kept`, a round's end.
     """
 
@@ -83,7 +83,7 @@ class Host(NamedTuple):
     personal: PyTree
     table: str
     traffic: dict[str, int]
-    trace: np.ndarray | None
+    participation: Participation
     step: Callable[..., Kept]
 
 
@@ -189,7 +189,9 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         personal=personal,
         table=partition_table(config, jax.eval_shape(rows)),
         traffic=traffic(experiment.method, like, batches),
-        trace=read_trace(config.participation.trace, count),
+        participation=choose_participation(config, count)._replace(
+            trace=read_trace(config.participation.trace, count)
+        ),
         step=_step(experiment.method.server, upload, personal),
     )
 

@@ -62,7 +62,7 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
         ({"client_epochs": ("1", "1", "2"), "local_epochs": 2}, "leave local_epochs at 1"),
         ({"client_epochs": ("1", "1", "2"), "local_steps": 2}, "local_steps at 0"),
         ({"optimizer.nesterov": True}, "nesterov=True needs optimizer.momentum above 0"),
-        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "of no use with optimizer.name"),
+        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "has no effect with optimizer.name"),
         (
             {"optimizer.schedule": "cosine", "optimizer.warmup_rounds": 6},
             "warmup_rounds=6 leaves none of rounds=6 to the cosine",

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -28,19 +27,27 @@ from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.run.config.keys import check, choice_of, choose
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.personalization import check_labelled, choose_personalization
-from fedjax_bn.run.experiment.availability import read_trace
+from fedjax_bn.run.evaluation.personalization import (
+    Personalization,
+    check_labelled,
+    choose_personalization,
+)
+from fedjax_bn.run.experiment.availability import Participation, choose_participation, read_trace
 from fedjax_bn.run.experiment.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
     choose_method,
+    follows_rounds,
     is_told,
     local_epochs,
     method_maker,
+    what_validates,
 )
+from fedjax_bn.run.experiment.privacy import describe_privacy
 from fedjax_bn.run.experiment.readers import DATASETS
 from fedjax_bn.run.experiment.task import choose_augmentation, choose_loading, choose_task
 from fedjax_bn.run.processes.mesh import choose_mesh
+from fedjax_bn.run.training.records import Record
 from fedjax_bn.task import Task, classification
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
@@ -55,8 +62,72 @@ TESTED_ON_VALIDATION = (
 )
 
 
+class LocalWork(NamedTuple):
+    """What a client does in a round.
+
+    Attributes:
+      batch_size: samples of a step.
+      steps: if above 0, the steps that a client makes, instead of epochs.
+      epochs: passes over its own data: of each client, or one number for all.
+    """
+
+    batch_size: int
+    steps: int
+    epochs: tuple[int, ...]
+
+    def sampler(self, smallest: int, longest: int) -> Sampler:
+        """Returns what draws the samples of a round.
+
+        Args:
+          smallest, longest: training samples of the smallest and of the largest client.
+        """
+        if self.steps:
+            return by_steps(self.batch_size, self.steps, smallest)
+        return by_epochs(min(self.batch_size, longest), self.epochs)
+
+
+class Plan(NamedTuple):
+    """What the loop over rounds does, and what it writes; the meanings are those of the keys.
+
+    Attributes:
+      follows: the key whose plan follows from the number of rounds, see `method.follows_rounds`.
+      privacy: `privacy(rounds)` is the record of `describe_privacy` after so many rounds.
+    """
+
+    method: str
+    seed: int
+    rounds: int
+    patience: int
+    eval_every: int
+    checkpoint_every: int
+    on_nonfinite: str
+    clients_named: int
+    predictions: str
+    wandb: str
+    device_megabytes: int
+    follows: str
+    privacy: Callable[[int], Record]
+
+
+class Evaluation(NamedTuple):
+    """How clients are tested; the meanings are those of the keys.
+
+    Attributes:
+      clients: how many are evaluated, drawn from `seed`; 0 for all.
+      personalization: how a client adapts first; None where none does.
+    """
+
+    batch_size: int
+    clients: int
+    seed: int
+    eval_unseen: str
+    eval_train_loss: bool
+    validate_with: str
+    personalization: Personalization | None
+
+
 class Experiment(NamedTuple):
-    """Everything a run needs, built and checked.
+    """Everything a run needs, built and checked: no other room reads the configuration.
 
     Attributes:
       model: a linen module, or what `models.from_nnx` makes; in `models.precision.in_dtype` where
@@ -67,9 +138,13 @@ class Experiment(NamedTuple):
       prepare: stored images -> what the model reads.
       adaptations: text -> how unseen clients predict.
       notes: sentences for the user on the data and the start.
+      participation: who takes part in a round.
+      work: what a client does in a round.
+      plan: the rounds, and what is written.
+      evaluation: how clients are tested.
       mesh: the devices over which the method's clients are shared out; None for one.
-      trace: who is available in which round, see `availability`; None where all always are.
       task: what is learned and reported.
+      validates: the key for which clients need validation samples while they train; "" for none.
     """
 
     model: Any
@@ -79,9 +154,18 @@ class Experiment(NamedTuple):
     prepare: Prepare
     adaptations: dict[str, Choice]
     notes: tuple[str, ...]
+    participation: Participation
+    work: LocalWork
+    plan: Plan
+    evaluation: Evaluation
     mesh: Mesh | None = None
-    trace: np.ndarray | None = None
     task: Task = classification()
+    validates: str = ""
+
+    def sampler(self) -> Sampler:
+        """Returns what draws the samples of a round."""
+        sizes = [len(domain.train.images) for domain in self.internal.domains]
+        return self.work.sampler(min(sizes), max(sizes))
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -116,9 +200,9 @@ def build(config: ConfigDict) -> Experiment:
     _check_clients(internal, config)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
-    check_labelled(choose_personalization(config, experiment.method), internal, unseen)
+    check_labelled(experiment.evaluation.personalization, internal, unseen)
     trace = read_trace(config.participation.trace, len(internal.domains))
-    experiment = experiment._replace(trace=trace)
+    experiment = experiment._replace(participation=experiment.participation._replace(trace=trace))
     with naming(f"config.model={brief(config.model)}"):
         _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
     return experiment
@@ -152,7 +236,41 @@ def assemble(
         notes=notes + method.notes + _repetition_notes(internal, config),
         mesh=mesh,
         task=task,
+        **read_values(config, method, len(internal.domains)),
     )
+
+
+def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
+    """Returns the fields of `Experiment` that are values of a configuration, by their names."""
+    return {
+        "participation": choose_participation(config, num_clients),
+        "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
+        "plan": Plan(
+            method=config.method,
+            seed=config.seed,
+            rounds=config.rounds,
+            patience=config.patience,
+            eval_every=config.eval_every,
+            checkpoint_every=config.checkpoint_every,
+            on_nonfinite=config.on_nonfinite,
+            clients_named=config.clients_named,
+            predictions=config.predictions,
+            wandb=config.wandb,
+            device_megabytes=config.data.device_megabytes,
+            follows=follows_rounds(config),
+            privacy=partial(describe_privacy, config, num_clients),
+        ),
+        "evaluation": Evaluation(
+            batch_size=config.eval_batch_size,
+            clients=config.eval_clients,
+            seed=config.seed,
+            eval_unseen=config.eval_unseen,
+            eval_train_loss=config.eval_train_loss,
+            validate_with=config.validate_with,
+            personalization=choose_personalization(config, method),
+        ),
+        "validates": what_validates(config),
+    }
 
 
 def _model_maker(config: ConfigDict) -> Callable[..., Any]:
@@ -262,9 +380,8 @@ def sampler_of(config: ConfigDict, smallest: int, longest: int) -> Sampler:
       config: batches, and epochs or steps.
       smallest, longest: training samples of the smallest and of the largest client.
     """
-    if config.local_steps:
-        return by_steps(config.batch_size, config.local_steps, smallest)
-    return by_epochs(min(config.batch_size, longest), local_epochs(config))
+    work = LocalWork(config.batch_size, config.local_steps, local_epochs(config))
+    return work.sampler(smallest, longest)
 
 
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:

@@ -183,9 +183,10 @@ def data_hash(experiment: Experiment) -> str:
     """Returns a SHA-256 of the data split, unseen clients included, and of the trace if any."""
     domains = experiment.internal.domains + experiment.unseen
     data = fingerprint(experiment.internal._replace(domains=domains))
-    if experiment.trace is None:
+    trace = experiment.participation.trace
+    if trace is None:
         return data
-    return hashlib.sha256(data.encode() + experiment.trace.tobytes()).hexdigest()
+    return hashlib.sha256(data.encode() + trace.tobytes()).hexdigest()
 
 
 def partition_table(config: ConfigDict, state: FederatedState | Held, modules: bool = True) -> str:

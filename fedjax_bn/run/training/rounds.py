@@ -138,7 +138,7 @@ def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax
       number: i32[], of the round, from 0.
     """
     sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
-    return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
+    return draw_cohort(experiment.participation, sizes, keys.participation, number)
 
 
 def draw_round(
