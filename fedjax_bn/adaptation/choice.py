@@ -16,7 +16,7 @@ from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
-from fedjax_bn.arguments.choices import Argument, call_chosen, literal, read_choice, split_choice
+from fedjax_bn.arguments.choices import Argument, call_chosen, parsed, read_choice, split_choice
 from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief
 
@@ -111,7 +111,7 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
         for change in changes:
             key, _, spelled = change.partition("=")
             others = tuple(other for other in changes if other != change)
-            value = "without affine" if key == "affine" else literal(spelled)
+            value = "without affine" if key == "affine" else parsed(spelled)
             found.setdefault((name, key, others), {})[value] = text
     return {
         (name, key): values

@@ -21,11 +21,17 @@ from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.availability import Participation, choose_participation, read_trace
+from fedjax_bn.run.experiment.availability import Participation, read_trace
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.method import local_epochs
-from fedjax_bn.run.experiment.shapes import batches_of_one
-from fedjax_bn.run.experiment.start import Keys, make_start, partition_table, prepare
+from fedjax_bn.run.experiment.start import (
+    Keys,
+    batches_of_one,
+    make_start,
+    partition_table,
+    prepare,
+)
+from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.run.files.forms import CLAIM, NUMBER, TEXT
 from fedjax_bn.run.files.workdir import read_json
@@ -158,7 +164,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
     make = partial(assemble, internal=internal, unseen=())
     experiment, keys, one = prepare(alone, make, clients=count)
-    rows = make_start(alone, experiment, keys, rows=count, clients=count)
+    rows = make_start(experiment, keys, rows=count, clients=count)
 
     def start() -> Kept:
         state = one()
@@ -171,7 +177,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     own = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), Own(like.personal, like.memory)
     )
-    batches = batches_of_one(config, experiment)
+    batches = batches_of_one(experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
     personal = own.personal if run.serve_unseen else ()
@@ -187,7 +193,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         form=form,
         upload=upload,
         personal=personal,
-        table=partition_table(config, jax.eval_shape(rows)),
+        table=partition_table(experiment, jax.eval_shape(rows)),
         traffic=traffic(experiment.method, like, batches),
         participation=choose_participation(config, count)._replace(
             trace=read_trace(config.participation.trace, count)

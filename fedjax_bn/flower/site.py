@@ -32,9 +32,10 @@ from fedjax_bn.federation import FederatedState, Own, Upload
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Node
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, sampler_of
+from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.experiment.start import Keys, prepare
+from fedjax_bn.run.experiment.values import LocalWork
 from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.state import Broadcast
@@ -79,7 +80,7 @@ def deployed(config: ConfigDict) -> ConfigDict:
     One device trains; the server decides who takes part, and who is tested.
     """
     config = config.copy_and_resolve_references()
-    config.mesh, config.population, config.baselines = "1", "device", ()
+    config.mesh.clients, config.population, config.baselines = 1, "device", ()
     config.clients_per_round = config.eval_clients = 0
     config.participation.trace = ""
     return config
@@ -170,7 +171,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     domain, method = experiment.internal.domains[0], experiment.method
     split, number = domain.train, jnp.asarray(node.client, jnp.int32)
     size = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
-    draw = partial(_draw, config, len(split.images))
+    draw = partial(_draw, experiment.work, len(split.images))
     kept: Batches = {}
     if what_validates(config):
         batches = validation_batches([domain.validation], config.eval_batch_size)
@@ -222,17 +223,17 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 
 
 def _draw(
-    config: ConfigDict, size: int, key: jax.Array, number: jax.Array, order: Order, round: jax.Array
+    work: LocalWork, size: int, key: jax.Array, number: jax.Array, order: Order, round: jax.Array
 ) -> Draw:
     """The samples [1, S, B] of a client's round: those that the simulation draws for it."""
     longest = max(order.longest, size)
-    sampler = sampler_of(config, min(order.smallest or size, size), longest)
+    sampler = work.sampler(min(order.smallest or size, size), longest)
     sizes = jnp.asarray([size], jnp.int32)
     draw = sampler(sizes, number[None], longest, jax.random.fold_in(key, round))
-    if config.local_steps or config.local_epochs > 1 or config.client_epochs:
+    if work.steps or work.epochs != (1,):
         return draw
     # In one epoch the steps after a smaller client's own are empty, and change nothing.
-    steps = -(-size // min(config.batch_size, longest))
+    steps = -(-size // min(work.batch_size, longest))
     return jax.tree.map(lambda leaf: leaf[:, :steps], draw)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.config.keys import flatten, up_to_date
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.evaluation.answers import Answered, read_answers
 from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
@@ -20,7 +20,15 @@ APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
         *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels"),
-        *("mesh", "clients", "population", "checkpoint_every", "clients_named", "predictions"),
+        *(
+            "mesh.clients",
+            "mesh.batch",
+            "clients",
+            "population",
+            "checkpoint_every",
+            "clients_named",
+            "predictions",
+        ),
         *("eval_batch_size", "eval_train_loss", "eval_unseen", "method", "wandb"),
     )
 )
@@ -114,6 +122,8 @@ def read_run(folder: Path) -> Run:
     summary = read_json(folder / "summary.json", SUMMARY)
     records = read_lines(folder / "metrics.jsonl", summary["rounds"])
     about = read_json(folder / "config.json", CLAIM)
+    now = up_to_date(about["config"])
+    about |= {"config": {k: list(v) if isinstance(v, tuple) else v for k, v in now.items()}}
     data = read_json(folder / "data.json", DATA) if (folder / "data.json").exists() else {}
     return Run(folder, about, summary, records, data, read_answers(folder))
 

@@ -32,9 +32,8 @@ from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
 from fedjax_bn.report.published import published  # noqa: E402
 from fedjax_bn.run.config.file import read  # noqa: E402
 from fedjax_bn.run.config.keys import check  # noqa: E402
-from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import check_adaptations, method_maker  # noqa: E402
-from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
 
 # By its path: a package of PyPI has the same name.
 spec = importlib.util.spec_from_file_location("of_papers", ROOT / "launch/sweeps/coverage.py")

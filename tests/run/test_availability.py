@@ -6,8 +6,9 @@ import pytest
 
 import runs
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.availability import choose_participation, draw_cohort, read_trace
+from fedjax_bn.run.experiment.availability import draw_cohort, read_trace
 from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.training.summary import samples_a_round
 
 KEY = jax.random.key(4)

@@ -17,14 +17,12 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
-from fedjax_bn.data.division.forms import drawn_samples, with_smallest
+from fedjax_bn.data.division.forms import read_partition
 from fedjax_bn.data.division.skew import REMEDY, client_sizes, dirichlet_counts
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, select, splits
 from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata, take
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
-
-_PARTITIONS = ("iid", "dirichlet", "drawn:N")
 
 
 def share_out_domains(
@@ -50,8 +48,8 @@ def share_out_domains(
         stratified, floor(fraction * N) samples, and one at least. A source that has taken its own
         fraction already needs none here.
       seed: at least 0.
-      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:N", how the clients of a
-        domain differ, see `split_clients`.
+      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:samples=N", how the clients
+        of a domain differ, see `split_clients`.
       num_clients: of all domains together, instead of `clients_per_domain`; the domains have
         equally many, the larger ones one more where that does not go out even. 0 for none.
       alpha: concentration of "dirichlet", above 0. FedIG, A.6, has 0.5 and 0.1.
@@ -62,11 +60,9 @@ def share_out_domains(
       ValueError: an argument is out of range, two exclude each other, or two clients would have one
         name; see also `split_clients` and `client_sizes`.
     """
-    kind = "drawn:N" if drawn_samples(partition) else with_smallest(partition)[0]
-    if kind not in _PARTITIONS or (kind == "iid" and partition != kind):
-        raise ValueError(
-            f"data.partition is {partition!r}; it must be one of {', '.join(_PARTITIONS)}"
-        )
+    kind, _ = read_partition(partition)
+    if kind == "pooled":
+        raise ValueError("data.partition='pooled' shares nothing out: use pool_clients for it")
     if kind != "iid" and len(sizes):
         raise ValueError(
             f"data.sizes={sizes!r} and data.partition={partition!r} exclude each other: leave "
@@ -148,8 +144,8 @@ def split_clients(
       groups, stratified, and what is over belongs to no client.
     dirichlet: every class is shared out by a draw from Dirichlet(alpha), see `dirichlet_counts`;
       "dirichlet:smallest=N" says how many samples the smallest client has at least.
-    drawn:N: each client draws N samples at random with replacement, so that there may be far more
-      clients than samples, and several may have the same sample.
+    drawn: with "drawn:samples=N" each client draws N samples at random with replacement, so that
+      there may be far more clients than samples, and several may have the same sample.
 
     Raises:
       ValueError: n is less than 1, more than the groups of some class (iid) or than all groups
@@ -157,8 +153,9 @@ def split_clients(
     """
     if n < 1:
         raise ValueError(f"data.clients_per_domain is {n}; it must be at least 1")
-    if count := drawn_samples(partition):
-        drawn = rng.integers(len(split.images), size=(n, count))
+    kind, number = read_partition(partition)
+    if kind == "drawn":
+        drawn = rng.integers(len(split.images), size=(n, number))
         names = split.names
         return [  # the images stay where they are
             Split(
@@ -173,11 +170,10 @@ def split_clients(
     group = number_groups(split.names, len(split.images))
     labels = strata(split.labels)[first_samples(group)]
     values, counts = np.unique(labels, return_counts=True)
-    kind, smallest = with_smallest(partition)
     if sizes is not None:
         parts = stratified_split(labels, sizes.tolist(), rng)
     elif kind == "dirichlet":
-        shares = dirichlet_counts(counts, n, alpha, rng, smallest)
+        shares = dirichlet_counts(counts, n, alpha, rng, number)
         cuts, pools = np.cumsum(shares, axis=1)[:, :-1], shuffled_classes(labels, rng)
         dealt = [np.split(pool, cut) for pool, cut in zip(pools, cuts, strict=True)]
         parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_bn.arguments.ranges import ALPHA, refusal
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.by_class import apportion, quantize
-from fedjax_bn.data.division.forms import SIZES, SMALLEST, with_smallest
+from fedjax_bn.data.division.forms import SMALLEST, read_sizes
 
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
 
@@ -75,9 +75,9 @@ def client_sizes(
     """Returns the number of training samples of each client, domain after domain.
 
     Args:
-      sizes: whole numbers, one a client or one for all; or "lognormal:SIGMA" or "dirichlet:ALPHA".
-        Drawn sizes are proportional to K draws of exp(SIGMA * normal) or to one draw of
-        Dirichlet(ALPHA, ..., ALPHA), and as large as every domain's samples allow; but none is
+      sizes: whole numbers, one a client or one for all; or "lognormal:sigma=S" or
+        "dirichlet:alpha=A". Drawn sizes are proportional to K draws of exp(S * normal) or to one
+        draw of Dirichlet(A, ..., A), and as large as every domain's samples allow; but none is
         below min(N, its domain's samples // its domain's clients), with N of a further
         ":smallest=N", or 10.
       available: name of each domain -> its samples.
@@ -97,21 +97,18 @@ def client_sizes(
                 f"{limit} training samples of {name!r} are too few for {n} clients, one each; "
                 f"{REMEDY}"
             )
-    if isinstance(sizes, str) and (why := refusal(sizes, SIZES)):
-        raise ValueError(f"data.sizes is {brief(sizes)}; it {why}")
     total, borders = sum(clients), np.cumsum(clients)[:-1]
-    text, smallest = with_smallest(sizes) if isinstance(sizes, str) else ("", 0)
-    kind, _, number = text.partition(":")
-    if kind in ("lognormal", "dirichlet"):
+    wanted = read_sizes(sizes) if isinstance(sizes, str) else list(sizes)
+    if isinstance(wanted, tuple):
+        kind, number, smallest = wanted
         if kind == "dirichlet":
-            draws = rng.dirichlet(np.full(total, float(number), np.float64))
+            draws = rng.dirichlet(np.full(total, number, np.float64))
         else:
-            logs = float(number) * rng.standard_normal(total)
-            draws = np.exp(logs - logs.max())  # at most 1, whatever SIGMA is
+            logs = number * rng.standard_normal(total)
+            draws = np.exp(logs - logs.max())  # at most 1, whatever sigma is
         weights = np.maximum(quantize(draws / draws.max()), 1)
         return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
-    entries = sizes.split(",") if isinstance(sizes, str) else sizes
-    listed = np.array([int(entry) for entry in entries], np.int64)
+    listed = np.array([int(entry) for entry in wanted], np.int64)
     if len(listed) not in (1, total) or listed.min(initial=1) < 1:
         raise ValueError(
             f"data.sizes is {brief(sizes)}; it must have one number of at least 1 for all clients, "

@@ -52,9 +52,8 @@ from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.run.evaluation.scoring_data import as_stored
 from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, build
-from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
+from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, check_target, decoding
 from fedjax_bn.run.experiment.method import check_adaptations
-from fedjax_bn.run.experiment.readers import DATASETS, decoding
 from fedjax_bn.run.experiment.start import data_hash
 from fedjax_bn.run.files import finished, workdir
 from fedjax_bn.run.files.ownership import owned

@@ -6,7 +6,7 @@ trace it begins again. It is
 
 - text: a line a round, numbers of clients (from 0, in the order of the clients) between commas or
   blanks, `3-17` for a range, `all` for all; what follows # is a comment, and a line that holds
-  nothing else is no round; or
+  nothing else is skipped; or
 - `.npz` with `available` bool[rounds, clients].
 """
 
@@ -18,7 +18,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.messages import first_few
@@ -26,7 +25,6 @@ from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.training.population import on_disk
 
 
 class Participation(NamedTuple):
@@ -61,15 +59,6 @@ class Cohort(NamedTuple):
     def entries(self) -> dict[str, jax.Array]:
         """Returns the entries of batches for it, see `fedjax_bn.engine.batches`."""
         return {} if self.participates is None else {"participates": self.participates}
-
-
-def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
-    """Returns who takes part by `clients_per_round`, `participation` and `population`.
-
-    The trace is not read: `read_trace` does that.
-    """
-    keys, disk = config.participation, on_disk(config, num_clients)
-    return Participation(config.clients_per_round, keys.draw, keys.dropout, None, disk)
 
 
 def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array) -> Cohort:
@@ -118,7 +107,7 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
       num_clients: K.
 
     Raises:
-      ConfigError: it cannot be read, or names nobody or a client that does not exist.
+      ConfigError: it cannot be read, or names no client or one that does not exist.
     """
     if not text:
         return None

@@ -29,7 +29,7 @@ from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedState, put_rows, take_rows
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import Cohort, draw_cohort
-from fedjax_bn.run.experiment.build import Experiment, sampler
+from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.processes.mesh import (
     clients_of,
@@ -155,7 +155,7 @@ def draw_round(
     client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
     client = _with_padding(client, len(splits), experiment.mesh)
     key = jax.random.fold_in(keys.data, number)
-    draw = sampler(config, experiment.internal)(sizes[client], client, longest, key)
+    draw = experiment.sampler()(sizes[client], client, longest, key)
     return client, draw._replace(valid=draw.valid & (client < len(splits))[:, None, None])
 
 
