@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args,
 from fedjax_bn.arguments.text import brief, nearest
 
 _LONGEST = 4096  # characters of a text, as of a path
-_CHECKED = (int, float, str, tuple, list)
+_CHECKED = (int, float, str, tuple, list)  # values of arrays are not known under `jit`
 _LARGEST = 3.4e38  # what float32 holds
 
 

@@ -14,7 +14,8 @@ from fedjax_bn.run.errors import ConfigError
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
-# How earlier versions wrote a value: key, pattern of the whole value, and how it is written now.
+# How earlier versions wrote a value, in config.json of finished runs and in commands: key, pattern
+# of the whole value, and how it is written now.
 _OLD = (
     ("cpu_kernels", "table", {}),
     ("mesh", "auto", {"mesh.clients": "0", "mesh.batch": "0"}),
@@ -87,6 +88,7 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
       ConfigError: an unknown key, a value of another type or out of its range, or a part without
         '='.
     """
+    # A comma ends a value only before the next "key=".
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
         key, equals, text = change.partition("=")
         if not equals:

@@ -87,7 +87,7 @@ def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: ja
             ranks = jnp.argsort(jnp.argsort(-chances)).astype(jnp.int32)
         else:
             ranks = jax.random.permutation(key, total).astype(jnp.int32)
-        if available is not None:
+        if available is not None:  # the others come after all of these
             ranks = jnp.where(available, ranks, ranks + total)
         client = jnp.sort(jnp.argsort(ranks)[: how.drawn]).astype(jnp.int32)
     participates = available
@@ -128,6 +128,7 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
     empty = np.flatnonzero(~rows.any(1))
     if len(empty):
         raise ConfigError(f"{what}: no client is available in round {empty[0] + 1} of it")
+    # A bit each: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 
 

@@ -92,6 +92,7 @@ def build(config: ConfigDict) -> Experiment:
     experiment = assemble(config, internal, unseen, notes)
     check_labelled(experiment.evaluation.personalization, internal, unseen)
     trace = read_trace(config.participation.trace, len(internal.domains))
+    # Not in `assemble`: a finished run is tested without its trace, which may be gone.
     experiment = experiment._replace(participation=experiment.participation._replace(trace=trace))
     with naming(f"config.model={brief(config.model)}"):
         _check_batch_sizes(experiment)

@@ -60,7 +60,7 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
     def read(config: ConfigDict) -> Source:
         data = config.data
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
-        if load is not cifar10_c.load:  # whose images are arrays
+        if load is not cifar10_c.load:  # whose images are arrays, not files to decode
             options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
         return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
 

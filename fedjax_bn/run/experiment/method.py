@@ -86,6 +86,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     method, options = choose_method("method", config.method)
     what = f"config.method={brief(config.method)}"
     options |= dict(config.get(group_of(config.method), {}))
+    # What is not given has the method's own default, which may be another one than FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
     if config.weigh:
@@ -97,6 +98,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     if config.data.perturb:
         options["perturb"] = _choose_perturbation(config.data.perturb)
     optimizer = local_optimizer(config)
+    # The method needs the most epochs of a client; the sampler leaves the others' last ones empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
     if config.optimizer.keep:
         options["keep_optimizer"] = True

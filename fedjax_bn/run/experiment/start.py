@@ -55,6 +55,7 @@ class Keys(NamedTuple):
 
 def make_keys(config: ConfigDict) -> Keys:
     """Returns the random keys of a run."""
+    # All numbers of a run depend on the order of the fields and on how many there are.
     return Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
 
 
@@ -132,6 +133,7 @@ def make_start(
     mesh = experiment.mesh
     if mesh is None:
         return partial(for_one_run(begin), fixed)
+    # Each device makes its own clients' rows: none holds the state of all.
     form = jax.eval_shape(begin, fixed)
     spread = shardings_of(form, mesh) if rows == clients else everywhere(mesh)
     begin = for_one_run(begin, out_shardings=spread)
