@@ -385,7 +385,7 @@ def test_a_run_draws_norms_weights_and_masked_features(folder):
     page = (folder / "report.html").read_text()
     for name in ("mask_l1", "weights", "masked_features"):
         assert (folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "Features of two clients, before and behind their masks" in page
+    assert "Features of two clients, before and after their masks" in page
 
 
 def test_a_run_serves_the_unseen_client_with_the_mean_mask_and_without(folder):

@@ -268,7 +268,7 @@ def test_keys_of_methods_are_the_plain_keyword_defaults_of_their_signatures():
         f"{name}.{argument.name}": argument.default
         for name, method in configured_method.METHODS.items()
         for argument in inspect.signature(method).parameters.values()
-        if argument.kind is argument.KEYWORD_ONLY and type(argument.default) in PLAIN
+        if argument.kind is argument.KEYWORD_ONLY and type(argument.default) in (*PLAIN, tuple)
     }
     for name in [*expected]:
         if name.partition(".")[2] in ("adapter", *configured_method.GIVEN):

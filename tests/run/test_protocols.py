@@ -27,6 +27,7 @@ from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import MODELS
+from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.training import train
 from fedjax_bn.run.training.records import have_trained
@@ -256,9 +257,10 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
 ):
     """Killed within a round, or behind the last one, before its summary."""
     means = (10, 30, 20, 50, 40, 45, 50, 90, 95)  # no better one in rounds 5, 6 and 7
-    parts = {"internal": runs.DATA, "trace": None, "method": None, "task": classification()}
-    built = types.SimpleNamespace(**parts)
     config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
+    parts = {"internal": runs.DATA, "method": None, "task": classification()}
+    parts["participation"] = choose_participation(config, len(runs.DATA.domains))
+    built = types.SimpleNamespace(**parts)
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
     monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
 
