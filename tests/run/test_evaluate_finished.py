@@ -213,7 +213,7 @@ def test_a_workdir_without_a_finished_run_is_an_error(finished, tmp_path, capfd)
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--config.data.path=other", "--config.target=elk"], "target='dog' is no domain"),
+        (["--config.data.path=other", "--config.target=elk"], "target='dog' is not a domain"),
         (["--config.data.path=changed"], "changed are not those of the run (their hash differs)"),
     ],
 )

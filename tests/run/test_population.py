@@ -388,4 +388,4 @@ def test_a_weighing_rule_that_begins_differently_by_client_is_refused(tiny):
 
     method = experiment.method._replace(init=init)
     with pytest.raises(ConfigError, match="other memory for some clients"):
-        start._check_rows_alike(config, experiment._replace(method=method), keys)
+        start._check_rows_alike(experiment._replace(method=method), keys)
