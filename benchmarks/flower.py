@@ -31,21 +31,20 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
     from fedjax_bn.federation import own_of, traffic
     from fedjax_bn.run.config.keys import base
     from fedjax_bn.run.experiment.build import assemble
-    from fedjax_bn.run.experiment.shapes import batches_of_one
-    from fedjax_bn.run.experiment.start import make_keys, make_start
+    from fedjax_bn.run.experiment.start import batches_of_one, make_keys, make_start
     from fedjax_bn.run.files.finished import dataset_of
 
     config = base()
-    config.method, config.mesh, config.feddg.spectra = method, "1", 4
+    config.method, config.mesh.clients, config.feddg.spectra = method, 1, 4
     config.model = f"{model}:norm=none" if method == "fedwon" else model
     form = {"num_classes": 7, "shape": [MODELS[model]] * 2 + [3], "dtype": "uint8"}
     form |= {"dataset": "any", "clients": ["one"], "mean": [0.5], "std": [0.5]}
     experiment = assemble(config, dataset_of(form), ())
     keys = make_keys(config)
-    state = jax.eval_shape(make_start(config, experiment, keys, rows=1, clients=CLIENTS))
+    state = jax.eval_shape(make_start(experiment, keys, rows=1, clients=CLIENTS))
     own = jax.eval_shape(lambda state: own_of(state, 0), state)
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(own))
-    return traffic(experiment.method, state, batches_of_one(config, experiment)) | {"own": kept}
+    return traffic(experiment.method, state, batches_of_one(experiment)) | {"own": kept}
 
 
 def print_bytes() -> None:

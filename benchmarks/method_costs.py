@@ -39,7 +39,7 @@ from fedjax_bn import methods, models
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.rivals.l2d import start_stylist, stylize
+from fedjax_bn.rivals.l2d import _start_stylist, _stylize
 from interleave import Samples, interleave, paired_ratio, spend
 from machine import announce
 
@@ -268,15 +268,15 @@ def styles(batches: dict[str, jax.Array]) -> Callable[[], object]:
     def step(layers: dict, given: tuple[jax.Array, jax.Array]) -> tuple[dict, jax.Array]:
         images, key = given
         images = images.astype(jnp.float32) / 255
-        styled = stylize(layers, images, SHARE, key)
-        slope = jax.grad(lambda layers: stylize(layers, images, SHARE).mean())(layers)
+        styled = _stylize(layers, images, SHARE, key)
+        slope = jax.grad(lambda layers: _stylize(layers, images, SHARE).mean())(layers)
         return jax.tree.map(jnp.subtract, layers, slope), styled.mean()
 
     def round(layers: dict, images: jax.Array, keys: jax.Array) -> tuple[dict, jax.Array]:
         return jax.lax.scan(step, layers, (images, keys))
 
     images = batches["image"].reshape(-1, *batches["image"].shape[2:])
-    layers = start_stylist(jax.random.key(3), images.shape[-1], jnp.float32)
+    layers = _start_stylist(jax.random.key(3), images.shape[-1], jnp.float32)
     given = layers, images, jax.random.split(jax.random.key(4), len(images))
     compiled = jax.jit(round).lower(*given).compile()
 

@@ -59,7 +59,7 @@ def tester(each: int, rounds: int) -> Callable[[float, float, int], tuple[float,
     """Returns `test(clip, noise, seed)` -> accuracy of the clients and of the unseen scanner."""
     changes = {"model": "MLP", "data.clients_per_domain": str(each), "adaptations": "tsmobn"}
     if each > 16:  # more than there are images of a class
-        changes["data.partition"] = "drawn:10"
+        changes["data.partition"] = "drawn:samples=10"
     config = read("quickstart", list(changes.items()))
     built = build(config)
     arrays = [domain.train[:2] for domain in built.internal.domains]

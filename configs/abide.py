@@ -7,9 +7,9 @@ The clients are the paper's four sites, NYU, USM, UM_1 and UCLA_1, whichever oth
 
 FOLDER holds the phenotypic table and the regions' time series of one atlas, laid out as
 fedjax_bn/data/sets/abide.py says; its docstring also says how much memory they take. Every window
-of 32 frames is a sample; the accuracy is that of single windows of subjects that nobody trained on.
-A sample has 111 x 110 / 2 = 6105 features with the Harvard-Oxford atlas as it is published, of 111
-regions; the paper's 5995 are 110 x 109 / 2, see fedjax_bn/data/sets/abide.py.
+of 32 frames is a sample; the accuracy is that of single windows of subjects that no client trained
+on. A sample has 111 x 110 / 2 = 6105 features with the Harvard-Oxford atlas as it is published, of
+111 regions; the paper's 5995 are 110 x 109 / 2, see fedjax_bn/data/sets/abide.py.
 
 The paper's Table 1 (50 epochs, Harvard-Oxford atlas, 88 + 167 + 52 + 63 subjects, 5 runs), accuracy
 in percent:

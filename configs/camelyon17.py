@@ -20,7 +20,7 @@ TsmoBN's Table E.7 (200 rounds, 3 runs; clients cut to the smallest), accuracy i
     clients uncut (Table E.4)     --config.data.truncate=False
 
 UniFed's Fig. 5 tests the three hospitals inside too, each with its own model, and has scaffold,
-moon, feddc and perfedavg besides; Fig. 6 varies batch size, momentum and order of the test. All is
+moon, feddc and perfedavg too; Fig. 6 varies batch size, momentum and order of the test. All is
 in launch/sweeps/unifed.py. It names no cut and no early stop.
 
     its setting                   --config.data.validation=0.1 --config.data.test=0.2

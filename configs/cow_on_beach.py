@@ -2,9 +2,9 @@
 
     python -m fedjax_bn.main --config configs/cow_on_beach.py
 
-Four clients show digits on grounds whose colour tells the digit mostly; in the zoo it tells
-nothing, on the beach it tells wrong (see fedjax_bn/data/sets/cow_on_beach.py). How far a method
-falls from the clients' accuracy to theirs is how far it has learned the colour.
+Four clients show digits on grounds whose colour mostly predicts the digit; in the zoo it predicts
+nothing, on the beach a wrong one (see fedjax_bn/data/sets/cow_on_beach.py). How far a method falls
+from the clients' accuracy to theirs is how far it has learned the colour.
 
     SCI alone      --config.weigh=by_size
     REA alone      --config.method=fedavg --config.weigh=risk_extrapolation:eta=0.5

@@ -13,7 +13,7 @@ The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accurac
     FedProx   63.08  95.58  82.34  76.64    95.75
     FedBN     71.04  96.97  83.19  78.33    96.57
 
-Its other experiments are keys. Of the originals a tenth trains, cut to the smallest domain, which
+Its other experiments are keys. A tenth of the originals trains, cut to the smallest domain, which
 are the paper's 743 images; of an `.npz` all train, unless data.fraction and data.truncate say
 otherwise, and shares are of the file:
 

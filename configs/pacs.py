@@ -37,7 +37,7 @@ FedIG's Table 5 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client 
                                       --config.adaptations=learned_alpha
     30 clients (A.6)                  configs/pacs_30_clients.py
 
-The method is FedIG-A; with the adaptation `running` in place of its adapter it is FedIG. A finished
+The method is FedIG-A; with the adaptation `running` instead of its adapter it is FedIG. A finished
 run's alphas (Fig. 4a and 7), t-SNE (Fig. 4b) and personalized accuracies (Table 12):
 
     python -m fedjax_bn.main evaluate --workdir DIR --alphas --tsne --internal

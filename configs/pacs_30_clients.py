@@ -24,9 +24,10 @@ avoids that; here samples move from the largest client to the smallest until eac
 --config.data.partition=dirichlet:smallest=1 leaves the draw nearly as it is. A client with fewer
 samples than a batch repeats them within it, as often as 64 needs; a run's notes name such clients.
 
-A round has 20 steps, as many as lie between two validations (A.2), so no client selects within it.
-The round is the one whose aggregated model is best on the validation samples of all clients,
-whether they have taken part or not; a fifth of a domain validates, for all of its ten clients.
+A round has 20 steps, as many as there are between two validations (A.2), so no client selects
+within it. The round is the one whose aggregated model is best on the validation samples of all
+clients, whether they have taken part or not; a fifth of a domain validates, for all of its ten
+clients.
 
 Small, on a CPU, from random weights: the keys of configs/pacs.py, without baselines
 and with --config.rounds=6 --config.local_steps=10

@@ -6,10 +6,10 @@ Five of the embedded scanners have 2,000 clients each, and the sixth is the unse
 16 samples, drawn from the 180 of its scanner with replacement, so that clients share samples: the
 data are small, and what is shown is a large population, not a result of a paper.
 
-The clients' own parts (batch norm with FedBN) lie in the workdir and those of a round's 64 on the
-device, see `population` in `fedjax-bn list keys`. A tenth of the clients that are drawn drop out.
-Of all clients 100 are evaluated, always the same ones; metrics, tables and plots show quantiles and
-means by scanner.
+The clients' own parts (batch norm with FedBN) are kept in the workdir and those of a round's 64 on
+the device, see `population` in `fedjax-bn list keys`. A tenth of the clients that are drawn drop
+out. 100 of all clients are evaluated, always the same ones; metrics, tables and plots show
+quantiles and means by scanner.
 
     who is available when, from a file   --config.participation.trace=FILE
     chances by the clients' samples      --config.participation.draw=by_size
@@ -42,7 +42,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.checkpoint_every = 10
     config.data.name = "scanners"
     config.data.num_clients = 10_000
-    config.data.partition = "drawn:16"
+    config.data.partition = "drawn:samples=16"
     config.target = "fax"
     config.adaptations = ("running", "batch", "tsmobn")
     return override(config, changes)

@@ -27,7 +27,7 @@ Table 7 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in perce
     all four targets in turn     --config.target=each
     the other methods beside it  --config.baselines=fedavg,fedprox,fedbn
 
-The method is FedIG-A; with the adaptation `running` in place of its adapter it is FedIG. Its other
+The method is FedIG-A; with the adaptation `running` instead of its adapter it is FedIG. Its other
 experiments are keys, see configs/pacs.py.
 
 Small, on a CPU, from random weights:

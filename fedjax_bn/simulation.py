@@ -36,8 +36,8 @@ from fedjax_bn.federation import (
 from fedjax_bn.report import tables
 from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.evaluation.evaluate import evaluator
-from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.start import make_keys, make_start
+from fedjax_bn.run.experiment.values import Experiment, read_values
 from fedjax_bn.run.training.logs import progress
 from fedjax_bn.run.training.records import (
     Record,
@@ -188,7 +188,7 @@ def simulate(
     check(config)
     experiment = _experiment(config, method, clients, unseen or {})
     keys = make_keys(config)
-    state = make_start(config, experiment, keys, variables)()
+    state = make_start(experiment, keys, variables)()
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
     records: list[Record] = []
@@ -239,7 +239,8 @@ def _experiment(
     chosen = {
         text: choose_adaptation(text, model, config.adapt_batch_size) for text in config.adaptations
     }
-    return Experiment(model, method, internal, new, prepare, chosen, (), task=task)
+    values = read_values(config, method, len(internal.domains))
+    return Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
 
 
 def _pool(name: str, given: ClientSamples) -> Pool:

@@ -30,9 +30,8 @@ from fedjax_bn.run.config.trust import recorded_code  # noqa: E402
 from fedjax_bn.run.errors import ConfigError, UserError  # noqa: E402
 from fedjax_bn.run.evaluation.evaluate import internal_evaluator  # noqa: E402
 from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
-from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
-from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
 from fedjax_bn.run.experiment.start import make_keys  # noqa: E402
 from fedjax_bn.run.files import finished, workdir  # noqa: E402
 from fedjax_bn.run.training.rounds import open_rounds  # noqa: E402

@@ -29,8 +29,7 @@ from fedjax_bn.report import write_data_plots  # noqa: E402
 from fedjax_bn.report.data import data_facts  # noqa: E402
 from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
 from fedjax_bn.run.errors import UserError  # noqa: E402
-from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
-from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,10 +12,10 @@ from fedjax_bn.run.config.file import read
 
 def get_config(changes=""):
     config = read("quickstart")
-    config.baselines, config.adaptations, config.mesh = (), ("running",), "1"
+    config.baselines, config.adaptations, config.mesh.clients = (), ("running",), 1
     config.target = "microfilm,thermal,magazine,fax"
     config.eval_every = 1000
-    config.data.num_clients, config.data.partition = {clients}, "drawn:180"
+    config.data.num_clients, config.data.partition = {clients}, "drawn:samples=180"
     return override(config, changes)
 """
 

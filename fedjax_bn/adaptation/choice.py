@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from fedjax_bn import adaptation as made
 from fedjax_bn.adaptation.adaptation import Adaptation, without_affine, without_mask
-from fedjax_bn.arguments.choices import Argument, call_chosen, literal, read_choice, split_choice
+from fedjax_bn.arguments.choices import Argument, call_chosen, parsed, read_choice, split_choice
 from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief
 
@@ -95,7 +95,7 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
         for change in changes:
             key, _, written = change.partition("=")
             others = tuple(other for other in changes if other != change)
-            value = "without affine" if key == "affine" else literal(written)
+            value = "without affine" if key == "affine" else parsed(written)
             found.setdefault((name, key, others), {})[value] = text
     return {
         (name, key): values

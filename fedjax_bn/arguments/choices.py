@@ -1,7 +1,7 @@
 """Choices with arguments in one word: `name:key=value:key=value`, such as `ResNet18:width=16`.
 
-The keys are the arguments of the function that the name stands for, with the types that its
-signature gives them. `package.module:function:key=value` chooses a user's own function or class.
+The keys are the arguments of the function of that name, with the types that its signature gives
+them. `package.module:function:key=value` chooses a user's own function or class.
 """
 
 import ast
@@ -12,11 +12,11 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from fedjax_bn.arguments.ranges import ANY, BY_KIND, Range, refusal, stated_range
+from fedjax_bn.arguments.ranges import BY_KIND, Range, refusal, stated_range
 from fedjax_bn.arguments.text import brief, nearest, one_line
 
 Table = Mapping[str, Callable[..., Any]]
@@ -31,14 +31,14 @@ class Argument(NamedTuple):
 
     Attributes:
       kind: the type of its values, one of `PLAIN`; a tuple of texts for some keys.
-      default: `REQUIRED` where there is none; where it is None, None is a value too.
+      default: `REQUIRED` without one; with a default of None, None is a value too.
       range: the allowed values of this type.
       meaning: one line, for keys of the configuration.
     """
 
     kind: type
     default: Any
-    range: Range = ANY
+    range: Range = BY_KIND[bool]
     meaning: str = ""
 
 
@@ -95,12 +95,16 @@ def split_choice(text: str, table: Collection[str]) -> tuple[str, list[str]]:
     return name, changes
 
 
-def parsed(text: str, kind: type) -> Any:
-    """Returns the value of type `kind` that a text stands for, or a value of another type.
+def parsed(text: str, kind: type = object) -> Any:
+    """Returns the value of type `kind` that a text means, or a value of another type.
 
-    Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
+    Without a kind it is the value of a Python literal, or the text itself. Texts need no quotes,
+    and tuples of texts no parentheses: `running,batch`.
     """
-    value = literal(text)
+    value: Any = text
+    no_literal = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # deep nesting
+    with suppress(*no_literal), warnings.catch_warnings(action="ignore"):  # of "1or 2"
+        value = ast.literal_eval(text)
     if kind is float and type(value) in (int, float, str):
         try:
             return float(value)
@@ -117,27 +121,21 @@ def parsed(text: str, kind: type) -> Any:
     return value
 
 
-def literal(text: str) -> Any:
-    """Returns the value of a Python literal, or the text itself."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of "1or 2"
-            return ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # of deep nesting
-        return text
-
-
 def misfit(value: Any, argument: Argument) -> str:
     """Returns why a value is not allowed for an argument, such as "must be ..."; "" where it is."""
     kind, default = argument.kind, argument.default
     if value is None and default is None:
         return ""
+    usual = argument.range is BY_KIND.get(kind)
     right = type(value) is kind
-    if kind is tuple and right:
+    if kind is tuple and right and usual:  # else the range says what the entries may be
         right = all(isinstance(entry, str) for entry in value)
     if right:
         return refusal(value, argument.range)
-    name = "a tuple of names" if kind is tuple else kind.__name__
-    such = "" if default in (None, REQUIRED) else f", such as its default {brief(default)}"
+    name = kind.__name__
+    if kind is tuple:
+        name = "a tuple of names" if usual else argument.range.text
+    such = "" if default in (None, REQUIRED, ()) else f", such as its default {brief(default)}"
     return f"is of type {type(value).__name__}, but it must be {name}{such}"
 
 
@@ -156,7 +154,7 @@ def plain_arguments(
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             kind = _kind(parameter)
             if kind and key not in given:
-                allowed = stated_range(parameter.annotation) or BY_KIND.get(kind, ANY)
+                allowed = stated_range(parameter.annotation) or BY_KIND[kind]
                 default = parameter.default
                 if kind is float and type(default) is int:
                     default = float(default)
@@ -170,6 +168,8 @@ def _kind(parameter: inspect.Parameter) -> type | None:
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     given = typing.get_args(annotation) if union else (annotation,)
     options = [getattr(option, "__origin__", option) for option in given]  # of Annotated
+    if type(default) is tuple and stated_range(annotation):  # other tuples cannot be set
+        return tuple
     if type(default) in PLAIN:  # `x: float = 1` is a float
         return float if type(default) is int and float in options else type(default)
     plain = [kind for kind in PLAIN if kind in options]
@@ -202,7 +202,7 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:  # whatever a user's own module may raise
         raise ValueError(
             f"{what}: module {module!r} cannot be imported ({type(error).__name__}: "
-            f"{one_line(error)}); it must lie in the current folder or be installed"
+            f"{one_line(error)}); it must be in the current folder or be installed"
         ) from error
     function = getattr(found, attribute, None)
     if not callable(function):
@@ -233,7 +233,7 @@ def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
 
 
 def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Returns `function(*given, **options)` of a chosen function, perhaps a user's own.
+    """Returns `function(*given, **options)` of a chosen function, which may be a user's own.
 
     Raises:
       ValueError: its signature does not take these, or a user's own function fails; and what a

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args,
 from fedjax_bn.arguments.text import brief, nearest
 
 _LONGEST = 4096  # characters of a text, as of a path
+_CHECKED = (int, float, str, tuple, list)  # values of arrays are not known under `jit`
 _LARGEST = 3.4e38  # what float32 holds
 
 
@@ -36,12 +37,10 @@ def one_of(*names: str) -> Range:
     return Range(text, names.__contains__, tuple(filter(None, names)))
 
 
-def between(low: int, high: int) -> Range:
+def _between(low: int, high: int) -> Range:
     """Returns the range of whole numbers from `low` to `high`, both included."""
-    text = f"at least {low} and at most {high}"
-    if high == 2**31 - 1:
-        text = f"at least {low}, below 2**31"
-    return Range(text, lambda value: low <= value <= high)
+    last = ", below 2**31" if high == 2**31 - 1 else f" and at most {high}"
+    return Range(f"at least {low}{last}", lambda value: low <= value <= high)
 
 
 def printable(text: str) -> bool:
@@ -50,78 +49,51 @@ def printable(text: str) -> bool:
     return len(text) <= _LONGEST and not odd
 
 
-ANY = Range("", lambda value: True)
-FINITE = Range("a finite number", lambda value: abs(value) <= _LARGEST)
-AT_LEAST_0 = Range("at least 0", lambda value: value >= 0)
-ABOVE_0 = Range("above 0", lambda value: value > 0)
-SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
-UP_TO_1 = Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)
-INSIDE = Range("above 0 and below 1", lambda value: 0 < value < 1)
-FRACTION = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
-WHOLE = Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63)
+# What every value of a type must be, where its argument has no range of its own.
+OF_TEXT = f"printable, at most {_LONGEST} characters"
+BY_KIND = {
+    bool: Range("", lambda value: True),
+    float: Range("a finite number", lambda value: abs(value) <= _LARGEST),
+    int: Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63),
+    str: Range(OF_TEXT, printable),
+    tuple: Range(
+        f"each {OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(printable, texts))
+    ),
+}
 SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32)
 ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
-# Counters on the device are i32; numbers that take memory have narrower bounds.
-COUNT, COUNT_OR_0 = between(1, 2**31 - 1), between(0, 2**31 - 1)
-STEPS, STEPS_OR_0 = between(1, 1_000_000), between(0, 1_000_000)
-SAMPLES, SAMPLES_OR_0 = between(1, 65_536), between(0, 65_536)
-CLIENTS, CLIENTS_OR_0 = STEPS, STEPS_OR_0
-PIXELS = between(1, 4096)
+SAMPLES = _between(1, 65_536)
+PIXELS = _between(1, 4096)
 ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
-ODD_SIDE = Range(
-    "odd, at least 1 and at most 31", lambda value: value % 2 == 1 and 1 <= value <= 31
-)
-OF_TEXT = f"printable, at most {_LONGEST} characters"
-TEXT = Range(OF_TEXT, printable)
-TEXTS = Range(
-    f"each {OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(printable, texts))
-)
-BY_KIND = {float: FINITE, int: WHOLE, str: TEXT, tuple: TEXTS}
-
-
-def bounds_in(text: str) -> tuple[float, float]:
-    """Returns LOW and HIGH of "LOW,HIGH".
-
-    Raises:
-      ValueError: they are not finite numbers, or LOW is not below HIGH.
-    """
-    if not _BOUNDS.holds(text):
-        raise ValueError(f"bounds={brief(text)} must be {_BOUNDS.text}")
-    low, high = map(float, text.split(","))
-    return low, high
-
-
-def _are_bounds(text: str) -> bool:
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        return False
-    return FINITE.holds(low) and FINITE.holds(high) and low < high
-
-
-_BOUNDS = Range(
-    "LOW,HIGH with LOW below HIGH, such as 0,1; empty for none",
-    lambda text: not text or _are_bounds(text),
-)
 
 # Types of arguments.
-Bounds = Annotated[str, _BOUNDS]
-AtLeast0 = Annotated[float, AT_LEAST_0]
-Above0 = Annotated[float, ABOVE_0]
-Share = Annotated[float, SHARE]
-UpTo1 = Annotated[float, UP_TO_1]
+AtLeast0 = Annotated[float, Range("at least 0", lambda value: value >= 0)]
+Above0 = Annotated[float, Range("above 0", lambda value: value > 0)]
+Share = Annotated[float, Range("at least 0 and below 1", lambda value: 0 <= value < 1)]
+UpTo1 = Annotated[float, Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)]
+Inside = Annotated[float, Range("above 0 and below 1", lambda value: 0 < value < 1)]
+Fraction = Annotated[float, Range("above 0 and at most 1", lambda value: 0 < value <= 1)]
+Alpha = Annotated[float, ALPHA]
 Seed = Annotated[int, SEED]
-Units = Annotated[int, between(1, 16_384)]
-Views = Annotated[int, between(1, 1000)]
-Rounds = Annotated[int, COUNT]
-OddSide = Annotated[int, ODD_SIDE]
-Magnitude = Annotated[int, between(0, 30)]
-RoundsOr0 = Annotated[int, COUNT_OR_0]
-Channels = Annotated[int, between(1, 4096)]
-SamplesOr0 = Annotated[int, SAMPLES_OR_0]
-Margin = Annotated[int, between(0, 2047)]
+# Counters on the device are i32; numbers that take memory have narrower bounds.
+Rounds = Annotated[int, _between(1, 2**31 - 1)]
+RoundsOr0 = Annotated[int, _between(0, 2**31 - 1)]
+Steps = Annotated[int, _between(1, 1_000_000)]
+StepsOr0 = Annotated[int, _between(0, 1_000_000)]
+Samples = Annotated[int, SAMPLES]
+SamplesOr0 = Annotated[int, _between(0, 65_536)]
+Pixels = Annotated[int, PIXELS]
+Units = Annotated[int, _between(1, 16_384)]
+Channels = Annotated[int, _between(1, 4096)]
+Views = Annotated[int, _between(1, 1000)]
+Magnitude = Annotated[int, _between(0, 30)]
+Margin = Annotated[int, _between(0, 2047)]
+Puzzles = Annotated[int, _between(1, 71)]
+OddSide = Annotated[
+    int,
+    Range("odd, at least 1 and at most 31", lambda value: value % 2 == 1 and 1 <= value <= 31),
+]
 Cafl = Literal["sum", "mean"]
-Puzzles = Annotated[int, between(1, 71)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 
@@ -151,8 +123,8 @@ def refusal(value: Any, allowed: Range) -> str:
 def bounded(target: _Made) -> _Made:
     """Makes a function refuse arguments, or a dataclass fields, outside their ranges.
 
-    Only numbers and texts are checked: arrays pass. A function with `**options: Unpack[KEYS]`,
-    where KEYS is a TypedDict, refuses options that KEYS does not have.
+    Only numbers, texts and sequences of them are checked: arrays pass. A function with
+    `**options: Unpack[KEYS]`, where KEYS is a TypedDict, refuses options that KEYS does not have.
 
     Raises:
       ValueError: at the call; it names the function, the argument, its value and what is allowed.
@@ -164,7 +136,7 @@ def bounded(target: _Made) -> _Made:
 
     def check(given: Mapping[str, Any]) -> None:
         for key, value in given.items():
-            allowed = stated.get(key) if isinstance(value, int | float | str) else None
+            allowed = stated.get(key) if isinstance(value, _CHECKED) else None
             if allowed and (why := refusal(value, allowed)):
                 raise ValueError(f"{target.__name__}: {key}={brief(value)} {why}")
 

@@ -1,7 +1,7 @@
 """Texts for messages, files and pages: names of clients, domains and files may be any text.
 
-A name may hold separators of folders, markup, line breaks, or bytes that are no text (which Python
-reads as lone surrogates). What Python can print stays readable everywhere.
+A name may hold separators of folders, markup, line breaks, or bytes that are not text (which
+Python reads as lone surrogates). What Python can print stays readable everywhere.
 """
 
 import difflib

@@ -16,7 +16,7 @@
     sampling         the samples of all clients on the device, and what a round draws of them
     drawing          the same in one call for a user's own arrays
 
-Each imports only from those above it, `sampling` from `domain` alone. `run/experiment/readers.py`
+Each imports only from those above it, `sampling` from `domain` alone. `run/experiment/datasets.py`
 lists the names of datasets in a configuration; `run/training/stream.py` reads from the host what
 the device cannot hold.
 """

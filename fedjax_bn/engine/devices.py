@@ -14,6 +14,7 @@ and gradients of any order, so that results are those of one device.
 """
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,8 +41,8 @@ def map_and_sum(
     Args:
       function: a pure function of one client's row and its other trees that returns (part, row,
         result).
-      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:n` (n at a time, or
-        all where there are fewer).
+      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:at_once=n` (n at a
+        time, or all where there are fewer).
       rows: a tree with leading axis K.
       *stacked: likewise, one for each other argument.
 
@@ -119,7 +120,7 @@ def check_strategy(clients: str, num_clients: int) -> None:
     if count is not None and count > num_clients:
         raise ValueError(
             f"clients={clients!r} asks for {count} clients at a time, but there are {num_clients}: "
-            f"use 'vmap:{num_clients}' or less"
+            f"use 'vmap:at_once={num_clients}' or less"
         )
 
 
@@ -129,13 +130,14 @@ def _at_once(clients: str) -> int | None:
         clients = "map" if on_cpu() else "vmap"
     if clients in ("map", "vmap"):
         return 1 if clients == "map" else None
-    kind, _, count = clients.partition(":")
-    if kind != "vmap" or not count.isdecimal() or int(count) < 1:
+    # Up to 0.2.0 it was written vmap:n.
+    found = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d{0,8})", clients, re.ASCII)
+    if found is None:
         raise ValueError(
             f"clients={clients!r} is not a way to map clients: use 'auto', 'map', 'vmap' or "
-            "'vmap:n' with n >= 1 clients at a time"
+            "'vmap:at_once=n' with n >= 1 clients at a time"
         )
-    return int(count)
+    return int(found[1])
 
 
 class Meeting(NamedTuple):

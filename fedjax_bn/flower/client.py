@@ -35,8 +35,7 @@ from fedjax_bn.flower.site import Site, load_own, open_site, save_own
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
 from fedjax_bn.run.experiment.method import is_told
-from fedjax_bn.run.experiment.shapes import check_shapes
-from fedjax_bn.run.experiment.start import partition_table
+from fedjax_bn.run.experiment.start import check_shapes, partition_table
 from fedjax_bn.run.files.ownership import owned
 
 
@@ -107,7 +106,7 @@ def _hello(task: _Task) -> dict[str, Any]:
     """Returns the client's name, the form of its samples, and their number, if it reports it."""
     site, node, config = task.site, task.site.node, task.site.config
     try:  # traces the client's round and the server's step, before a client joins
-        check_shapes(config, site.experiment, site.start)
+        check_shapes(site.experiment, site.start)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if is_told(config) and not node.reports("losses"):
@@ -117,7 +116,7 @@ def _hello(task: _Task) -> dict[str, Any]:
             "report, or set config.weigh=by_size or uniform"
         )
     weights = jax.ShapeDtypeStruct((task.order.population,), site.like.weights.dtype)
-    log(INFO, partition_table(config, site.like._replace(weights=weights)))
+    log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
     log(INFO, _serving_note(task))
     size = len(site.domain.train.images) if node.reports("sizes") else 0
     losses, scores = (node.reports(what) for what in ("losses", "accuracies"))

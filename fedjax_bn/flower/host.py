@@ -17,11 +17,17 @@ from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.availability import read_trace
+from fedjax_bn.run.experiment.availability import Participation, read_trace
 from fedjax_bn.run.experiment.build import assemble
 from fedjax_bn.run.experiment.method import local_epochs
-from fedjax_bn.run.experiment.shapes import batches_of_one
-from fedjax_bn.run.experiment.start import Keys, make_start, partition_table, prepare
+from fedjax_bn.run.experiment.start import (
+    Keys,
+    batches_of_one,
+    make_start,
+    partition_table,
+    prepare,
+)
+from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 
 PyTree = Any
@@ -59,7 +65,7 @@ class Host(NamedTuple):
       upload: the form of one client's upload.
       personal: the form of the personal leaves that are sent; () for none.
       notes: messages for the start: which leaves are shared, how many bytes travel.
-      trace: which clients are available in which round; None where all always are.
+      participation: who takes part in a round.
       step: `step(kept, accepted, rows) -> kept`, a round's end: `accepted` by client, `rows`
         i32[C] all clients that the round could have had.
     """
@@ -74,7 +80,7 @@ class Host(NamedTuple):
     upload: Upload
     personal: PyTree
     notes: tuple[str, ...]
-    trace: np.ndarray | None
+    participation: Participation
     step: Callable[[Kept, Mapping[int, Accepted], np.ndarray], Kept]
 
 
@@ -106,7 +112,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
     make = partial(assemble, internal=internal, unseen=())
     experiment, keys, one = prepare(alone, make, clients=count)
-    rows = make_start(alone, experiment, keys, rows=count, clients=count)
+    rows = make_start(experiment, keys, rows=count, clients=count)
 
     def start() -> Kept:
         state = one()
@@ -118,7 +124,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     like = jax.eval_shape(one)
     own = jax.eval_shape(lambda state: own_of(state, 0), like)
-    batches = batches_of_one(config, experiment)
+    batches = batches_of_one(experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
     personal = own.personal if run.serve_unseen else ()
@@ -136,10 +142,12 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         personal=personal,
         notes=(
             *experiment.notes,
-            partition_table(config, jax.eval_shape(rows)),
+            partition_table(experiment, jax.eval_shape(rows)),
             "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
         ),
-        trace=read_trace(config.participation.trace, count),
+        participation=choose_participation(config, count)._replace(
+            trace=read_trace(config.participation.trace, count)
+        ),
         step=_step(experiment.method.server, upload, personal),
     )
 

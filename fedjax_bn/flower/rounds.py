@@ -221,17 +221,16 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 
     Draws by size leave out clients that this server has never met.
     """
-    config, population = host.config, host.run.clients
+    population, how = host.run.clients, host.participation
     sizes = np.array([met.sizes.get(k, 0) for k in range(population)])
-    by_size = config.clients_per_round and config.participation.draw == "by_size"
-    if by_size and not all(met.sizes.values()):
+    if how.drawn and how.draw == "by_size" and not all(met.sizes.values()):
         hidden = next(k for k, size in met.sizes.items() if not size)
         raise ConfigError(
             f"config.participation.draw='by_size' needs the sizes of all clients, but client "
             f"{hidden} does not report its own: let it report sizes, or set "
             "participation.draw=uniform"
         )
-    cohort = draw_cohort(config, host.trace, sizes, host.keys.participation, np.int32(number))
+    cohort = draw_cohort(how, sizes, host.keys.participation, np.int32(number))
     rows = np.arange(population) if cohort.client is None else np.asarray(cohort.client)
     stays = np.ones(len(rows), bool) if cohort.participates is None else cohort.participates
     return rows.astype(np.int32), [int(k) for k in rows[np.asarray(stays)]]

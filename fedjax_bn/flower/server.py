@@ -31,7 +31,7 @@ from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed
 from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
-from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
+from fedjax_bn.run.experiment.values import describe_privacy, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.forms import CLAIM, NUMBER, TEXT
 from fedjax_bn.run.files.ownership import claim, owned

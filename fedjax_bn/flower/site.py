@@ -32,7 +32,7 @@ from fedjax_bn.federation import FederatedState, Own, Upload
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Node
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, sampler_of
+from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.experiment.start import Keys, prepare
 from fedjax_bn.run.files.workdir import write_atomically
@@ -79,7 +79,7 @@ def deployed(config: ConfigDict) -> ConfigDict:
     One device trains; the server decides which clients take part and are tested.
     """
     config = config.copy_and_resolve_references()
-    config.mesh, config.population, config.baselines = "1", "device", ()
+    config.mesh.clients, config.population, config.baselines = 1, "device", ()
     config.clients_per_round = config.eval_clients = 0
     config.participation.trace = ""
     return config
@@ -166,7 +166,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     Where the samples fit on the device (`data.device_megabytes`) it is one program; else the host
     gathers a round's batches.
     """
-    domain, method = experiment.internal.domains[0], experiment.method
+    domain, method, work = experiment.internal.domains[0], experiment.method, experiment.work
     split, number = domain.train, jnp.asarray(node.client, jnp.int32)
     size = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
     kept: Batches = {}
@@ -178,13 +178,13 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         """The samples [1, S, B] of a round: those that the simulation draws for this client."""
         mine = len(split.images)
         longest = max(order.longest, mine)
-        sampler = sampler_of(config, min(order.smallest or mine, mine), longest)
+        sampler = work.sampler(min(order.smallest or mine, mine), longest)
         sizes = jnp.asarray([mine], jnp.int32)
         drawn = sampler(sizes, number[None], longest, jax.random.fold_in(key, round))
-        if config.local_steps or config.local_epochs > 1 or config.client_epochs:
+        if work.steps or work.epochs != (1,):
             return drawn
         # In one epoch the steps after a smaller client's own are empty, and change nothing.
-        steps = -(-mine // min(config.batch_size, longest))
+        steps = -(-mine // min(work.batch_size, longest))
         return jax.tree.map(lambda leaf: leaf[:, :steps], drawn)
 
     def who(order: Order, number: jax.Array) -> Batches:

@@ -17,7 +17,7 @@ from fedjax_bn.aggregation import (
     risk_extrapolation,
 )
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.arguments.ranges import Above0, AtLeast0, Bounds, Share, bounded, bounds_in
+from fedjax_bn.arguments.ranges import BY_KIND, Above0, AtLeast0, Range, Share, bounded
 from fedjax_bn.arguments.text import names_in
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.optimizers import check_optimizer, check_rounds, descend, start
@@ -32,6 +32,17 @@ from fedjax_bn.state import Received
 PyTree = Any
 
 
+def _are_bounds(bounds: Sequence[float | str]) -> bool:
+    try:
+        low, high = map(float, bounds)
+    except (TypeError, ValueError):
+        return not bounds
+    return all(map(BY_KIND[float].holds, (low, high))) and low < high
+
+
+_BOUNDS = Range("two numbers, the lower one first, such as 0,1; empty for none", _are_bounds)
+
+
 @bounded
 def fedcd(  # type: ignore[misc] # its own default
     model: Any,
@@ -40,7 +51,7 @@ def fedcd(  # type: ignore[misc] # its own default
     lambda_sci: AtLeast0 = 0.7,
     eta: AtLeast0 = 0.5,
     names: str | Sequence[str] = "features",
-    bounds: Bounds | Sequence[float] = "",
+    bounds: Annotated[Sequence[float], _BOUNDS] = (),
     mask_optimizer: optax.GradientTransformation | str = "",
     weigh: Annotated[WeighingRule | Weighing | None, risk_extrapolation] = None,
     **options: Unpack[OptionsButServer],
@@ -73,7 +84,7 @@ def fedcd(  # type: ignore[misc] # its own default
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
       names: what is masked, "features" (all taps of a detector, `tap0` and so on) or paths of
         modules, "layer4_0,layer4_1"; each has a mask.
-      bounds: "LOW,HIGH", within which each step leaves the masks; "" for any values.
+      bounds: the lowest and the highest value that each step leaves to the masks; () for any.
       mask_optimizer: the optimizer of the masks, also as text: `sgd:learning_rate=0.1`, with
         optional momentum and weight_decay, `adam:learning_rate=0.001` or `none`; "" for
         `optimizer`, with a state of its own.
@@ -198,11 +209,11 @@ def _average_gradients(sent: Alignment, aggregate: Aggregate) -> Alignment:
     return Alignment(aggregate.message, sent.rounds + 1)
 
 
-def _keep_within(bounds: str | Sequence[float]) -> Callable[[Masks], Masks]:
-    """Returns the function that moves masks to the nearest ones within "LOW,HIGH"."""
-    if isinstance(bounds, str) and not bounds:
+def _keep_within(bounds: Sequence[float]) -> Callable[[Masks], Masks]:
+    """Returns the function that moves masks to the nearest ones within the bounds."""
+    if not bounds:
         return lambda masks: masks
-    low, high = bounds_in(bounds if isinstance(bounds, str) else ",".join(map(str, bounds)))
+    low, high = map(float, bounds)  # which the configuration gives as texts
     return lambda masks: jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.config.keys import flatten, up_to_date
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.evaluation.answers import Answered, read_answers
 from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
@@ -22,7 +22,15 @@ APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
         *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels"),
-        *("mesh", "clients", "population", "checkpoint_every", "clients_named", "predictions"),
+        *(
+            "mesh.clients",
+            "mesh.batch",
+            "clients",
+            "population",
+            "checkpoint_every",
+            "clients_named",
+            "predictions",
+        ),
         *("eval_batch_size", "eval_train_loss", "eval_unseen", "method", "wandb"),
     )
 )
@@ -103,7 +111,11 @@ class Variant(NamedTuple):
 
 def as_json(config: ConfigDict) -> Record:
     """Returns dotted key -> value of a configuration, with lists for tuples as JSON has them."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(config)}
+    return _lists(dict(flatten(config)))
+
+
+def _lists(flat: Record) -> Record:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()}
 
 
 @cache
@@ -138,6 +150,7 @@ def _read_run(folder: Path) -> Run:
     summary = read_json(folder / "summary.json", SUMMARY)
     records = read_lines(folder / "metrics.jsonl", summary["rounds"])
     about = read_json(folder / "config.json", CLAIM)
+    about |= {"config": _lists(up_to_date(about["config"]))}
     data = read_json(folder / "data.json", DATA) if (folder / "data.json").exists() else {}
     return Run(folder, about, summary, records, data, read_answers(folder))
 

@@ -253,8 +253,7 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
       workdir: of the sweep.
       runs: names.
     """
-    from fedjax_bn.run.experiment.datasets import configured_clients
-    from fedjax_bn.run.experiment.readers import DATASETS
+    from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
     from fedjax_bn.run.files.finished import configuration
 
     for name in filter(lambda name: finished(workdir, name), runs):

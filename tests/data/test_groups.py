@@ -81,7 +81,7 @@ def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
 
 def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
     split = runs.DATA.domains[0].train
-    clients = _split_clients(split, 50, generator(3), partition="drawn:7")
+    clients = _split_clients(split, 50, generator(3), partition="drawn:samples=7")
     assert len(clients) == 50
     for client in clients:
         assert client.images.array is split.images
@@ -90,11 +90,11 @@ def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
     counts = np.bincount(np.concatenate([client.images.index for client in clients]))
     assert counts.max() < 45  # of 350 draws from 22, 16 each
     assert counts.min() > 2
-    federation = share_out_domains(runs.DATA, num_clients=40, partition="drawn:7")
+    federation = share_out_domains(runs.DATA, num_clients=40, partition="drawn:samples=7")
     assert len(federation.domains) == 40
     assert federation.domains[-1].name == "dog/9"
     with pytest.raises(ValueError, match="exclude each other"):
-        share_out_domains(runs.DATA, 3, partition="drawn:7", sizes="5")
+        share_out_domains(runs.DATA, 3, partition="drawn:samples=7", sizes="5")
 
 
 def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_pat
 
 
 def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):
-    many = share_out_domains(runs.DATA, num_clients=1000, partition="drawn:5")
+    many = share_out_domains(runs.DATA, num_clients=1000, partition="drawn:samples=5")
     monkeypatch.setattr(plots, "png", lambda figure: figure)
     figure = plots.class_counts(many)
     assert figure.axes[0].collections[0].get_array().shape == (3, 200)

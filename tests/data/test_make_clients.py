@@ -86,8 +86,8 @@ def test_listed_sizes_are_the_clients_sizes(sizes, options, expected):
 @settings(deadline=None, max_examples=25)
 @given(
     sizes=st.one_of(
-        st.floats(0.01, 4).map(lambda x: f"lognormal:{x}"),
-        st.floats(0.01, 100).map(lambda x: f"dirichlet:{x}"),
+        st.floats(0.01, 4).map(lambda x: f"lognormal:sigma={x}"),
+        st.floats(0.01, 100).map(lambda x: f"dirichlet:alpha={x}"),
     ),
     n=st.integers(3, 40),
     seed=seeds,
@@ -109,7 +109,7 @@ def test_drawn_sizes_fit_and_use_up_a_domain_and_leave_nobody_empty(sizes, n, se
 
 def test_log_normal_sizes_have_the_promised_spread():
     source = Source("any", CLASSES, (pool("a", np.arange(60000) % 4),), (0.5,), (0.5,))
-    dataset, _ = make_clients(source, sizes="lognormal:0.5", num_clients=200)
+    dataset, _ = make_clients(source, sizes="lognormal:sigma=0.5", num_clients=200)
     sizes = np.log(sizes_of(dataset))
     assert abs(sizes.std() - 0.5) < 0.08
     assert sum(sizes_of(dataset)) == 54000
@@ -130,7 +130,7 @@ def test_a_dataset_with_splits_of_its_own_keeps_them():
         ({"validation": 0.1, "test": 0.2}, "56e17bc946dfd6c1"),
         ({"truncate": True, "fraction": 0.5, "num_clients": 5}, "3ba8b3b200d6ae64"),
         ({"partition": "dirichlet", "num_clients": 9, "alpha": 0.3}, "eaa60e270a5ecceb"),
-        ({"sizes": "lognormal:1", "num_clients": 6}, "c8901828f631303e"),
+        ({"sizes": "lognormal:sigma=1", "num_clients": 6}, "c8901828f631303e"),
     ],
 )
 def test_a_split_is_this_one_on_any_machine(options, digest):
@@ -160,7 +160,7 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
         ),
         ({"target": "noise,d"}, "target 'd' is not a domain of toy"),
         ({"target": "noise,c"}, "target noise,c leaves out every domain of toy; none would train"),
-        ({"partition": "skewed"}, "data.partition is 'skewed'; it must be one of iid, dirichlet"),
+        ({"partition": "skewed"}, "data.partition is 'skewed'; it must be iid, dirichlet"),
         ({"partition": "dirichlet"}, "set data.num_clients or data.clients_per_domain"),
         ({"partition": "dirichlet", "num_clients": 6, "alpha": 0.0}, "data.alpha is 0.0; it must"),
         ({"partition": "dirichlet", "clients_per_domain": 2, "sizes": "5"}, "exclude each other"),
@@ -172,15 +172,15 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
         ({"num_clients": 6, "clients_per_domain": 2}, "exclude each other: leave num_clients at 0"),
         ({"num_clients": 60}, "lower data.clients_per_domain (or data.num_clients) or raise data"),
         ({"sizes": "5,6"}, "one number of at least 1 for all clients, or one for each of the 3"),
-        ({"sizes": "0"}, "it must be whole numbers above 0, lognormal:SIGMA"),
+        ({"sizes": "0"}, "it must be whole numbers above 0, lognormal:sigma=S"),
         (
             {"sizes": "many"},
             "data.sizes is 'many'; it must be whole numbers above 0, logn",
         ),
-        ({"sizes": "lognormal:-1"}, "data.sizes is 'lognormal:-1'; it must be"),
+        ({"sizes": "lognormal:sigma=-1"}, "sigma=-1.0 must be at least 0.001 and at most 100"),
         ({"sizes": "50"}, "data.sizes asks for 50 training samples of 'b', which has 36; lower it"),
         (
-            {"sizes": "lognormal:1", "clients_per_domain": 37},
+            {"sizes": "lognormal:sigma=1", "clients_per_domain": 37},
             "36 training samples of 'b' are too few for 37 clients, one each; lower data.clients",
         ),
         ({"fraction": 1.1}, "data.fraction is 1.1; it must be above 0 and at most 1"),

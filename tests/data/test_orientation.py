@@ -16,7 +16,7 @@ from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image, hash_of_files
 from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.models import MLP
-from fedjax_bn.run.experiment.readers import DATASETS, decoding
+from fedjax_bn.run.experiment.datasets import DATASETS, decoding
 from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.serving import folder
 from tiny_digits import TEST, TRAIN, write_originals

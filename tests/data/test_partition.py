@@ -133,7 +133,7 @@ def test_the_smallest_client_is_a_choice_of_whoever_names_the_partition():
     assert [sizes(f"dirichlet:smallest={n}")[0] for n in (1, 3, 10, 20, 99)] == [1, 3, 10, 20, 20]
 
 
-@pytest.mark.parametrize("sizes", ["lognormal:4", "dirichlet:0.05"])
+@pytest.mark.parametrize("sizes", ["lognormal:sigma=4", "dirichlet:alpha=0.05"])
 def test_the_smallest_client_is_a_choice_of_whoever_names_the_sizes(sizes):
     def drawn(text: str) -> list[int]:
         return _client_sizes(text, {"a": 400}, [20], generator(1))[0].tolist()

@@ -13,8 +13,7 @@ from fedjax_bn.data.sets import digits, morpho_mnist
 from fedjax_bn.run.config import defaults
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.datasets import configured_clients
-from fedjax_bn.run.experiment.readers import DATASETS
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
 
 
 def split(size: int, first: int, named: bool = True) -> Split:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-import fedjax_bn.run.experiment.readers as readers
+import fedjax_bn.run.experiment.datasets as datasets
 from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.pixels.raster import FORMATS, open_raster, to_rgb
 from fedjax_bn.run.config.keys import base
@@ -142,7 +142,7 @@ def test_the_limit_is_a_key_of_the_configuration(tmp_path):
             Image.new("L", (1500, 1500)).save(tmp_path / domain / name / "1.png")
     config = base()
     config.data.update(name="folders", path=str(tmp_path), cache="", image_size=4)
-    assert len(readers.DATASETS["folders"](config).pools) == 2
+    assert len(datasets.DATASETS["folders"](config).pools) == 2
     config.data.max_megapixels = 2.0
     with pytest.raises(ValueError, match=re.escape("more than the 2 megapixels of data.max_mega")):
-        readers.DATASETS["folders"](config)
+        datasets.DATASETS["folders"](config)

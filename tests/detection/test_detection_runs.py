@@ -13,7 +13,7 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.evaluation.finished_run import Request
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.task import choose_task
+from fedjax_bn.run.experiment.task import MODELS, choose_task
 from fedjax_bn.run.training import train
 
 SIDE = 32
@@ -69,8 +69,8 @@ def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again
 
 def test_a_model_that_does_not_suit_the_labels_is_refused():
     config = base()
-    detector = experiment.MODELS["TinyDetector"](num_classes=3)
-    classifier = experiment.MODELS["DigitCNN"](num_classes=3)
+    detector = MODELS["TinyDetector"](num_classes=3)
+    classifier = MODELS["DigitCNN"](num_classes=3)
     with pytest.raises(ConfigError, match="have boxes each: choose a detector: TinyDetector"):
         choose_task(config, classifier, dataset())
     with pytest.raises(ConfigError, match="have one class each: choose a classifier"):

@@ -9,7 +9,9 @@ from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.engine.devices import check_strategy, map_and_sum, sum_over
 
 
-@pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:9"])
+@pytest.mark.parametrize(
+    "clients", ["auto", "map", "vmap", "vmap:1", "vmap:at_once=2", "vmap:at_once=9"]
+)
 def test_parts_are_summed_and_rows_and_results_in_order_whatever_the_strategy(clients):
     x, y = jnp.arange(10.0).reshape(5, 2), jnp.arange(5.0)
     total, rows, result = map_and_sum(
@@ -59,13 +61,15 @@ def test_what_clients_keep_is_held_once(clients):
     assert memory.temp_size_in_bytes < rows.nbytes / 2
 
 
-@pytest.mark.parametrize("clients", ["", "vmap:", "vmap:x", "vmap:0", "vmap:-1", "map:2", "scan"])
+@pytest.mark.parametrize(
+    "clients", ["", "vmap:", "vmap:x", "vmap:at_once=0", "vmap:0", "vmap:-1", "map:2", "scan"]
+)
 def test_unknown_strategies_are_refused(clients):
-    with pytest.raises(ValueError, match="'auto', 'map', 'vmap' or 'vmap:n'"):
+    with pytest.raises(ValueError, match="'auto', 'map', 'vmap' or 'vmap:at_once=n'"):
         check_strategy(clients, 3)
 
 
 def test_more_clients_at_once_than_there_are_is_refused():
     check_strategy("vmap:3", 3)
-    with pytest.raises(ValueError, match="there are 3: use 'vmap:3' or less"):
+    with pytest.raises(ValueError, match="there are 3: use 'vmap:at_once=3' or less"):
         check_strategy("vmap:4", 3)

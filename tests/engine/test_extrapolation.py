@@ -257,14 +257,14 @@ def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path
 )
 def test_a_wrong_choice_in_a_configuration_is_one_sentence(text, said):
     with pytest.raises(ValueError, match=said) as caught:
-        configured_method.choose_weighing(text)
+        configured_method._choose_weighing(text)
     assert isinstance(caught.value, ConfigError | ValueError)
 
 
 def test_no_choice_in_a_configuration_is_the_methods_own():
-    assert configured_method.choose_weighing("by_size") is by_size
+    assert configured_method._choose_weighing("by_size") is by_size
     weights = [
-        configured_method.choose_weighing(text)(jnp.asarray([3, 5]), jnp.asarray([0.2, 0.9]))
+        configured_method._choose_weighing(text)(jnp.asarray([3, 5]), jnp.asarray([0.2, 0.9]))
         for text in ("risk_extrapolation", "risk_extrapolation:eta=0.5:solver=slsqp")
     ]
     for one, other in itertools.pairwise(weights):

@@ -11,7 +11,7 @@ from federations import OneNorm, assert_close, assert_equal, batches_of, run_rou
 from fedjax_bn.local_step import by_round
 from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, scaffold
 from fedjax_bn.normalization.batch_instance import keep_gates
-from fedjax_bn.run.experiment.method import learning_rates
+from fedjax_bn.run.experiment.method import _learning_rates
 
 KEY, NET, SIZES = jax.random.key(1), OneNorm(), (9, 4, 6)
 DECAY = optax.exponential_decay(0.1, 1, 0.5)  # 0.1, 0.05, 0.025
@@ -224,7 +224,8 @@ def test_methods_that_wrap_the_optimizer_pass_the_round_on():
 )
 def test_configured_rates_have_their_closed_form(changes, expected):
     keys = {f"optimizer__{key}": value for key, value in changes.items()}
-    rates = learning_rates(runs.config(optimizer__learning_rate=0.1, **keys))
+    config = runs.config(optimizer__learning_rate=0.1, **keys)
+    rates = _learning_rates(config.optimizer, config.rounds)
     with jax.numpy_dtype_promotion("standard"):  # as `by_round` does
         ours = [rates(jnp.int32(r)) for r in range(6)]
     np.testing.assert_allclose(ours, [expected(r) for r in range(6)], rtol=1e-5, atol=1e-8)

@@ -21,7 +21,7 @@ from fedjax_bn import methods  # noqa: E402
 from fedjax_bn.run.config.file import read  # noqa: E402
 from fedjax_bn.run.config.keys import check  # noqa: E402
 from fedjax_bn.run.errors import NotFiniteError  # noqa: E402
-from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.experiment.datasets import DATASETS  # noqa: E402
 from fedjax_bn.run.training import train  # noqa: E402
 
 TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
@@ -146,7 +146,7 @@ def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold
     arguments = [*TINY, *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
     with pytest.raises(SystemExit, match=r"^client 'ant' of tiny has no .*data\.split=official"):
         all_methods.main(arguments)
-    with pytest.raises(SystemExit, match=r"fedavg.*: config\.target='cat' is no domain of tiny"):
+    with pytest.raises(SystemExit, match=r"fedavg.*: config\.target='cat' is not a domain of tiny"):
         all_methods.main([*arguments, "--target", "cat"])
     assert trained == []
     assert all_methods.main([*arguments, "--config.data.split=official"]) == 0

@@ -29,9 +29,8 @@ from fedjax_bn.data.sets import digits  # noqa: E402
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
 from fedjax_bn.run.config.file import read  # noqa: E402
 from fedjax_bn.run.config.keys import assign, check  # noqa: E402
-from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import check_adaptations, method_maker  # noqa: E402
-from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
 
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (*PAPERS, fedcd_small.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP)

@@ -231,7 +231,7 @@ def test_masks_stay_within_their_bounds():
     batches = batches_of((4, 3, 2), batch=4)  # one step
     free, bound = (
         two_rounds(rounds=1, batches=batches, bounds=bounds)[0].personal["mask"]["features"]
-        for bounds in ("", "0.99,1")
+        for bounds in ((), (0.99, 1.0))
     )
     assert float(free.min()) < 0.99 < 1 < float(free.max())
     np.testing.assert_array_equal(bound, np.clip(free, np.float32(0.99), np.float32(1)))
@@ -239,7 +239,7 @@ def test_masks_stay_within_their_bounds():
 
 def test_a_word_spells_where_the_masks_are_and_what_trains_them():
     """In Python and in words it is one program."""
-    word = {"names": "features, a", "bounds": "0,1"}
+    word = {"names": "features, a", "bounds": ("0", "1")}  # as a configuration has it
     word |= {"mask_optimizer": "sgd:learning_rate=0.1:momentum=0.5"}
     made = {"names": ("features", "a"), "bounds": (0.0, 1.0), "mask_optimizer": SGD}
     both = [method_of(**options) for options in (word, made)]
@@ -264,14 +264,14 @@ def test_the_keys_of_the_configuration_are_those_of_the_masks(monkeypatch):
     from fedjax_bn.run.experiment import start as run_start
 
     runs.install(monkeypatch)
-    keys = {"names": "features,dense1", "bounds": "0,1", "mask_optimizer": "none"}
+    keys = {"names": "features,dense1", "bounds": ("0", "1"), "mask_optimizer": "none"}
     keys = {f"fedcd__{key}": value for key, value in keys.items()}
     _, _, begin = run_start.prepare(runs.config(method="fedcd", **keys))
     assert set(jax.eval_shape(begin).personal["mask"]) == {"features", "dense1"}
     for key, value, said in (
         ("names", "nowhere", "no intermediate 'nowhere'"),
         ("mask_optimizer", "adm", "valid are adam, none, sgd"),
-        ("bounds", "2,1", "config.fedcd.bounds='2,1' must be LOW,HIGH"),
+        ("bounds", ("2", "1"), r"config.fedcd.bounds=\('2', '1'\) must be two numbers, the lower"),
     ):
         with pytest.raises(ConfigError, match=said):
             run_start.prepare(runs.config(method="fedcd", **{f"fedcd__{key}": value}))
@@ -329,8 +329,8 @@ def test_the_mask_of_a_model_that_shows_its_features_trains_as_that_of_one_that_
         ({"names": ()}, "must name something"),
         ({"names": "features,"}, "must name something"),
         ({"names": "a,a"}, "each once"),
-        ({"bounds": "1,0"}, "bounds='1,0' must be LOW,HIGH with LOW below HIGH"),
-        ({"bounds": (1.0, 0.0)}, "must be LOW,HIGH"),
+        ({"bounds": [1.0]}, r"bounds=\[1\.0\] must be two numbers, the lower one first"),
+        ({"bounds": (1.0, 0.0)}, "must be two numbers"),
         ({"mask_optimizer": "adm"}, "'adm' is unknown|adm.* is unknown; valid are adam, none, sgd"),
         ({"mask_optimizer": "sgd"}, "sgd needs learning_rate: write sgd:learning_rate=VALUE"),
         ({"mask_optimizer": "adam:learning_rate=0"}, r"learning_rate=0\.0 must be above 0"),

@@ -10,7 +10,7 @@ import pytest
 
 import golden_values
 from fedjax_bn import methods
-from fedjax_bn.run.experiment.readers import EMBEDDED
+from fedjax_bn.run.experiment.datasets import EMBEDDED
 
 OFTEN = ("fedavg", "fedbn", "fediga", "fedcd")
 

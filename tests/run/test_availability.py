@@ -8,6 +8,7 @@ import runs
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import draw_cohort, read_trace
 from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.training.records import samples_a_round
 
 KEY = jax.random.key(4)
@@ -16,10 +17,10 @@ SIZES = np.array([10, 20, 30, 40, 0 + 1, 60])
 
 def cohorts(rounds: int, trace=None, **changes) -> tuple[np.ndarray, np.ndarray]:
     """Clients and who of them takes part, [rounds, C], of many rounds at once."""
-    config = runs.config(**changes)
+    how = choose_participation(runs.config(**changes), len(SIZES))._replace(trace=trace)
 
     def of(number):
-        cohort = draw_cohort(config, trace, SIZES, KEY, number)
+        cohort = draw_cohort(how, SIZES, KEY, number)
         entries = cohort.entries()
         return cohort.client, entries.get("participates", True)
 

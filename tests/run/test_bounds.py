@@ -21,9 +21,9 @@ from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, base, check, override
 from fedjax_bn.run.errors import ConfigError, UserError
-from fedjax_bn.run.experiment import shapes, start
-from fedjax_bn.run.experiment.build import MODELS, OF_CALLER
+from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, SHARING, WEIGHING
+from fedjax_bn.run.experiment.task import MODELS, OF_CALLER
 from fedjax_bn.run.listing import listing
 
 KEYS = keys()
@@ -81,10 +81,10 @@ TEXTS = [
     *("\x00", "a\x00b", "a\nb", "\ud800", "\u202e", "\u65e5", "%s", "{0}", "$HOME", "<b>", "null"),
     *("~", "~nouser/x", "/", ".", "..", "../x", __file__, "/dev/null", "tests", "none/at/all"),
     *(
-        "lognormal:1e308",
-        "lognormal:nan",
-        "dirichlet:1e-320",
-        "dirichlet:0.5",
+        "lognormal:sigma=1e308",
+        "lognormal:sigma=nan",
+        "dirichlet:alpha=1e-320",
+        "dirichlet:alpha=0.5",
         "lognormal:",
         "5,5,5",
     ),
@@ -204,11 +204,11 @@ CANNOT_RUN = [
     "optimizer.momentum=1",
     "seed=4294967296",
     "data.image_size=100000",
-    "data.sizes=lognormal:1e308",
-    "data.sizes=dirichlet:1e-320",
+    "data.sizes=lognormal:sigma=1e308",
+    "data.sizes=dirichlet:alpha=1e-320",
     "data.sizes=9223372036854775808",
     "data.sizes=5:smallest=3",
-    "data.sizes=lognormal:1:smallest=0",
+    "data.sizes=lognormal:sigma=1:smallest=0",
     "data.partition=dirichlet:smallest=0",
     "data.partition=iid:smallest=3",
     "data.partition=nonsense",
@@ -263,7 +263,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tiny, file, text,
 
 
 def test_a_state_larger_than_the_memory_is_refused(tiny, file, monkeypatch):
-    monkeypatch.setattr(shapes, "_memory", lambda: 1000)
+    monkeypatch.setattr(start, "_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="GB of this machine: choose a smaller model or fewer"):
         start.prepare(read(str(file)))
 

@@ -6,10 +6,10 @@ from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import (
     _SYNONYMS,
+    _likely_keys,
     base,
     check,
     flatten,
-    likely_keys,
     override,
 )
 from fedjax_bn.run.errors import ConfigError
@@ -19,21 +19,32 @@ VALID = [
     # text, key, value
     ("rounds=3", "rounds", 3),
     ("optimizer.learning_rate=1", "optimizer.learning_rate", 1.0),
-    ("optimizer.learning_rate=1e-3", "optimizer.learning_rate", 0.001),
     ("data.fraction=1", "data.fraction", 1.0),
     ("data.fraction=None", "data.fraction", None),
     ("method=fedavg", "method", "fedavg"),
     ("method='fedavg'", "method", "fedavg"),
     ("data.path=123", "data.path", "123"),
     ("data.path=a=b", "data.path", "a=b"),
-    ("clients=vmap:2", "clients", "vmap:2"),
+    ("clients=vmap:at_once=2", "clients", "vmap:at_once=2"),
+    ("fedcd.bounds=0,1", "fedcd.bounds", ("0", "1")),
+    ("data.sizes=lognormal:sigma=1:smallest=3", "data.sizes", "lognormal:sigma=1:smallest=3"),
     ("target=", "target", ""),
     ("adaptations=batch", "adaptations", ("batch",)),
     ("adaptations=running,batch", "adaptations", ("running", "batch")),
     ("adaptations=('running', 'batch')", "adaptations", ("running", "batch")),
-    ("adaptations=['batch']", "adaptations", ("batch",)),
     ("baselines=", "baselines", ()),
-    ("baselines=()", "baselines", ()),
+]
+
+# What 0.2.0 wrote, and how it is written now.
+EARLIER = [
+    ("mesh", "auto", {"mesh.clients": 0, "mesh.batch": 0}),
+    ("mesh", "4", {"mesh.clients": 4, "mesh.batch": 0}),
+    ("mesh", "clients:4", {"mesh.clients": 4, "mesh.batch": 1}),
+    ("mesh", "clients:4,batch:2", {"mesh.clients": 4, "mesh.batch": 2}),
+    ("clients", "vmap:2", {"clients": "vmap:at_once=2"}),
+    ("data.partition", "drawn:16", {"data.partition": "drawn:samples=16"}),
+    ("data.sizes", "lognormal:0.5", {"data.sizes": "lognormal:sigma=0.5"}),
+    ("data.sizes", "dirichlet:2:smallest=3", {"data.sizes": "dirichlet:alpha=2:smallest=3"}),
 ]
 
 WRONG_TYPE = [
@@ -41,25 +52,16 @@ WRONG_TYPE = [
     ("rounds=1.5", "int"),
     ("rounds=many", "int"),
     ("rounds=True", "int"),
-    ("rounds=None", "int"),
     ("seed=(1,)", "int"),
     ("optimizer.learning_rate=fast", "float"),
-    ("optimizer.learning_rate=True", "float"),
     ("optimizer.learning_rate=(0.1,)", "float"),
-    ("data.fraction=half", "float"),
     ("adaptations=3", "a tuple of names"),
-    ("baselines={}", "a tuple of names"),
 ]
 
 OUT_OF_RANGE = [
     # key, value, what the message must hold
     ("rounds", 0, "at least 1"),
     ("batch_size", 0, "at least 1"),
-    ("local_epochs", -1, "at least 1"),
-    ("eval_every", 0, "at least 1"),
-    ("eval_batch_size", 0, "at least 1"),
-    ("checkpoint_every", 0, "at least 1"),
-    ("data.clients_per_domain", 0, "at least 1"),
     ("data.image_size", 0, "at least 1"),
     ("seed", -1, "at least 0"),
     ("seed", 2**32, "below 2**32"),
@@ -67,14 +69,11 @@ OUT_OF_RANGE = [
     ("clients_per_round", -1, "at least 0"),
     ("fedprox.mu", -0.1, "at least 0"),
     ("optimizer.momentum", -0.1, "at least 0"),
-    ("optimizer.weight_decay", -0.1, "at least 0"),
     ("optimizer.learning_rate", 0.0, "above 0"),
-    ("optimizer.learning_rate", -1.0, "above 0"),
     ("optimizer.learning_rate", float("nan"), "finite"),
     ("optimizer.learning_rate", float("inf"), "finite"),
     ("data.fraction", 0.0, "above 0 and at most 1"),
     ("data.fraction", 2.0, "above 0 and at most 1"),
-    ("data.fraction", float("nan"), "finite"),
     ("on_nonfinite", "ignore", "valid are drop, stop"),
 ]
 
@@ -105,6 +104,16 @@ def test_a_value_means_the_same_behind_the_file_and_as_a_flag(tmp_path, text, ke
     assert type(inline[key]) is type(value)
 
 
+@pytest.mark.parametrize(("key", "value", "now"), EARLIER)
+def test_a_spelling_of_an_earlier_version_is_read(key, value, now):
+    config = override(base(), f"{key}={value}")
+    check(config)
+    flat = dict(flatten(config))
+    assert {name: flat[name] for name in now} == now
+    recorded = {name: one for name, one in flatten(base()) if name not in now} | {key: value}
+    assert dict(flatten(configuration(recorded | {"fedcd.bounds": ""}))) == flat
+
+
 def test_several_changes_are_told_from_commas_within_a_value():
     config = override(base(), "adaptations=running,batch,rounds=3,data.path=a,b,seed=1,")
     assert config.adaptations == ("running", "batch")
@@ -130,21 +139,16 @@ def test_a_wrong_type_names_key_value_and_the_type_that_is_allowed(tmp_path, tex
     [
         ("rouds", "rounds"),
         ("lr", "did you mean 'optimizer.learning_rate'? `fedjax-bn list keys` names all"),
-        ("optimizer.lr", "did you mean 'optimizer.learning_rate'? `fedjax-bn list keys` names all"),
         ("local-lr", "'optimizer.learning_rate'? "),
         ("epochs", "did you mean 'local_epochs'? "),
-        ("batch", "did you mean 'batch_size' or 'rsc.batch'? "),
-        ("bs", "did you mean 'batch_size'? "),
+        ("batch", "did you mean 'batch_size', 'mesh.batch' or 'rsc.batch'? "),
         ("wd", "did you mean 'optimizer.weight_decay'? "),
-        ("n_rounds", "did you mean 'rounds'? "),
         ("num_clients", "did you mean 'data.num_clients' or 'clients_per_round'? "),
         ("momentum", "did you mean 'optimizer.momentum' or 'hbn.momentum'? "),
         ("server.lr", "did you mean 'optimizer.learning_rate'? "),
         ("server_lr", "did you mean 'fedadagrad.eta', 'fedadam.eta' or 'fedavgm.eta'? "),
         ("num_local_epochs", "did you mean 'local_epochs'? "),
         ("xyzzy", "config has no key 'xyzzy'; `fedjax-bn list keys` names all"),
-        ("learning_rate", "optimizer.learning_rate"),
-        ("optimizer.lerning_rate", "optimizer.learning_rate"),
         ("data.fractoin", "data.fraction"),
         ("rounds.x", "rounds"),
         ("data", "data.clients_per_domain, data.corruptions"),
@@ -172,9 +176,17 @@ def test_a_value_out_of_range_names_key_value_and_range(key, value, allowed):
     assert allowed in str(error.value)
 
 
-def test_local_steps_and_local_epochs_exclude_each_other():
-    with pytest.raises(ConfigError, match=r"local_steps=3 and config.local_epochs=2 exclude"):
-        check(override(base(), "local_steps=3,local_epochs=2"))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("local_steps=3,local_epochs=2", "local_steps=3 and config.local_epochs=2 exclude"),
+        ("privacy.noise=1", "noise=1 is in units of privacy.clip: set that above 0"),
+        ("start_from=./a,pretrained=b", "start_from='./a' and config.pretrained='b' exclude"),
+    ],
+)
+def test_keys_that_exclude_each_other_are_named_together(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        check(override(base(), changes))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +196,14 @@ def test_local_steps_and_local_epochs_exclude_each_other():
         ("config.data.fractoin = 0.1", "did you mean 'data.fraction'"),
         ("config.rounds = True", "rounds=True is of type bool"),
         ("config.rounds = None", "rounds=None is of type NoneType"),
+        (
+            'config.mesh = "1"',
+            "config.mesh is a group of keys: set one of mesh.batch, mesh.clients",
+        ),
+        (
+            'config.data.partition = "drawn:9"',
+            "must be iid, dirichlet, dirichlet:smallest=N, drawn",
+        ),
     ],
 )
 def test_mistakes_inside_a_config_file_are_found_as_those_of_flags(tmp_path, body, message):
@@ -259,15 +279,6 @@ def test_a_missing_config_file_is_named(path):
     assert repr(path) in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "digits"])
-def test_the_configs_of_this_repository_are_valid_and_can_be_changed(name):
-    from runs import ROOT
-
-    config = read(f"{ROOT}/configs/{name}.py:rounds=3")
-    check(config)
-    assert config.rounds == 3
-
-
 @pytest.mark.parametrize("spelled", ["1,3", "(1, 3)", "['1', 3]"])
 def test_numbers_in_a_tuple_are_its_texts(spelled):
     assert override(base(), f"data.severities={spelled}").data.severities == ("1", "3")
@@ -319,8 +330,8 @@ def test_a_run_with_the_word_of_an_earlier_version_for_a_cache_is_still_read():
 
 def test_every_synonym_stands_for_a_key_and_no_key_has_more_than_three_near():
     assert _SYNONYMS.keys() <= {*keys(), *(key.rpartition(".")[2] for key in keys())}
-    assert likely_keys("lr_scheduler") == ["optimizer.schedule"]
-    assert likely_keys("optimizer.warmup_epochs") == ["optimizer.warmup_rounds"]
-    assert likely_keys("resume") == ["start_from"]
+    assert _likely_keys("lr_scheduler") == ["optimizer.schedule"]
+    assert _likely_keys("optimizer.warmup_epochs") == ["optimizer.warmup_rounds"]
+    assert _likely_keys("resume") == ["start_from"]
     names = [word for words in _SYNONYMS.values() for word in words.split()]
-    assert all(1 <= len(likely_keys(name)) <= 3 for name in names)
+    assert all(1 <= len(_likely_keys(name)) <= 3 for name in names)

@@ -8,7 +8,7 @@ from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.readers import DATASETS
+from fedjax_bn.run.experiment.datasets import DATASETS
 
 CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
 
@@ -22,7 +22,17 @@ def test_a_config_is_sound_and_its_docstring_names_its_command(path):
     assert f"python -m fedjax_bn.main --config configs/{path.name}" in docstring
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.fixture(scope="module")
+def small_pacs(shared, tmp_path_factory):
+    """Changes that read PACS at eight pixels, which is decoded once."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return {"data.path": f"{shared}/data/pacs", "data.cache": cache, "data.image_size": "8"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p.stem == "signs"), id=p.stem) for p in CONFIGS],
+)
 def test_without_data_the_error_says_what_belongs_there(path):
     config = read(str(path))
     if path.stem in ("cow_on_beach", "population", "quickstart", "signs", "synthetic"):
@@ -38,9 +48,8 @@ def test_without_data_the_error_says_what_belongs_there(path):
 @pytest.mark.parametrize(
     "target", [pytest.param("sketch", marks=pytest.mark.slow), "photo,cartoon"]
 )
-def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(shared, tmp_path, target):
-    config = read("configs/pacs.py", [("data.path", str(shared / "data/pacs"))])
-    config.data.image_size, config.data.cache, config.target = 16, str(tmp_path), target
+def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(small_pacs, target):
+    config = read("configs/pacs.py", [*small_pacs.items(), ("target", target)])
     sizes = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
     experiment = build(config)
     unseen = {domain.name: len(domain.test.labels) for domain in experiment.unseen}
@@ -94,15 +103,10 @@ def test_the_protocol_of_fedig_is_the_default(name):
     assert (config.fedig.mixing, config.eval_every) == ("uniform", 1)
 
 
-def test_the_cross_silo_setting_of_fedig_is_a_config(shared, tmp_path):
+def test_the_cross_silo_setting_of_fedig_is_a_config(small_pacs):
     """A.6: 30 clients of three domains, 10 a round, 20 steps, 120 rounds, iid or Dirichlet."""
-    changes = {
-        "data.path": str(shared / "data/pacs"),
-        "data.cache": str(tmp_path),
-        "data.image_size": "8",
-        "data.partition": "dirichlet",
-    }
-    config = read("configs/pacs_30_clients.py", changes.items())
+    changes = [*small_pacs.items(), ("data.partition", "dirichlet")]
+    config = read("configs/pacs_30_clients.py", changes)
     assert (config.rounds, config.local_steps, config.clients_per_round) == (120, 20, 10)
     assert (config.validate_with, config.fedprox.mu) == ("global", 0.1)
     experiment = build(config)

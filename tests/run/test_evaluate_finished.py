@@ -17,6 +17,7 @@ from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.evaluation.finished_run import Request
 from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.task import MODELS
 from fedjax_bn.run.files import finished as reading
 from fedjax_bn.run.files import workdir
 from small_images import dataset_of_images
@@ -65,7 +66,7 @@ def tiny():
     with pytest.MonkeyPatch.context() as patch:
         runs.install(patch, DATA)
         patch.setitem(experiment.DATASETS, "tiny", load)
-        patch.setitem(experiment.MODELS, "Small", Small)
+        patch.setitem(MODELS, "Small", Small)
         yield
 
 
@@ -212,7 +213,7 @@ def test_a_workdir_without_a_finished_run_is_an_error(finished, tmp_path, capfd)
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--config.data.path=other", "--config.target=elk"], "target='dog' is no domain"),
+        (["--config.data.path=other", "--config.target=elk"], "target='dog' is not a domain"),
         (["--config.data.path=changed"], "changed are not those of the run (their hash differs)"),
     ],
 )

@@ -27,6 +27,7 @@ from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
+from fedjax_bn.run.experiment.task import MODELS, OF_CALLER
 
 PACKAGE = Path(fb.__file__).parent
 # Modules that are no part of the face: the program, and helpers of the others.
@@ -139,12 +140,12 @@ def test_a_name_of_a_packaged_config_stands_for_its_file(tmp_path, monkeypatch):
     ours = config_file.packaged_configs()["digits"]
     monkeypatch.chdir(tmp_path)
     for name in ("digits", "digits.py", "configs/digits.py"):
-        assert config_file.find_config(name) == ours
+        assert config_file._find_config(name) == ours
     assert config_file.read("digits:rounds=3").rounds == 3
     (tmp_path / "digits.py").touch()
-    assert config_file.find_config("digits.py") == Path("digits.py")
+    assert config_file._find_config("digits.py") == Path("digits.py")
     with pytest.raises(ConfigError, match=r"'my/digits.py'.*did you mean 'digits'\?"):
-        config_file.find_config("my/digits.py")
+        config_file._find_config("my/digits.py")
 
 
 def test_what_is_built_has_the_configs_the_command_and_the_marker_of_types(tmp_path):
@@ -159,7 +160,7 @@ def test_what_is_built_has_the_configs_the_command_and_the_marker_of_types(tmp_p
     entry = (tmp_path / "fedjax_bn.egg-info" / "entry_points.txt").read_text()
     assert "fedjax-bn = fedjax_bn.main:command" in entry
     code = (
-        "from fedjax_bn.run.config.file import find_config; print(find_config('configs/pacs.py'))"
+        "from fedjax_bn.run.config.file import _find_config; print(_find_config('configs/pacs.py'))"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
     assert found.stdout.decode().strip() == str(tmp_path / "fedjax_bn/configs/pacs.py")
@@ -185,7 +186,7 @@ def test_a_list_has_a_line_with_words_for_each(kind, capsys):
     lines = capsys.readouterr().out.splitlines()
     tables = {
         "methods": configured_method.METHODS,
-        "models": experiment.MODELS,
+        "models": MODELS,
         "datasets": experiment.DATASETS,
         "configs": config_file.packaged_configs(),
         "keys": keys(),
@@ -267,7 +268,7 @@ def test_keys_of_methods_are_the_plain_keyword_defaults_of_their_signatures():
         f"{name}.{argument.name}": argument.default
         for name, method in configured_method.METHODS.items()
         for argument in inspect.signature(method).parameters.values()
-        if argument.kind is argument.KEYWORD_ONLY and type(argument.default) in PLAIN
+        if argument.kind is argument.KEYWORD_ONLY and type(argument.default) in (*PLAIN, tuple)
     }
     for name in [*expected]:
         if name.partition(".")[2] in ("adapter", *configured_method.GIVEN):
@@ -316,7 +317,7 @@ def test_a_users_own_nnx_class_is_made_with_the_runs_seed(own):
 
 @pytest.mark.parametrize("text", ["own_code:squared:power=3", "own_code:squaring:power=3"])
 def test_an_own_weighing_rule_is_a_rule_or_a_function_that_makes_one(own, text):
-    rule = configured_method.choose_weighing(text)
+    rule = configured_method._choose_weighing(text)
     assert rule(jnp.asarray([1, 2]), jnp.asarray([0.5, 0.5])).tolist() == [1, 8]
 
 
@@ -387,5 +388,5 @@ def test_types_and_defaults_are_read_off_the_signature():
 
 
 def test_the_keys_of_a_model_are_its_fields_without_linens_own():
-    assert list(plain_arguments(Fields, experiment.OF_CALLER)) == ["depth"]
-    assert "width" in plain_arguments(fb.models.ResNet18, experiment.OF_CALLER)
+    assert list(plain_arguments(Fields, OF_CALLER)) == ["depth"]
+    assert "width" in plain_arguments(fb.models.ResNet18, OF_CALLER)

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from fedjax_bn.run.config.keys import base
-from fedjax_bn.run.experiment.datasets import clients_without_validation, configured_clients
-from fedjax_bn.run.experiment.readers import DATASETS
+from fedjax_bn.run.experiment.datasets import (
+    DATASETS,
+    clients_without_validation,
+    configured_clients,
+)
 
 NAMES = ("mnist", "svhn", "usps")
 COUNTS = {"mnist": 100, "svhn": 150, "usps": 50}

@@ -9,8 +9,8 @@ import pytest
 import runs
 from fedjax_bn.data.sampling import by_epochs
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.build import build, sampler
-from fedjax_bn.run.experiment.method import OPTIMIZERS, local_epochs
+from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.method import OPTIMIZERS
 from fedjax_bn.run.training.records import summarize
 
 SIZES, CLIENTS = jnp.asarray([5, 3, 4], jnp.int32), jnp.arange(3, dtype=jnp.int32)
@@ -44,10 +44,8 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
     runs.install(monkeypatch)
     config = runs.config(client_epochs=("1", "3", "2"))
     experiment = build(config)
-    assert local_epochs(config) == (1, 3, 2)
-    draw = sampler(config, experiment.internal)(
-        jnp.asarray([22, 18, 11]), CLIENTS, 22, jax.random.key(0)
-    )
+    assert experiment.work.epochs == (1, 3, 2)
+    draw = experiment.sampler()(jnp.asarray([22, 18, 11]), CLIENTS, 22, jax.random.key(0))
     np.testing.assert_array_equal(draw.valid.sum((1, 2)), [22, 54, 22])
     record = {"round": 1, "seconds": 2.0, "accuracy": {"mean": 1.0}}
     assert summarize(config, experiment, [record], 1.0)["samples_per_second"] == 98 / 2
@@ -62,7 +60,10 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
         ({"client_epochs": ("1", "1", "2"), "local_epochs": 2}, "leave local_epochs at 1"),
         ({"client_epochs": ("1", "1", "2"), "local_steps": 2}, "local_steps at 0"),
         ({"optimizer.nesterov": True}, "nesterov=True needs optimizer.momentum above 0"),
-        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "no effect with optimizer.name"),
+        (
+            {"optimizer.name": "adam", "optimizer.momentum": 0.9},
+            "has no effect with optimizer.name",
+        ),
         (
             {"optimizer.schedule": "cosine", "optimizer.warmup_rounds": 6},
             "warmup_rounds=6 leaves none of rounds=6 to the cosine",

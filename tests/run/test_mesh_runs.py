@@ -53,35 +53,36 @@ def of_clients(state):
     return jax.device_get(state._replace(personal=own[0], memory=own[1]))
 
 
+TWO_A_BATCH = {"mesh__clients": 1, "mesh__batch": 2}
 STREAMED = {"data__device_megabytes": 0}
 ONE, TWO = {"clients_per_round": 1}, {"clients_per_round": 2}
 
 
 @pytest.mark.parametrize(
-    ("spelled", "changes"),
+    "changes",
     [
-        ("2", {}),
-        ("clients:2", STREAMED | ONE),
-        pytest.param("clients:1,batch:2", STREAMED, marks=pytest.mark.slow),
-        pytest.param("2", TWO | {"method": "scaffold"}, marks=pytest.mark.slow),
-        pytest.param("2", {"local_selection": 2}, marks=pytest.mark.slow),
+        {},
+        {"mesh__batch": 1} | STREAMED | ONE,
+        pytest.param(TWO_A_BATCH | STREAMED, marks=pytest.mark.slow),
+        pytest.param(TWO | {"method": "scaffold"}, marks=pytest.mark.slow),
+        pytest.param({"local_selection": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_on_a_mesh_has_the_numbers_of_one_device(spelled, changes):
+def test_a_run_on_a_mesh_has_the_numbers_of_one_device(changes):
     """Three clients, or one, on two devices: one of these has a row of padding."""
-    _, alone = after_two_rounds(mesh="1", **changes)
-    state, spread = after_two_rounds(mesh=spelled, **changes)
+    _, alone = after_two_rounds(**changes | {"mesh__clients": 1, "mesh__batch": 0})
+    state, spread = after_two_rounds(**{"mesh__clients": 2} | changes)
     assert len(state.round.sharding.device_set) == 2
     assert_close(spread, alone, rtol=1e-4, atol=1e-6)
 
 
 def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
     """What two devices trained is saved, tested, and tested on one, where it comes back alone."""
-    config, experiment, keys, start = prepared(mesh="2", **TESTED)
+    config, experiment, keys, start = prepared(mesh__clients=2, **TESTED)
     state = start()
     state, _ = rounds.open_rounds(config, experiment, keys, state).compile(state)(state)
     scores = evaluate.evaluator(config, experiment)(state, TRAINED)
-    config, alone, _, begin = prepared(mesh="1", **TESTED)
+    config, alone, _, begin = prepared(mesh__clients=1, **TESTED)
     with checkpoint.open_folder(tmp_path / "two", keep=2) as manager:
         checkpoint.save(manager, 1, state)
         checkpoint.settle(manager)
@@ -106,10 +107,10 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
 )
 def test_other_ways_to_test_are_those_of_one_device_too(changes):
     scores = []
-    for spelled in ("1", "2", "clients:1,batch:2"):
+    for devices in ({"mesh__clients": 1}, {"mesh__clients": 2}, TWO_A_BATCH):
         texts = (*TESTED["adaptations"], "ensemble", "random_alpha")
         config, experiment, _, start = prepared(
-            mesh=spelled, eval_batch_size=4, **TESTED | {"adaptations": texts}, **changes
+            eval_batch_size=4, **TESTED | {"adaptations": texts}, **devices, **changes
         )
         scores.append(evaluate.evaluator(config, experiment)(start(), TRAINED))
     for other in scores[1:]:
@@ -131,36 +132,34 @@ def test_each_device_gets_and_each_process_reads_the_rows_of_its_clients_alone()
 
 
 @pytest.mark.parametrize(
-    ("spelled", "rows", "batch", "shape"),
+    ("devices", "rows", "batch", "shape"),
     [
-        ("auto", 3, 8, {"clients": 2}),
-        ("auto", 1, 8, {"clients": 1, "batch": 2}),
-        ("auto", 1, 1, None),
-        ("2", 5, 8, {"clients": 2}),
-        ("1", 5, 8, None),
-        ("clients:2", 1, 8, {"clients": 2}),
-        ("clients:1,batch:2", 9, 8, {"clients": 1, "batch": 2}),
+        ((0, 0), 3, 8, {"clients": 2}),
+        ((0, 0), 1, 8, {"clients": 1, "batch": 2}),
+        ((0, 0), 1, 1, None),
+        ((2, 0), 5, 8, {"clients": 2}),
+        ((1, 0), 5, 8, None),
+        ((2, 1), 1, 8, {"clients": 2}),
+        ((1, 2), 9, 8, {"clients": 1, "batch": 2}),
+        ((0, 2), 9, 8, {"clients": 1, "batch": 2}),
     ],
 )
-def test_where_there_are_more_devices_than_clients_a_batch_is_split(spelled, rows, batch, shape):
-    chosen = mesh.choose_mesh(spelled, rows, batch)
+def test_where_there_are_more_devices_than_clients_a_batch_is_split(devices, rows, batch, shape):
+    chosen = mesh.choose_mesh(*devices, rows, batch)
     assert (chosen and dict(chosen.shape)) == shape
 
 
 def test_a_mesh_larger_than_the_devices_is_refused():
     with pytest.raises(
-        ConfigError, match=r"mesh='clients:2,batch:2' needs 4 devices of the 2 that"
+        ConfigError, match=r"mesh\.clients=2 with mesh\.batch=2 needs 4 devices of the"
     ):
-        mesh.choose_mesh("clients:2,batch:2", 3, 8)
-    for spelled in ("0", "clients:0", "batch:2", "clients=2", "clients:2,batch:"):
-        with pytest.raises(ConfigError, match=r"config\.mesh=.* must be auto, a number of devices"):
-            check(runs.config(mesh=spelled))
+        mesh.choose_mesh(2, 2, 3, 8)
 
 
 def test_a_users_method_without_a_mesh_is_refused_on_several_devices(monkeypatch):
     monkeypatch.syspath_prepend(str(runs.ROOT / "tests" / "support"))
-    with pytest.raises(ConfigError, match=r"takes no argument mesh.*config\.mesh=1"):
-        prepared(mesh="2", method="test_mesh_runs:own_method")
+    with pytest.raises(ConfigError, match=r"takes no argument mesh.*config\.mesh\.clients=1"):
+        prepared(mesh__clients=2, method="test_mesh_runs:own_method")
 
 
 def own_method(model, optimizer, *, prepare, load, clients, local_epochs):

@@ -44,7 +44,7 @@ def built_both_ways(name, monkeypatch):
     monkeypatch.setitem(build.DATASETS, "tiny", lambda config: data())
     config = base()
     changes = {"method": name, "data.name": "tiny", "data.path": "none", "data.image_size": 9}
-    changes |= {"batch_size": 3, "mesh": "1"}
+    changes |= {"batch_size": 3, "mesh.clients": 1}
     changes |= {"model": NETS.get(name, "SmallCNN"), "adaptations": ("running",)}
     changes |= {f"{name}.{key}": value for key, value in SAID.get(name, {}).items()}
     config.update_from_flattened_dict(changes)
@@ -57,7 +57,7 @@ def built_both_ways(name, monkeypatch):
         variables = build.initial_variables(experiment, keys.model)
         return method.init(keys.method, variables, len(data().domains))
 
-    return (experiment.method, make_start(config, experiment, keys)), (method, start)
+    return (experiment.method, make_start(experiment, keys)), (method, start)
 
 
 def batches():

@@ -114,30 +114,32 @@ ODD = {"target": "", "clients_per_round": 3, "population": "disk"}
 
 
 @pytest.mark.parametrize(
-    ("spelled", "changes"),
+    ("devices", "changes"),
     [
         pytest.param(
-            "2",
+            (2, 0),
             {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3},
             marks=pytest.mark.slow,  # the next test has a fast one
         ),
-        pytest.param("clients:1,batch:2", {}, marks=pytest.mark.slow),
-        pytest.param("2", {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
-        pytest.param("2", {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
+        pytest.param((1, 2), {}, marks=pytest.mark.slow),
+        pytest.param((2, 0), {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
+        pytest.param((2, 0), {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
     ],
 )
-def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, spelled, changes):
+def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, devices, changes):
     """Three of four clients, so that a row is padding."""
-    for mesh in ("1", spelled):
-        runs.run(tmp_path / mesh, mesh=mesh, rounds=3, **ODD, **changes)
-    told = [[runs.without_times(x) for x in runs.lines(tmp_path / m)] for m in ("1", spelled)]
+    told = []
+    for clients, batch in ((1, 0), devices):
+        folder, where = tmp_path / f"{clients}", {"mesh__clients": clients, "mesh__batch": batch}
+        runs.run(folder / f"{batch}", rounds=3, **ODD, **where, **changes)
+        told.append([runs.without_times(x) for x in runs.lines(folder / f"{batch}")])
     assert_same_numbers(told)
 
 
 def test_what_two_devices_trained_goes_on_on_one(tiny, tmp_path):
     held, losses = None, []
-    for spelled in ("2", "1"):
-        config = runs.config(mesh=spelled, **ODD)
+    for devices in (2, 1):
+        config = runs.config(mesh__clients=devices, **ODD)
         experiment, keys, begin = prepare(config, traced=False)
         start = population.start_held(config, begin, tmp_path, 4)
         with checkpoint.open_folder(tmp_path / "checkpoints", keep=2) as manager:
@@ -149,7 +151,7 @@ def test_what_two_devices_trained_goes_on_on_one(tiny, tmp_path):
             held, told = opened.compile(held)(held)
             checkpoint.save(manager, 1, held)
             checkpoint.settle(manager)
-        assert len(held.round.sharding.device_set) == int(spelled)
+        assert len(held.round.sharding.device_set) == devices
         losses.append(told["loss"])
     assert [np.isfinite(loss).sum() for loss in losses] == [3, 3]
 
@@ -372,4 +374,4 @@ def test_a_weighing_rule_that_begins_differently_by_client_is_refused(tiny):
 
     method = experiment.method._replace(init=init)
     with pytest.raises(ConfigError, match="other memory for some clients"):
-        start._check_rows_alike(config, experiment._replace(method=method), keys)
+        start._check_rows_alike(experiment._replace(method=method), keys)

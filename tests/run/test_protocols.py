@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import runs
+from fedjax_bn.client import run_steps
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.data.sampling import validation_batches
@@ -24,6 +25,8 @@ from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.experiment.task import MODELS
+from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.training import train
 from fedjax_bn.run.training.records import have_trained, out_of_patience, select_round
@@ -73,7 +76,7 @@ def bin_run(monkeypatch):
     """A run of BIN on one client that has the slopes in every split, and its state."""
     one = Domain("one", *(slopes() for _ in range(3)))
     runs.install(monkeypatch, Dataset("tiny", 2, (one,), mean=(0.5,), std=(0.5,)))
-    monkeypatch.setitem(experiment.MODELS, "Slope", Slope)
+    monkeypatch.setitem(MODELS, "Slope", Slope)
     keys = {"model": "Slope", "method": "fedig", "fedig__gates": True, "target": ""}
     keys |= {"data__image_size": 1}
     config = runs.config(**keys, personalize__samples=4, personalize__rate=0.0)
@@ -107,16 +110,14 @@ def test_clients_of_bin_select_their_best_state_by_their_gates(bin_run, monkeypa
     ]
     np.testing.assert_allclose(scores, [100, 95], rtol=1e-6)
 
-    asked = []
-    real = configured_method.validation_score
+    made = []
     monkeypatch.setattr(
-        configured_method,
-        "validation_score",
-        lambda *given, **options: asked.append(given[3]) or real(*given, **options),
+        configured_method, "best_of_round", lambda score, every: made.append(score) or run_steps
     )
     config.local_selection = 5
     configured_method.method_maker(config)(built.model, built.prepare, None, built.task)
-    assert asked == [built.method.statistics]
+    (score,) = made
+    np.testing.assert_allclose(score(own, received), 100, rtol=1e-6)
 
 
 def test_a_method_predicts_by_running_statistics_unless_it_says_otherwise():
@@ -254,9 +255,10 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
 ):
     """Killed within a round, or behind the last one, before its summary."""
     means = (10, 30, 20, 50, 40, 45, 50, 90, 95)  # no better one in rounds 5, 6 and 7
-    parts = {"internal": runs.DATA, "trace": None, "method": None, "task": classification()}
-    built = types.SimpleNamespace(**parts)
     config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
+    parts = {"internal": runs.DATA, "method": None, "task": classification()}
+    parts["participation"] = choose_participation(config, len(runs.DATA.domains))
+    built = types.SimpleNamespace(**parts)
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
     monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
 

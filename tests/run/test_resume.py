@@ -17,7 +17,7 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, WorkdirError
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.experiment.start import starting_model
+from fedjax_bn.run.experiment.start import _starting_model
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.run.training import logs, train
@@ -292,6 +292,6 @@ def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
     (tmp_path / "new" / "summary.json").unlink()
     runs.run(tmp_path / "new", rounds=1, **changes)  # of the same model
     with pytest.raises(ConfigError, match=r"holds another model .*there and .* here"):
-        starting_model(runs.config(**changes), longer(expected))
+        _starting_model(str(straight), "MLP", longer(expected))
     with pytest.raises(ConfigError, match=r"start_from=.*is not the workdir of a run"):
         train.prepare(runs.config(start_from=str(tmp_path / "nothing")))

@@ -57,7 +57,7 @@ def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(ste
     config = runs.config(local_steps=steps, rounds=3, clients_per_round=cohort)
     experiment, keys, _ = prepare(config, traced=False)
     splits = [domain.train for domain in experiment.internal.domains]
-    data, drawing = stack_clients(splits), rounds.drawing_of(config, experiment)
+    data, drawing = stack_clients(splits), rounds.drawing_of(experiment)
     draw = jax.jit(lambda number: drawing(keys, number)[1:3])
 
     @jax.jit

@@ -48,7 +48,8 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
     np.savez(tmp_path / "own.npz", **(columns[0] | columns[1] | columns[2]))
     config = base()
     config.update({k: v for k, v in OPTIONS.items() if k != "show_progress"})
-    config.update(method="fedbn", model="MLP", target="dog", adaptations=ADAPTATIONS, mesh="1")
+    config.update(method="fedbn", model="MLP", target="dog", adaptations=ADAPTATIONS)
+    config.mesh.clients = 1
     config.data.name, config.data.path = "npz", str(tmp_path / "own.npz")
     config.optimizer.learning_rate, config.compilation_cache = 0.05, ""
     summary = train.run(config, tmp_path / "run", say=lambda text: None)

@@ -23,7 +23,7 @@ def get_config(changes=""):
     config.batch_size = 8
     config.optimizer.momentum = 0.5
     config.seed = 2
-    config.mesh = "1"
+    config.mesh.clients = 1
     config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"
     return override(config, changes)
 """

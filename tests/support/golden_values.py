@@ -18,8 +18,7 @@ from fedjax_bn import methods
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.config.keys import base, flatten
-from fedjax_bn.run.experiment.datasets import configured_clients
-from fedjax_bn.run.experiment.readers import EMBEDDED
+from fedjax_bn.run.experiment.datasets import EMBEDDED, configured_clients
 
 FOLDER = Path(__file__).parent / "goldens"
 WITHOUT_BATCH_NORM = ("fedwon",)

@@ -41,7 +41,7 @@ def get_config(changes=""):
     config.eval_every = 3
     config.checkpoint_every = 2
     config.target = "fax"
-    config.mesh = "1"
+    config.mesh.clients = 1
     return override(config, changes)
 """
 
@@ -136,7 +136,7 @@ def config(**changes: object) -> ConfigDict:
         "eval_every": 2,
         "checkpoint_every": 2,
         "seed": 2,
-        "mesh": "1",  # of the two devices that tests have
+        "mesh.clients": 1,  # of the two devices that tests have
     }
     tiny |= {"data.name": "tiny", "data.path": "none", "target": "dog"}
     tiny |= {key.replace("__", "."): value for key, value in changes.items()}

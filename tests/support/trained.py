@@ -42,7 +42,7 @@ def run() -> None:
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
     plots.samples = lambda domains: b""
-    config = runs.config(**TRAINED | WAYS[way] | {"mesh": "auto", "rounds": int(rounds)})
+    config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
         with together():
             train.run(config, Path(folder))

@@ -1,60 +1,88 @@
-"""The texts of `data.partition` and `data.sizes`, read here alone."""
+"""The texts of `data.partition` and `data.sizes`, choices `name:key=value` that are read here."""
 
-from fedjax_bn.arguments.ranges import SAMPLES, Range
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fedjax_bn.arguments.choices import read_choice
+from fedjax_bn.arguments.ranges import Alpha, Range, Samples
 from fedjax_bn.arguments.text import brief
 
 SMALLEST = 10  # samples of the smallest client that is drawn, where there are enough
+_Sigma = Annotated[float, Range("at least 0.001 and at most 100", lambda s: 0.001 <= s <= 100)]
 
 
-def with_smallest(text: str) -> tuple[str, int]:
-    """Returns what comes before `:smallest=N`, and N, by default 10.
+def _dirichlet(smallest: Samples = SMALLEST) -> tuple[str, int]:
+    return "dirichlet", smallest
+
+
+def _drawn(samples: Samples) -> tuple[str, int]:
+    return "drawn", samples
+
+
+def _lognormal_sizes(sigma: _Sigma, smallest: Samples = SMALLEST) -> tuple[str, float, int]:
+    return "lognormal", sigma, smallest
+
+
+def _dirichlet_sizes(alpha: Alpha, smallest: Samples = SMALLEST) -> tuple[str, float, int]:
+    return "dirichlet", alpha, smallest
+
+
+_PARTITIONS: Mapping[str, Callable[..., tuple]] = {
+    "iid": lambda: ("iid", 0),
+    "pooled": lambda: ("pooled", 0),
+    "dirichlet": _dirichlet,
+    "drawn": _drawn,
+}
+_SIZES: Mapping[str, Callable[..., tuple]] = {
+    "lognormal": _lognormal_sizes,
+    "dirichlet": _dirichlet_sizes,
+}
+
+
+def read_partition(text: str) -> tuple[str, int]:
+    """Returns the name of a partition, and the N of `dirichlet:smallest=N` or `drawn:samples=N`.
 
     Raises:
-      ValueError: N is not a whole number from 1 to 65536.
+      ValueError: there is no such partition, or N is not a whole number from 1 to 65536.
     """
-    before, given, number = text.partition(":smallest=")
-    return (before, _samples(text, "smallest", number)) if given else (text, SMALLEST)
+    return _read("data.partition", text, _PARTITIONS, PARTITION)
 
 
-def drawn_samples(text: str) -> int:
-    """Returns N of the partition `drawn:N`; 0 of another partition.
+def read_sizes(text: str) -> tuple[str, float, int] | list[int]:
+    """Returns ("lognormal", sigma, smallest), ("dirichlet", alpha, smallest), or numbers.
 
     Raises:
-      ValueError: N is not a whole number from 1 to 65536.
+      ValueError: the text is of no such form, or a number is out of its range.
     """
-    name, _, number = text.partition(":")
-    return _samples(text, "N of drawn:N", number) if name == "drawn" else 0
+    with suppress(ValueError):  # no number, or one of thousands of digits
+        numbers = [int(entry) for entry in text.split(",")]
+        if all(1 <= number < 2**31 for number in numbers):
+            return numbers
+    return _read("data.sizes", text, _SIZES, SIZES)
 
 
-def _samples(text: str, what: str, number: str) -> int:
-    """A number of samples within a text."""
-    # Five digits at most: Python refuses to read numbers of thousands of digits.
-    plain = number.isascii() and number.isdecimal() and len(number) < 6
-    if not (plain and SAMPLES.holds(int(number))):
-        raise ValueError(f"{brief(text)}: {what} must be {SAMPLES.text}")
-    return int(number)
+def _read(key: str, text: str, table: Mapping[str, Callable[..., Any]], allowed: Range) -> Any:
+    if text.partition(":")[0] not in table:
+        raise ValueError(f"{key} is {brief(text)}; it must be {allowed.text}")
+    make, options = read_choice(f"{key}={brief(text)}", text, table)
+    return make(**options)
 
 
-def _is_partition(text: str) -> bool:
-    try:
-        name, _ = with_smallest(text)
-        return name == "dirichlet" or text in ("iid", "pooled") or bool(drawn_samples(text))
-    except ValueError:
-        return False
+def _reads(read: Callable[[str], Any]) -> Callable[[str], bool]:
+    def holds(text: str) -> bool:
+        try:
+            return bool(read(text))
+        except ValueError:
+            return False
+
+    return holds
 
 
-def _are_sizes(text: str) -> bool:
-    try:
-        kind, _, number = with_smallest(text)[0].partition(":")
-        if kind in ("lognormal", "dirichlet"):
-            return 0.001 <= float(number) <= (100 if kind == "lognormal" else 1e6)
-        return not text or all(1 <= int(entry) < 2**31 for entry in text.split(","))
-    except ValueError:  # no number, or one of thousands of digits
-        return False
-
-
-PARTITION = Range("iid, dirichlet, dirichlet:smallest=N, drawn:N or pooled", _is_partition)
+PARTITION = Range(
+    "iid, dirichlet, dirichlet:smallest=N, drawn:samples=N or pooled", _reads(read_partition)
+)
 SIZES = Range(
-    "whole numbers above 0, lognormal:SIGMA (0.001 to 100) or dirichlet:ALPHA (0.001 to 1e6)",
-    _are_sizes,
+    "whole numbers above 0, lognormal:sigma=S (0.001 to 100) or dirichlet:alpha=A (0.001 to 1e6)",
+    lambda text: not text or _reads(read_sizes)(text),
 )

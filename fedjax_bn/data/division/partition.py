@@ -24,14 +24,13 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
-from fedjax_bn.data.division.forms import SIZES, drawn_samples, with_smallest
+from fedjax_bn.data.division.forms import read_partition, read_sizes
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, select, splits
 from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
 
 _REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
-_PARTITIONS = ("iid", "dirichlet", "drawn:N")
 
 
 def share_out_domains(
@@ -61,8 +60,8 @@ def share_out_domains(
       Dirichlet(alpha, ..., alpha) over the clients. Then clients below min(N, samples // clients)
       are raised to it: they take from the largest client. N is 10, or that of
       "dirichlet:smallest=N"; it is ours, the reference has none.
-    drawn:N: each client draws N samples at random with replacement, so that there may be far more
-      clients than samples, and several may have the same sample.
+    drawn:samples=N: each client draws N samples at random with replacement, so that there may be
+      far more clients than samples, and several may have the same sample.
 
     Args:
       dataset: domains that take part in training.
@@ -71,17 +70,17 @@ def share_out_domains(
         stratified, floor(fraction * N) samples, and one at least. A source that has taken its own
         fraction already needs none here.
       seed: at least 0.
-      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:N", see above.
+      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:samples=N", see above.
       num_clients: of all domains together, instead of `clients_per_domain`; the domains have
         equally many, the larger ones one more where the number cannot be divided evenly. 0 for
         `clients_per_domain`.
       alpha: concentration of "dirichlet", above 0: near 0 a class has one owner, at 100 all have
         nearly the same. FedIG, A.6, has 0.5 and 0.1.
       sizes: of the clients' training sets, iid only; "" for what the partition gives. Whole
-        numbers, one a client or one for all; or "lognormal:SIGMA" or "dirichlet:ALPHA". Drawn sizes
-        are proportional to K draws of exp(SIGMA * normal) or to one draw of Dirichlet(ALPHA, ...,
-        ALPHA), and as large as every domain's samples allow; but none is below min(N, its domain's
-        samples // its domain's clients), with N of a further ":smallest=N", or 10.
+        numbers, one a client or one for all; or "lognormal:sigma=S" or "dirichlet:alpha=A". Drawn
+        sizes are proportional to K draws of exp(S * normal) or to one draw of Dirichlet(A, ..., A),
+        and as large as every domain's samples allow; but none is below min(N, its domain's samples
+        // its domain's clients), with N of a further ":smallest=N", or 10.
       truncate: cut training and validation splits to the size of the smallest domain's, before
         they are shared out (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole,
         unless they are the validation splits.
@@ -92,11 +91,9 @@ def share_out_domains(
     """
     if truncate:
         dataset = _truncated(dataset, seed)
-    kind = "drawn:N" if drawn_samples(partition) else with_smallest(partition)[0]
-    if kind not in _PARTITIONS or (kind == "iid" and partition != kind):
-        raise ValueError(
-            f"data.partition is {partition!r}; it must be one of {', '.join(_PARTITIONS)}"
-        )
+    kind, _ = read_partition(partition)
+    if kind == "pooled":
+        raise ValueError("data.partition='pooled' shares nothing out: use pool_clients for it")
     if kind != "iid" and len(sizes):
         raise ValueError(
             f"data.sizes={sizes!r} and data.partition={partition!r} exclude each other: leave "
@@ -191,8 +188,9 @@ def _split_clients(
     sizes: np.ndarray | None = None,
 ) -> list[Split]:
     """Returns n clients of a split, at least 1, see `share_out_domains`."""
-    if count := drawn_samples(partition):
-        drawn = rng.integers(len(split.images), size=(n, count))
+    kind, number = read_partition(partition)
+    if kind == "drawn":
+        drawn = rng.integers(len(split.images), size=(n, number))
         rows = Rows(split.images, np.arange(len(split.images)))  # images stay where they are
         return [select(split._replace(images=rows), index) for index in drawn]
     if n == 1 and sizes is None:
@@ -200,11 +198,10 @@ def _split_clients(
     group = number_groups(split.names, len(split.images))
     labels = strata(split.labels)[first_samples(group)]
     values, counts = np.unique(labels, return_counts=True)
-    kind, smallest = with_smallest(partition)
     if sizes is not None:
         parts = stratified_split(labels, sizes.tolist(), rng)
     elif kind == "dirichlet":
-        shares = _dirichlet_counts(counts, n, alpha, rng, smallest)
+        shares = _dirichlet_counts(counts, n, alpha, rng, number)
         cuts, pools = np.cumsum(shares, axis=1)[:, :-1], shuffled_classes(labels, rng)
         dealt = [np.split(pool, cut) for pool, cut in zip(pools, cuts, strict=True)]
         parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
@@ -272,21 +269,18 @@ def _client_sizes(
                 f"{limit} training samples of {name!r} are too few for {n} clients, one each; "
                 f"{_REMEDY}"
             )
-    if isinstance(sizes, str) and (why := refusal(sizes, SIZES)):
-        raise ValueError(f"data.sizes is {brief(sizes)}; it {why}")
     total, borders = sum(clients), np.cumsum(clients)[:-1]
-    text, smallest = with_smallest(sizes) if isinstance(sizes, str) else ("", 0)
-    kind, _, number = text.partition(":")
-    if kind in ("lognormal", "dirichlet"):
+    wanted = read_sizes(sizes) if isinstance(sizes, str) else list(sizes)
+    if isinstance(wanted, tuple):
+        kind, number, smallest = wanted
         if kind == "dirichlet":
-            draws = rng.dirichlet(np.full(total, float(number), np.float64))
+            draws = rng.dirichlet(np.full(total, number, np.float64))
         else:
-            logs = float(number) * rng.standard_normal(total)
-            draws = np.exp(logs - logs.max())  # at most 1, whatever SIGMA is
+            logs = number * rng.standard_normal(total)
+            draws = np.exp(logs - logs.max())  # at most 1, whatever sigma is
         weights = np.maximum(_quantize(draws / draws.max()), 1)
         return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
-    entries = sizes.split(",") if isinstance(sizes, str) else sizes
-    listed = np.array([int(entry) for entry in entries], np.int64)
+    listed = np.array([int(entry) for entry in wanted], np.int64)
     if len(listed) not in (1, total) or listed.min(initial=1) < 1:
         raise ValueError(
             f"data.sizes is {brief(sizes)}; it must have one number of at least 1 for all clients, "

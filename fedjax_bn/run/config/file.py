@@ -1,6 +1,7 @@
 """Reading configurations: files of one's own, those of the package, and changes of the keys."""
 
 import os
+import re
 import runpy
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import brief, nearest, one_line
-from fedjax_bn.run.config.keys import assign, check, check_complete
+from fedjax_bn.run.config.keys import assign, check, check_complete, check_key
 from fedjax_bn.run.errors import ConfigError
 
 EXAMPLE = "configs/quickstart.py"
@@ -19,8 +20,8 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
     """Runs a config file and applies changes to what its `get_config` returns.
 
     Args:
-      source: FILE.py or the name of a packaged config, see `find_config`; optionally with changes
-        behind a colon, FILE.py:key=value,key=value.
+      source: FILE.py or the name of a packaged config, see `_find_config`; optionally with changes
+        after a colon, FILE.py:key=value,key=value.
       changes: further (key, value) pairs, from `--config.key=value`.
 
     Raises:
@@ -28,7 +29,7 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
         out of its range.
     """
     name, _, inline = source.partition(":")
-    path = find_config(name)
+    path = _find_config(name)
     try:
         get_config = runpy.run_path(str(path))["get_config"]
         config = get_config(inline) if inline else get_config()
@@ -40,6 +41,9 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
     except SyntaxError as error:
         raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:  # whatever a user's own file may raise
+        # ml_collections refuses a value for a group of keys, such as config.mesh = "1".
+        if group := re.match(r"Could not override field '(\w+)' \(reference", str(error)):
+            check_key(group[1])
         reason = one_line(error)
         raise ConfigError(
             f"config file {path} fails ({type(error).__name__}: {reason}): it must define "
@@ -56,7 +60,7 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
     return config
 
 
-def find_config(name: str) -> Path:
+def _find_config(name: str) -> Path:
     """The file of that name, or else the packaged config: `pacs`, `pacs.py` or `configs/pacs.py`.
 
     Raises:
@@ -75,7 +79,7 @@ def find_config(name: str) -> Path:
 
 
 def packaged_configs() -> dict[str, Path]:
-    """The configs of the package, name -> file; in a checkout they lie beside it."""
+    """The configs of the package, name -> file; in a checkout they are next to it."""
     inside = PACKAGE / "configs"
     folder = inside if inside.is_dir() else PACKAGE.parent / "configs"
     return {file.stem: file for file in sorted(folder.glob("*.py"))}

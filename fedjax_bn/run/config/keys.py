@@ -14,8 +14,19 @@ from fedjax_bn.run.errors import ConfigError
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
-# Keys that no longer exist, and the value of each that changes nothing.
-RETIRED = {"cpu_kernels": "table"}
+# How earlier versions wrote a value, in config.json of finished runs and in commands: key, pattern
+# of the whole value, and how it is written now.
+_OLD = (
+    ("cpu_kernels", "table", {}),
+    ("mesh", "auto", {"mesh.clients": "0", "mesh.batch": "0"}),
+    ("mesh", r"(\d+)", {"mesh.clients": r"\1", "mesh.batch": "0"}),
+    ("mesh", r"clients:(\d+)", {"mesh.clients": r"\1", "mesh.batch": "1"}),
+    ("mesh", r"clients:(\d+),batch:(\d+)", {"mesh.clients": r"\1", "mesh.batch": r"\2"}),
+    ("clients", r"vmap:(\d+)", {"clients": r"vmap:at_once=\1"}),
+    ("data.partition", r"drawn:(\d+)", {"data.partition": r"drawn:samples=\1"}),
+    ("data.sizes", r"lognormal:([^:=]+)(:.*)?", {"data.sizes": r"lognormal:sigma=\1\2"}),
+    ("data.sizes", r"dirichlet:([^:=]+)(:.*)?", {"data.sizes": r"dirichlet:alpha=\1\2"}),
+)
 # What runs did before there was a key for it, where its default is something else.
 BEFORE = {"data.orientation": "stored"}
 _MOST = 3  # keys in a suggestion
@@ -59,7 +70,7 @@ _SYNONYMS = {
     "patience": "earlystopping earlystop",
     "seed": "randomseed rng manualseed",
     "compute_dtype": "dtype precision amp fp16 bf16 mixedprecision",
-    "mesh": "device devices gpu gpus cuda ngpus numgpus",
+    "mesh.clients": "device devices gpu gpus cuda ngpus numgpus",
     "privacy.noise": "dp epsilon sigma noisemultiplier",
     "privacy.clip": "clipping maxgradnorm clipnorm maxnorm gradclip",
     "privacy.delta": "delta",
@@ -77,6 +88,7 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
       ConfigError: an unknown key, a value of another type or out of its range, or a part without
         '='.
     """
+    # A comma ends a value only before the next "key=".
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
         key, equals, text = change.partition("=")
         if not equals:
@@ -86,16 +98,45 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
 
 
 def assign(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a dotted key to the value that a text stands for.
+    """Sets a dotted key to the value that a text means; spellings of 0.2.0 are read too.
 
     Raises:
       ConfigError: an unknown key, or a value of another type or out of its range.
     """
-    check_key(key)
-    value = parsed(text, keys()[key].kind)
-    _check_value(key, value)
-    with config.unlocked():
-        config.update_from_flattened_dict({key: value})
+    renewed = _renewed(key, text)
+    for name, new in {key: text}.items() if renewed is None else renewed.items():
+        check_key(name)
+        value = parsed(new, keys()[name].kind)
+        _check_value(name, value)
+        with config.unlocked():
+            config.update_from_flattened_dict({name: value})
+
+
+def _renewed(key: str, value: Any) -> dict[str, str] | None:
+    """What an earlier version's value is written as now, by keys; None for a value of today."""
+    for old, pattern, new in _OLD:
+        found = re.fullmatch(pattern, value) if key == old and isinstance(value, str) else None
+        if found:
+            return {name: found.expand(text) for name, text in new.items()}
+    return None
+
+
+def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys that an earlier version recorded, in the form of today's.
+
+    Keys that came later have their defaults, or what was done `BEFORE`.
+    """
+    found = {name: key.default for name, key in keys().items()} | BEFORE
+    for name, value in flat.items():
+        new = _renewed(name, value)
+        if new is None and isinstance(value, str) and name in keys():
+            # Some tuples were once written as a text.
+            new = {name: value} if keys()[name].kind is tuple else None
+        if new is None:
+            found[name] = value
+        else:
+            found |= {key: parsed(text, keys()[key].kind) for key, text in new.items()}
+    return found
 
 
 def check(config: ConfigDict) -> None:
@@ -114,7 +155,7 @@ def check(config: ConfigDict) -> None:
         )
     if config.client_epochs and (config.local_steps or config.local_epochs != 1):
         raise ConfigError(
-            f"config.client_epochs={','.join(config.client_epochs)} sets how much clients train: "
+            f"config.client_epochs={brief(config.client_epochs)} sets how much clients train: "
             "leave local_epochs at 1 and local_steps at 0"
         )
     if config.privacy.noise and not config.privacy.clip:
@@ -148,12 +189,12 @@ def check_key(name: str) -> None:
     if group:
         raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
     if name not in keys():
-        likely = ", ".join(map(repr, likely_keys(name)))
+        likely = ", ".join(map(repr, _likely_keys(name)))
         hint = f"did you mean {' or '.join(likely.rsplit(', ', 1))}? " if likely else ""
         raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
 
 
-def likely_keys(name: str) -> list[str]:
+def _likely_keys(name: str) -> list[str]:
     """Returns the keys that a name probably means, the likeliest first, at most three.
 
     A name may be the last part of a key (`mu`), another word for it (`optimizer.lr`), a misspelt
@@ -217,17 +258,6 @@ def _check_optimizer(optimizer: ConfigDict, rounds: int) -> None:
             f"config.optimizer.warmup_rounds={warmup} leaves none of rounds={rounds} to the "
             "cosine: lower it, or set optimizer.decay_rounds"
         )
-
-
-def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys that an earlier version recorded, in the form of today's.
-
-    Keys that came later have their defaults, or what was done `BEFORE`; `RETIRED` ones go where
-    their value means what is always done now.
-    """
-    defaults = {name: key.default for name, key in keys().items()}
-    kept = {name: value for name, value in flat.items() if RETIRED.get(name) != value}
-    return defaults | BEFORE | kept
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:

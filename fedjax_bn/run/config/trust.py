@@ -1,6 +1,6 @@
 """Which code a finished run may import: what its user has named, never what its files name alone.
 
-A workdir may come from anybody. Its config.json names a model and more, perhaps as
+A workdir may come from anybody. Its config.json names a model and more, possibly as
 `package.module:name`, and the folder where the run was started.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from fedjax_bn.arguments.choices import imports_refused
 from fedjax_bn.run.files.workdir import Record
 
-_PACKAGE = Path(__file__).resolve().parents[3]  # where `fedjax_bn` lies
+_PACKAGE = Path(__file__).resolve().parents[3]  # that holds `fedjax_bn`
 _INSTALLED = {"site-packages", "dist-packages"}
 
 

@@ -51,6 +51,7 @@ from fedjax_bn.run.evaluation.scoring import (
     score_unseen,
 )
 from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.run.training.population import (
     UNTOUCHED,
@@ -59,7 +60,6 @@ from fedjax_bn.run.training.population import (
     refuse_ensemble,
     rows_of_clients,
 )
-from fedjax_bn.run.training.records import Record
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task
 

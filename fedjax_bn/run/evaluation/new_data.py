@@ -29,9 +29,8 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.scoring import as_stored
-from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
-from fedjax_bn.run.experiment.readers import DATASETS, decoding
-from fedjax_bn.run.training.records import Record
+from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, check_target, decoding
+from fedjax_bn.run.files.workdir import Record
 
 _OWN = ("folders", "npz")  # datasets that are a user's own
 

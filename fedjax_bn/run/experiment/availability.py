@@ -6,7 +6,7 @@ trace it begins again. It is
 
 - text: a line a round, numbers of clients (from 0, in the order of the clients) between commas or
   blanks, `3-17` for a range, `all` for all; what follows # is a comment, and a line that holds
-  nothing else is no round; or
+  nothing else is skipped; or
 - `.npz` with `available` bool[rounds, clients].
 """
 
@@ -18,7 +18,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.messages import first_few
@@ -26,6 +25,24 @@ from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.run.errors import ConfigError
+
+
+class Participation(NamedTuple):
+    """Who takes part in the rounds of a run.
+
+    Attributes:
+      drawn: clients drawn for a round; 0 for all.
+      draw: "uniform", or "by_size" with chances by their samples.
+      dropout: chance of a client to drop out of a round for which it was drawn.
+      trace: as `read_trace` returns it.
+      on_disk: whether the clients' own parts are kept on the disk, see `run.training.population`.
+    """
+
+    drawn: int
+    draw: str
+    dropout: float
+    trace: np.ndarray | None
+    on_disk: bool
 
 
 class Cohort(NamedTuple):
@@ -44,45 +61,38 @@ class Cohort(NamedTuple):
         return {} if self.participates is None else {"participates": self.participates}
 
 
-def draw_cohort(
-    config: ConfigDict,
-    trace: np.ndarray | None,
-    sizes: np.ndarray,
-    key: jax.Array,
-    round: jax.Array,
-) -> Cohort:
+def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array) -> Cohort:
     """Returns the clients of a round; traceable.
 
     Clients that are not available are drawn only where there are too few others. By size, the
     chance of the next one is its share of the samples of those not yet drawn.
 
     Args:
-      config: the run's.
-      trace: as `read_trace` returns it.
+      how: who takes part.
       sizes: i[K], training samples of the clients.
       key: the run's, for participation.
       round: i32[], rounds finished.
     """
-    total, wanted, draw = len(sizes), config.clients_per_round, config.participation
+    total = len(sizes)
     key = jax.random.fold_in(key, round)
     available = client = None
-    if trace is not None:
-        bits = jnp.asarray(trace)[jnp.asarray(round, jnp.int32) % trace.shape[0]]
+    if how.trace is not None:
+        bits = jnp.asarray(how.trace)[jnp.asarray(round, jnp.int32) % how.trace.shape[0]]
         available = jnp.unpackbits(bits)[:total].astype(bool)
-    if 0 < wanted < total:
-        if draw.draw == "by_size":
+    if 0 < how.drawn < total:
+        if how.draw == "by_size":
             # The order of log size + Gumbel is that of draws one by one without replacement.
             draws = jax.random.gumbel(stream(key, "cohort by size"), (total,))
             chances = jnp.log(jnp.asarray(sizes, draws.dtype)) + draws
             ranks = jnp.argsort(jnp.argsort(-chances)).astype(jnp.int32)
         else:
             ranks = jax.random.permutation(key, total).astype(jnp.int32)
-        if available is not None:
+        if available is not None:  # the others come after all of these
             ranks = jnp.where(available, ranks, ranks + total)
-        client = jnp.sort(jnp.argsort(ranks)[:wanted]).astype(jnp.int32)
+        client = jnp.sort(jnp.argsort(ranks)[: how.drawn]).astype(jnp.int32)
     participates = available
-    if draw.dropout:
-        stays = jax.random.uniform(stream(key, "dropout of clients"), (total,)) >= draw.dropout
+    if how.dropout:
+        stays = jax.random.uniform(stream(key, "dropout of clients"), (total,)) >= how.dropout
         participates = stays if available is None else stays & available
     if client is not None and participates is not None:
         participates = participates[client]
@@ -97,7 +107,7 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
       num_clients: K.
 
     Raises:
-      ConfigError: it cannot be read, or names nobody or a client that does not exist.
+      ConfigError: it cannot be read, or names no client or one that does not exist.
     """
     if not text:
         return None
@@ -118,6 +128,7 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
     empty = np.flatnonzero(~rows.any(1))
     if len(empty):
         raise ConfigError(f"{what}: no client is available in round {empty[0] + 1} of it")
+    # A bit each: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 
 

@@ -1,50 +1,46 @@
-"""Builds what a configuration names and checks it: data, model, method and adaptations."""
+"""Builds what a configuration names and checks it: data, model, method and adaptations.
 
-import inspect
-from collections.abc import Callable
+From here on the values of the configuration travel in an `Experiment`.
+"""
+
 from functools import partial
-from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from fedjax_bn import models, sharing
-from fedjax_bn.adaptation.choice import Choice, choose_adaptation
-from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn import sharing
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.devices import check_strategy
-from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization import Layer, Statistics
-from fedjax_bn.run.config.keys import check, choice_of, choose
+from fedjax_bn.run.config.keys import check, choose
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.personalization import check_labelled, choose_personalization
+from fedjax_bn.run.evaluation.personalization import check_labelled
 from fedjax_bn.run.experiment.availability import read_trace
-from fedjax_bn.run.experiment.datasets import check_data_keys, check_image_size, configured_clients
+from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
     choose_method,
-    is_told,
     local_epochs,
     method_maker,
+    what_validates,
 )
-from fedjax_bn.run.experiment.readers import DATASETS
-from fedjax_bn.run.experiment.task import choose_augmentation, choose_loading, choose_task
+from fedjax_bn.run.experiment.task import (
+    choose_augmentation,
+    choose_loading,
+    choose_task,
+    model_maker,
+)
+from fedjax_bn.run.experiment.values import Experiment, read_values
 from fedjax_bn.run.processes.mesh import choose_mesh
-from fedjax_bn.task import Task, classification
 
-MODELS = {name: getattr(models, name) for name in models.__all__}
-OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
 _MOST_DRAWS = 2**28  # samples a round: 2 GB of numbers
 HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
@@ -55,35 +51,6 @@ TESTED_ON_VALIDATION = (
 )
 
 
-class Experiment(NamedTuple):
-    """Everything a run needs, built and checked.
-
-    Attributes:
-      model: a linen module, or what `models.from_nnx` makes; in `models.precision.in_dtype` where
-        it computes in another dtype.
-      method: the federated method, whose batches hold images or numbers of samples in a source.
-      internal: the clients, as the domains of a dataset.
-      unseen: the domains that train nobody.
-      prepare: stored images -> what the model reads.
-      adaptations: text -> how unseen clients predict.
-      notes: sentences for the user on the data and the start.
-      mesh: the devices over which the method's clients are shared out; None for one.
-      trace: who is available in which round, see `availability`; None where all always are.
-      task: what is learned and reported.
-    """
-
-    model: Any
-    method: FederatedMethod
-    internal: Dataset
-    unseen: tuple[Domain, ...]
-    prepare: Prepare
-    adaptations: dict[str, Choice]
-    notes: tuple[str, ...]
-    mesh: Mesh | None = None
-    trace: np.ndarray | None = None
-    task: Task = classification()
-
-
 def build(config: ConfigDict) -> Experiment:
     """Builds what a configuration names; nothing is compiled yet.
 
@@ -91,17 +58,19 @@ def build(config: ConfigDict) -> Experiment:
       ConfigError: a key has an unknown name or an impossible value.
       ValueError, FileNotFoundError: the data are missing, damaged or do not suit.
     """
+    # All names are looked up before data are read, which may take minutes.
     check(config)
     load = choose(DATASETS, config.data.name, "data.name")
     check_data_keys(config)
     for name in config.baselines:
         choose_method("baselines", name)
-    make_model = _model_maker(config)
+    make_model = model_maker(config)
     choose_augmentation(config)
     method_maker(config)
-    for text in config.adaptations:  # before data are read
+    for text in config.adaptations:
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
+
     data = load(config)
     internal, unseen = configured_clients(data, config)
     notes = data.notes if isinstance(data, Source) else ()
@@ -112,33 +81,48 @@ def build(config: ConfigDict) -> Experiment:
         )
     if any(domain.test is domain.validation for domain in internal.domains):
         notes += (TESTED_ON_VALIDATION,)
-    check_image_size(internal, config)
+    images = internal.domains[0].train.images
+    if images.ndim == 4 and images.shape[1] != config.data.image_size:
+        raise ConfigError(
+            f"config.data.image_size={config.data.image_size}, but images of {internal.name} have "
+            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
+        )
     _check_clients(internal, config)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
-    check_labelled(choose_personalization(config, experiment.method), internal, unseen)
+    check_labelled(experiment.evaluation.personalization, internal, unseen)
     trace = read_trace(config.participation.trace, len(internal.domains))
-    experiment = experiment._replace(trace=trace)
+    # Not in `assemble`: a finished run is tested without its trace, which may be gone.
+    experiment = experiment._replace(participation=experiment.participation._replace(trace=trace))
     with naming(f"config.model={brief(config.model)}"):
-        _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
+        _check_batch_sizes(experiment)
     return experiment
 
 
 def assemble(
     config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
 ) -> Experiment:
-    """Builds what a configuration names besides its data, for these clients and unseen domains.
+    """Builds what a configuration names except its data, for these clients and unseen domains.
 
     Raises:
       ConfigError, ValueError: as `build`.
     """
-    model = _model_maker(config)(num_classes=internal.num_classes)
+    model = model_maker(config)(internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
     load, task = choose_loading(config, internal), choose_task(config, model, internal)
     rows = config.clients_per_round or len(internal.domains)
-    mesh = choose_mesh(config.mesh, rows, config.batch_size)
+    mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = make_method(model, prepare, load, task, mesh)
+    few = [
+        f"{domain.name} ({len(domain.train.images)})"
+        for domain in internal.domains
+        if config.local_steps and len(domain.train.images) < config.batch_size
+    ]
+    repeats = (
+        f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
+        f"{first_few(few)}"
+    )
     return Experiment(
         model=model,
         method=method,
@@ -149,65 +133,26 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes + method.notes + _repetition_notes(internal, config),
+        notes=notes + method.notes + (repeats,) * bool(few),
         mesh=mesh,
         task=task,
+        **read_values(config, method, len(internal.domains)),
     )
-
-
-def _model_maker(config: ConfigDict) -> Callable[..., Any]:
-    """Returns `make(num_classes=...)` for `config.model`, such as `ResNet18:width=16`.
-
-    A user's own model is `package.module:Class`, a linen module with a field `num_classes` or an
-    nnx module that takes `num_classes` and `rngs`.
-
-    Raises:
-      ConfigError: there is no such model, or it has no such field.
-    """
-    make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
-    what = f"config.model={brief(config.model)}"
-
-    def make_model(num_classes: int) -> Any:
-        given: dict[str, Any] = {"num_classes": num_classes}
-        if isinstance(make, type) and _is_nnx(make):
-            from flax.nnx import Rngs
-
-            given["rngs"] = Rngs(config.seed)
-        model = call_chosen(what, make, **given, **fields)
-        if _is_nnx(type(model)):
-            model = models.from_nnx(model)
-        elif not isinstance(inspect.unwrap(model), nn.Module):
-            raise ConfigError(
-                f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
-            )
-        return model if config.compute_dtype == "float32" else in_dtype(model, config.compute_dtype)
-
-    return make_model
-
-
-def _is_nnx(kind: type) -> bool:
-    """Whether a class is a module of nnx, which is imported for nobody else: it takes long."""
-    if issubclass(kind, nn.Module):
-        return False
-    from flax.nnx import Module
-
-    return issubclass(kind, Module)
 
 
 def _check_validation(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if anything is chosen by validation and a client has no samples for it."""
     without = [domain.name for domain in internal.domains if domain.validation is None]
-    unused = {"local_selection": 0, "patience": 0, "validate_with": "own"}
-    if is_told(config) and without:
-        raise ConfigError(
-            f"config.weigh={brief(config.weigh)} needs validation samples, but client "
-            f"{without[0]!r} of {internal.name} has none: {HOLD_OUT}, or choose another weigh"
-        )
-    for key, nothing in unused.items():
-        if config[key] != nothing and without:
+    choosing = {
+        what_validates(config): "leave that key out",
+        f"config.patience={config.patience}" * bool(config.patience): "patience=0",
+        "config.validate_with=global" * (config.validate_with == "global"): "validate_with=own",
+    }
+    for key, remedy in choosing.items():
+        if key and without:
             raise ConfigError(
-                f"config.{key}={config[key]} needs validation samples, but client {without[0]!r} "
-                f"of {internal.name} has none: {HOLD_OUT}, or {key}={nothing}"
+                f"{key} needs validation samples, but client {without[0]!r} of {internal.name} has "
+                f"none: {HOLD_OUT}, or {remedy}"
             )
 
 
@@ -237,36 +182,6 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
         )
 
 
-def _repetition_notes(internal: Dataset, config: ConfigDict) -> tuple[str, ...]:
-    """A note on the clients that have fewer samples than the full batches of their steps."""
-    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
-    few = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
-    if not config.local_steps or not few:
-        return ()
-    return (
-        f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
-        f"{first_few(few)}",
-    )
-
-
-def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
-    """Returns what draws the samples of a round."""
-    sizes = [len(domain.train.images) for domain in internal.domains]
-    return sampler_of(config, min(sizes), max(sizes))
-
-
-def sampler_of(config: ConfigDict, smallest: int, longest: int) -> Sampler:
-    """Returns the same for clients of which only the sizes are known.
-
-    Args:
-      config: batches, and epochs or steps.
-      smallest, longest: training samples of the smallest and of the largest client.
-    """
-    if config.local_steps:
-        return by_steps(config.batch_size, config.local_steps, smallest)
-    return by_epochs(min(config.batch_size, longest), local_epochs(config))
-
-
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
     """Returns the common start of all clients, at random."""
     return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
@@ -278,16 +193,12 @@ def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Arr
     return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
 
 
-def _check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: ConfigDict) -> None:
-    """Checks that no batch norm would see a single value a channel.
-
-    Raises:
-      ConfigError: a client has a batch of one sample and a batch norm sees one value of it.
-    """
-    batch_size = config.batch_size
+def _check_batch_sizes(experiment: Experiment) -> None:
+    """Raises ConfigError if a batch norm would see a single value a channel, in a batch of one."""
+    internal, (batch_size, steps, _) = experiment.internal, experiment.work
     for domain in internal.domains:
         size = len(domain.train.images)
-        last = batch_size if config.local_steps else (size % batch_size or batch_size)
+        last = batch_size if steps else (size % batch_size or batch_size)
         if last == 1:
             break
     else:
@@ -302,7 +213,7 @@ def _check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: 
             )
         return Statistics(layer.mean, layer.var)
 
-    images = sample_input(internal, prepare, 1)
+    model, images = experiment.model, sample_input(internal, experiment.prepare, 1)
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
     if sharing.STATISTICS in variables:
         passed = partial(forward, model, statistics=refuse_one)

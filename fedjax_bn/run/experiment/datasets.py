@@ -1,28 +1,232 @@
-"""The clients and unseen domains of `data.*` and `target`, and checks of these keys."""
+"""The table of data sets, and the clients and unseen domains of `data.*` and `target`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import brief, nearest
+from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
+from fedjax_bn.data.sets import (
+    abide,
+    camelyon17,
+    cifar10_c,
+    cow_on_beach,
+    digits,
+    domainnet,
+    folders,
+    image_folders,
+    morpho_mnist,
+    npz,
+    scanners,
+    signs,
+    synthetic,
+    tfds_source,
+)
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.readers import BOXES, DATASETS, EMBEDDED, TFDS
 
+_Read = Callable[[ConfigDict], Source | Dataset]
+
+
+def decoding(config: ConfigDict) -> dict[str, Any]:
+    """Returns how image files are decoded, as arguments of `folders.to_source`."""
+    return {
+        "cache": _cache_folder(config),
+        "progress": True,
+        "max_megapixels": config.data.max_megapixels,
+        "orientation": config.data.orientation,
+    }
+
+
+def _cache_folder(config: ConfigDict) -> Path | None:
+    return Path(config.data.cache).expanduser() if config.data.cache else None
+
+
+def _read_images(load: Callable[..., Source], *own: str) -> _Read:
+    """Returns `read(config)` for a dataset whose images are decoded to `data.image_size`.
+
+    Args:
+      load: the reader.
+      *own: keys of `data` that are arguments of this reader alone, given where they are not empty.
+    """
+
+    def read(config: ConfigDict) -> Source:
+        data = config.data
+        options: dict[str, Any] = {key: data[key] for key in own if data[key]}
+        if load is not cifar10_c.load:  # whose images are arrays, not files to decode
+            options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
+        return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
+
+    return read
+
+
+def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
+    """Returns `read(config)` for the digits, which draw their own fraction; `targets` is a name."""
+
+    def read(config: ConfigDict) -> Dataset:
+        keys, names = config.data, filter(None, map(str.strip, config.target.split(",")))
+        own = {"fraction": keys.fraction, "truncate": keys.truncate, targets: tuple(names)}
+        return load(keys.path, seed=config.seed, orientation=keys.orientation, **own)
+
+    return read
+
+
+def _read_own(config: ConfigDict) -> Source:
+    """Reads a user's own data: a tree of image folders, or an archive where the path is `.npz`."""
+    if Path(config.data.path).suffix == ".npz":
+        if config.data.classes:
+            raise ValueError(
+                f"config.data.classes={tuple(config.data.classes)} does not go with an archive, "
+                "whose labels are numbers already: leave it out"
+            )
+        return npz.load(config.data.path, domains=config.data.domains)
+    return _read_images(folders.load, "domains", "classes")(config)
+
+
+def _read_tfds(name: str) -> _Read:
+    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
+
+    `data.path` is its data_dir; empty for the usual one.
+    """
+
+    def read(config: ConfigDict) -> Source:
+        data = config.data
+        if len(data.severities) > 1:
+            raise ValueError(
+                f"config.data.severities={tuple(data.severities)}, but tfds_{name} is read at one: "
+                "name one, or use data.name=cifar10_c"
+            )
+        return tfds_source.load(
+            data.path or None,
+            "/".join([name, *map(str, data.severities)]),
+            image_size=data.image_size,
+            domains=data.domains or data.corruptions,
+            classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
+            cache=_cache_folder(config),
+            max_megapixels=data.max_megapixels,
+            orientation=data.orientation,
+        )
+
+    return read
+
+
+EMBEDDED: dict[str, _Read] = {
+    "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
+    "scanners": lambda config: scanners.load(seed=config.seed),
+    "signs": lambda config: signs.load(seed=config.seed),
+    "signs_shortcut": lambda config: signs.load(seed=config.seed, shortcut=True),
+    "synthetic": lambda config: synthetic.load(seed=config.seed),
+}
+_BOXES = {
+    "bdd100k": bdd100k,
+    "boxes": own,
+    "cityscapes": cityscapes,
+    "driving": driving,
+    "vistas": vistas,
+}
+_TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
+_FOLDERS = image_folders.IMAGE_FOLDERS
+DATASETS: dict[str, _Read] = {
+    **EMBEDDED,
+    **{name: _read_images(partial(image_folders.load, name)) for name in _FOLDERS},
+    **{
+        name: _read_images(module.load, "domains", "classes", "max_boxes")
+        for name, module in _BOXES.items()
+    },
+    "abide": lambda config: abide.load(
+        config.data.path, cache=_cache_folder(config), **config.abide
+    ),
+    "camelyon17": _read_images(camelyon17.load),
+    "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
+    "digits": _read_digits(digits.load, "whole"),
+    "digits_morpho": _read_digits(morpho_mnist.load_beside_digits, "target"),
+    "domainnet": _read_images(domainnet.load, "classes"),
+    "folders": _read_own,
+    "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
+    "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
+    **_TFDS,
+}
 # Datasets that have taken truncation and fraction themselves.
 _REDUCED = ("digits", "digits_morpho")
-# Keys that stand beside names of clients and domains in the files of a run.
-_BESIDE_NAMES = {"mean", "method", "adaptation"}
 # Keys of `data` that choose something, and the datasets that have it to choose.
 _CHOICES = {
-    "domains": {"folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", *TFDS},
-    "classes": {"domainnet", "folders", *BOXES, *TFDS},
+    "domains": {"folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", *_TFDS},
+    "classes": {"domainnet", "folders", *_BOXES, *_TFDS},
     "corruptions": {"cifar10_c", "tfds_cifar10_c"},
     "severities": {"cifar10_c", "tfds_cifar10_c"},
 }
+
+
+def describe_datasets() -> dict[str, str]:
+    """Returns one line on each name of `DATASETS`."""
+    modules: dict[str, ModuleType] = {"folders": folders, **_BOXES}
+    named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, morpho_mnist, npz)
+    for module in (*named, scanners, signs, synthetic):
+        modules[module.__name__.rpartition(".")[2]] = module
+    lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
+    lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
+    lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
+    lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
+    lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in _TFDS}
+    return {name: lines[name].rstrip(".") for name in DATASETS}
+
+
+def check_data_keys(config: ConfigDict) -> None:
+    """Checks the keys of `data` before anything is read.
+
+    Raises:
+      ConfigError: a dataset that needs a path has none, an embedded one has one, or a key chooses
+        among what the dataset does not have.
+    """
+    name, path = config.data.name, config.data.path
+    if name in EMBEDDED and path:
+        raise ConfigError(
+            f"config.data.path={brief(path)} has no effect, because config.data.name={name!r} is "
+            "embedded: choose another data.name, or leave data.path empty"
+        )
+    if not path and name not in EMBEDDED | _TFDS:
+        # The reader's own message for a missing folder has its layout, and where to get it.
+        with config.unlocked():
+            missing = config.copy_and_resolve_references()
+        missing.data.path, layout = "PATH", f"see the file {name} in fedjax_bn/data/sets"
+        try:
+            DATASETS[name](missing)
+        except (ValueError, OSError) as error:
+            layout = str(error)
+        raise ConfigError(
+            f"config.data.name={name!r} is not embedded: give its file or folder, "
+            f"--config.data.path=PATH; {layout}"
+        )
+    for key, able in _CHOICES.items():
+        if config.data[key] and name not in able:
+            raise ConfigError(
+                f"config.data.{key}={brief(','.join(config.data[key]))} has no effect with "
+                f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
+            )
+
+
+def check_target(data: Source | Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if a target is neither a domain nor a group of domains."""
+    valid = {part.name for part in _parts(data)}
+    valid |= set(data.groups) if isinstance(data, Source) else set()
+    if config.target in valid:
+        return
+    for name in filter(None, map(str.strip, config.target.split(","))):
+        if name not in valid:
+            raise ConfigError(
+                f"config.target={brief(name)} is not a domain of {data.name}{nearest(name, valid)}"
+            )
+
+
+def _parts(data: Source | Dataset) -> Sequence[Any]:
+    return data.pools if isinstance(data, Source) else data.domains
 
 
 def configured_clients(
@@ -41,7 +245,7 @@ def configured_clients(
             f"config.target={config.target!r} does not go with config.data.partition='pooled', "
             "which tests on every domain: leave target empty, or choose iid or dirichlet"
         )
-    reduced = keys.name in _REDUCED  # which have taken fraction and truncation already
+    reduced = keys.name in _REDUCED
     internal, unseen = make_clients(
         data,
         target=config.target,
@@ -63,9 +267,9 @@ def configured_clients(
 
 
 def _check_names(names: Sequence[str], dataset: str) -> None:
-    """Raises ValueError unless names of clients and domains differ, also from keys of files."""
+    """Raises an error unless names of clients and domains differ, also from keys of JSON files."""
     check_names_differ(names, dataset)
-    for name in _BESIDE_NAMES & {*names}:
+    for name in {"mean", "method", "adaptation"} & {*names}:
         raise ConfigError(
             f"{dataset} has a client or domain {name!r}, which in summary.json or targets.json is "
             "the key of something else: rename it"
@@ -79,7 +283,7 @@ def domain_names(config: ConfigDict) -> tuple[str, ...]:
       ConfigError: the data are missing, or wrong.
     """
     data = _read_data(config, target="")
-    names = tuple(part.name for part in (data.pools if isinstance(data, Source) else data.domains))
+    names = tuple(part.name for part in _parts(data))
     _check_names(names, data.name)
     return names
 
@@ -109,65 +313,3 @@ def _read_data(config: ConfigDict, target: str) -> Source | Dataset:
         return load(config)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
-
-
-def check_target(data: Source | Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if a target is neither a domain nor a group of domains."""
-    domains = data.pools if isinstance(data, Source) else data.domains
-    valid = {domain.name for domain in domains}
-    valid |= set(data.groups) if isinstance(data, Source) else set()
-    if config.target in valid:
-        return
-    for name in filter(None, map(str.strip, config.target.split(","))):
-        if name not in valid:
-            raise ConfigError(
-                f"config.target={brief(name)} is no domain of {data.name}{nearest(name, valid)}"
-            )
-
-
-def check_data_keys(config: ConfigDict) -> None:
-    """Checks the keys of `data` before anything is read.
-
-    Raises:
-      ConfigError: a dataset that needs a path has none, an embedded one has one, or a key chooses
-        among what the dataset does not have.
-    """
-    name = config.data.name
-    if name in EMBEDDED and config.data.path:
-        raise ConfigError(
-            f"config.data.path={brief(config.data.path)} has no effect, because config.data.name="
-            f"{name!r} is embedded: choose another data.name, or leave data.path empty"
-        )
-    if name not in EMBEDDED | TFDS and not config.data.path:
-        raise ConfigError(
-            f"config.data.name={name!r} is not embedded: give its file or folder, "
-            f"--config.data.path=PATH; {_describe_folder(config)}"
-        )
-    for key, able in _CHOICES.items():
-        if config.data[key] and name not in able:
-            raise ConfigError(
-                f"config.data.{key}={brief(','.join(config.data[key]))} has no effect with "
-                f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
-            )
-
-
-def _describe_folder(config: ConfigDict) -> str:
-    """The message of a dataset's reader for a missing folder: its layout, and where to get it."""
-    with config.unlocked():
-        missing = config.copy_and_resolve_references()
-    missing.data.path = "PATH"
-    try:
-        DATASETS[config.data.name](missing)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return "see the file of that name in fedjax_bn/data/sets"
-
-
-def check_image_size(dataset: Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if the images have another size than the configuration says."""
-    images = dataset.domains[0].train.images
-    if images.ndim == 4 and images.shape[1] != config.data.image_size:
-        raise ConfigError(
-            f"config.data.image_size={config.data.image_size}, but images of {dataset.name} have "
-            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
-        )

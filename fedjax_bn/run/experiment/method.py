@@ -19,54 +19,43 @@ from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
+from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import by_round
-from fedjax_bn.methods.selection import best_of_round, validation_loss, validation_score
+from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, validation_score
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.run.config.defaults import keys
-from fedjax_bn.run.config.keys import choice_of, choose
+from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.privacy import choose_privacy
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 
 
-def _by_name(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    return {function.__name__: function for function in functions}
-
-
-SHARING = _by_name(
-    sharing.everything,
-    sharing.nothing,
-    sharing.all_but_batch_norm,
-    sharing.all_but_statistics,
-)
-WEIGHING = _by_name(
-    aggregation.by_size,
-    aggregation.uniform,
-    aggregation.risk_extrapolation,
-    aggregation.generalization_adjustment,
-    aggregation.by_divergence,
-)
-PERTURBATIONS = _by_name(amplitude_mix, randconv)
+SHARING = {
+    rule.__name__: rule
+    for rule in (
+        sharing.everything,
+        sharing.nothing,
+        sharing.all_but_batch_norm,
+        sharing.all_but_statistics,
+    )
+}
+WEIGHING = {
+    rule.__name__: rule
+    for rule in (
+        aggregation.by_size,
+        aggregation.uniform,
+        aggregation.risk_extrapolation,
+        aggregation.generalization_adjustment,
+        aggregation.by_divergence,
+    )
+}
+PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
     "adam": lambda keys, rate: optax.adam(rate),
-}
-# Functions of the keys and of the rounds over which a rate falls by default.
-_SCHEDULES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {
-    "constant": lambda keys, rounds: optax.constant_schedule(keys.learning_rate),
-    "cosine": lambda keys, rounds: optax.cosine_decay_schedule(
-        keys.learning_rate, keys.decay_rounds or rounds, keys.final_fraction
-    ),
-    "step": lambda keys, rounds: optax.exponential_decay(
-        keys.learning_rate, keys.decay_rounds, keys.decay_factor, staircase=True
-    ),
-    "exponential": lambda keys, rounds: optax.exponential_decay(
-        keys.learning_rate, keys.decay_rounds, keys.decay_factor
-    ),
 }
 # Arguments of every method for which the configuration has keys of its own.
 GIVEN = ("clients", "keep_optimizer", "local_epochs")
@@ -97,15 +86,19 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     method, options = choose_method("method", config.method)
     what = f"config.method={brief(config.method)}"
     options |= dict(config.get(group_of(config.method), {}))
+    # What is not given has the method's own default, which may be another one than FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
     if config.weigh:
-        options["weigh"] = choose_weighing(config.weigh)
-    if mechanism := choose_privacy(config):
-        options["privacy"] = mechanism
+        options["weigh"] = _choose_weighing(config.weigh)
+    if config.privacy.clip:
+        keys = config.privacy
+        seed = config.seed if keys.seed is None else keys.seed
+        options["privacy"] = gaussian(keys.clip, keys.noise, at=keys.at, seed=seed)
     if config.data.perturb:
         options["perturb"] = _choose_perturbation(config.data.perturb)
     optimizer = local_optimizer(config)
+    # The method needs the most epochs of a client; the sampler leaves the others' last ones empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
     if config.optimizer.keep:
         options["keep_optimizer"] = True
@@ -121,25 +114,27 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in known):
                 raise ConfigError(
                     f"{what} takes no argument mesh, the devices over which its clients are shared "
-                    "out: give it one, for `federate`, or train on one device with config.mesh=1"
+                    "out: give it one, for `federate`, or train on one device with "
+                    "config.mesh.clients=1"
                 )
             given["mesh"] = mesh
-        made = call_chosen(what, method, model, optimizer, **given)
-        if not isinstance(made, FederatedMethod):
-            raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
-        if not config.local_selection and not is_told(config):
-            return made
-        # Clients validate a model as they predict, and `made` is the first to know how they do.
-        validated = (model, prepare, task, made.statistics)
+
+        def validating(measure: Callable[..., Score]) -> Score:
+            # Clients validate as they predict: by a rule that the method has once it is made,
+            # which is before a round is traced.
+            return lambda *state: measure(model, prepare, task, made.statistics)(*state)
+
         if config.local_selection:
-            score = validation_score(*validated)
-            given["train"] = best_of_round(score, config.local_selection)
+            given["train"] = best_of_round(validating(validation_score), config.local_selection)
         if is_told(config):
             rule, arguments = choice_of("weigh", config.weigh, WEIGHING)
             accuracy = arguments.get("metric") == "accuracy"
-            measure = (validation_score if accuracy else validation_loss)(*validated)
+            measure = validating(validation_score if accuracy else validation_loss)
             given["weigh"] = rule(measure, **{"rounds": config.rounds} | arguments)
-        return call_chosen(what, method, model, optimizer, **given)
+        made = call_chosen(what, method, model, optimizer, **given)
+        if not isinstance(made, FederatedMethod):
+            raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
+        return made
 
     return make
 
@@ -175,7 +170,7 @@ def _choose_sharing(text: str) -> sharing.SharingRule:
     return share if rule not in SHARING.values() else rule
 
 
-def choose_weighing(text: str) -> aggregation.WeighingRule:
+def _choose_weighing(text: str) -> aggregation.WeighingRule:
     """Returns the rule in `name:key=value:key=value`, such as `risk_extrapolation:eta=0.3`.
 
     A user's own, `package.module:function`, is a rule `(sizes, risks, *, ...) -> weights`, or a
@@ -214,8 +209,8 @@ def what_validates(config: ConfigDict) -> str:
 def own_rules(method: str, private: bool = False) -> dict[str, str]:
     """Returns {"share": rule, "weigh": rule}, the names of a method's rules where keys are empty.
 
-    A rule is the default in the method's signature. Where that is None, the annotation names the
-    function that makes the rule: `Annotated[WeighingRule | None, risk_extrapolation]`.
+    A rule is the default in the method's signature. If there is no default, the annotation names
+    the function that makes the rule: `Annotated[WeighingRule | None, risk_extrapolation]`.
 
     Args:
       method: as in the configuration; {} for a user's own, of which nothing is known.
@@ -250,36 +245,34 @@ def _choose_perturbation(text: str) -> Perturb:
 
 
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Returns the clients' optimizer; by round with `optimizer.schedule` or a warm-up.
-
-    Raises:
-      ConfigError: an unknown name.
-    """
+    """Returns the clients' optimizer; by round with `optimizer.schedule` or a warm-up."""
     keys = config.optimizer
-    make = choose(OPTIMIZERS, keys.name, "optimizer.name")
+    make = OPTIMIZERS[keys.name]
     if keys.schedule == "constant" and not keys.warmup_rounds:
         optimizer = make(keys, keys.learning_rate)
     else:
-        rate = learning_rates(config)
+        rate = _learning_rates(keys, config.rounds)
         optimizer = by_round(lambda round: make(keys, rate(round)))
     if keys.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(keys.weight_decay), optimizer)
     return optimizer
 
 
-def learning_rates(config: ConfigDict) -> optax.Schedule:
-    """Returns the configured learning rate as a function of the round, from 0.
+def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
+    """The learning rate of `config.optimizer` as a function of the round, from 0.
 
     In W rounds of warm-up it is (round + 1) / (W + 1) of the full rate; the first round after it
     has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the run.
-
-    Raises:
-      ConfigError: an unknown schedule.
     """
-    keys = config.optimizer
     warmup, full = keys.warmup_rounds, keys.learning_rate
-    make = choose(_SCHEDULES, keys.schedule, "optimizer.schedule")
-    after = make(keys, max(config.rounds - warmup, 1))
+    end = keys.decay_rounds or max(rounds - warmup, 1)
+    schedules = {
+        "constant": lambda: optax.constant_schedule(full),
+        "cosine": lambda: optax.cosine_decay_schedule(full, end, keys.final_fraction),
+        "step": lambda: optax.exponential_decay(full, end, keys.decay_factor, staircase=True),
+        "exponential": lambda: optax.exponential_decay(full, end, keys.decay_factor),
+    }
+    after = schedules[keys.schedule]()
     if not warmup:
         return after
     rise = optax.linear_schedule(full / (warmup + 1), full, warmup)

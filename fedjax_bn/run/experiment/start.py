@@ -7,6 +7,8 @@ checkpoint alone: nothing that the other workdir names is imported.
 import hashlib
 import importlib.util
 import inspect
+import math
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,26 +20,27 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import models
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.regular_files import Refused, read_regular
-from fedjax_bn.engine.backend import for_one_run
-from fedjax_bn.federation import FederatedState
+from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.engine.backend import for_one_run, on_cpu
+from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.devices import padded
+from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.models import pretrained
 from fedjax_bn.run.errors import ConfigError, UserError
-from fedjax_bn.run.experiment.build import (
-    Experiment,
-    build,
-    initial_variables,
-)
-from fedjax_bn.run.experiment.shapes import check_shapes
+from fedjax_bn.run.experiment.build import Experiment, build, initial_variables
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.forms import CLAIM
 from fedjax_bn.run.files.workdir import Record, read_json
 from fedjax_bn.run.processes.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
-from fedjax_bn.run.training.population import Held, check_population, num_clients, on_disk
+from fedjax_bn.run.training.population import Held, check_population, num_clients
 from fedjax_bn.sharing import Variables, describe, join, path_names, split_like
+
+_Form = jax.ShapeDtypeStruct
 
 
 class Keys(NamedTuple):
@@ -47,6 +50,12 @@ class Keys(NamedTuple):
     method: jax.Array
     data: jax.Array
     participation: jax.Array
+
+
+def make_keys(config: ConfigDict) -> Keys:
+    """Returns the random keys of a run."""
+    # All numbers of a run depend on the order of the fields and on how many there are.
+    return Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
 
 
 def prepare(
@@ -68,51 +77,45 @@ def prepare(
       ConfigError: whatever is wrong with the configuration or the data it names.
     """
     keep_compiled(config.compilation_cache)
-    _check_tracking(config.wandb)
+    if config.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            f"config.wandb={config.wandb!r} needs the package wandb, which is not installed: "
+            "`pip install wandb`, or leave it empty and see the run in TensorBoard"
+        )
     sizes = (min(clients, 1), clients)
     try:
         experiment = make(config)
         check_population(config, len(experiment.internal.domains))
         keys = make_keys(config)
         if traced:
-            check_shapes(config, experiment, make_start(config, experiment, keys, None, *sizes))
-        fixed, notes = _load_pretrained(config, experiment)
-        start = make_start(config, experiment, keys, fixed, *sizes)
-        _check_rows_alike(config, experiment, keys)
+            check_shapes(experiment, make_start(experiment, keys, None, *sizes))
+        fixed, notes = _load_weights(experiment, config.start_from, config.pretrained)
+        start = make_start(experiment, keys, fixed, *sizes)
+        if experiment.participation.on_disk:
+            _check_rows_alike(experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
 
 
-def _check_tracking(project: str) -> None:
-    """Raises ConfigError if a project of Weights & Biases is named and wandb is not installed."""
-    if project and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(
-            f"config.wandb={project!r} needs the package wandb, which is not installed: "
-            "`pip install wandb`, or leave it empty and see the run in TensorBoard"
-        )
-
-
-def make_keys(config: ConfigDict) -> Keys:
-    """Returns the random keys of a run."""
-    return Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
-
-
 def make_start(
-    config: ConfigDict,
     experiment: Experiment,
     keys: Keys,
     fixed: Variables | None = None,
     rows: int = 0,
     clients: int = 0,
 ) -> Callable[[], FederatedState]:
-    """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it.
+    """Returns `start() -> state` before the first round.
 
-    The state has `rows` rows, by default one a client, or one in all where they lie on the disk;
-    its server's part is that of all `clients`, by default the experiment's.
+    Args:
+      experiment: the run's.
+      keys: its random keys.
+      fixed: the model's collections where they do not start at random; None for other leaves.
+      rows: of the state; by default one a client, or one in all where they are kept on the disk.
+      clients: of the server's part of the state; by default those of the experiment.
     """
     clients = clients or len(experiment.internal.domains)
-    rows = rows or (1 if on_disk(config, clients) else clients)
+    rows = rows or (1 if experiment.participation.on_disk else clients)
 
     def begin(fixed: Variables | None) -> FederatedState:
         variables = initial_variables(experiment, keys.model)
@@ -121,7 +124,7 @@ def make_start(
         whole = experiment.method.init(keys.method, variables, clients)
         if rows == clients:
             return whole
-        # Compiled, it makes nothing of the others' rows, which nobody reads.
+        # Compiled, it makes nothing of the others' rows, which nothing reads.
         state = experiment.method.init(keys.method, variables, rows)._replace(server=whole.server)
         own = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
         return state._replace(personal=own[0], memory=own[1])
@@ -129,100 +132,140 @@ def make_start(
     mesh = experiment.mesh
     if mesh is None:
         return partial(for_one_run(begin), fixed)
+    # Each device makes its own clients' rows: none holds the state of all.
     form = jax.eval_shape(begin, fixed)
     spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
     begin = for_one_run(begin, out_shardings=spread)
     return partial(begin, place_copies(fixed, mesh))
 
 
-def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) -> None:
-    """Raises ConfigError where rows lie on the disk and a weighing rule begins them differently.
+def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) -> None:
+    """Traces the first state, a client's round and the server's step; nothing is compiled.
+
+    Raises:
+      ConfigError: the state is larger than this machine's memory.
+      ValueError: model, method and what they are given do not suit each other.
+    """
+    method, plan = experiment.method, experiment.plan
+    with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
+        state = jax.eval_shape(start)
+        clients = state.weights.shape[0]
+        _check_memory(experiment, state)
+        own = jax.eval_shape(lambda state: own_of(state, 0), state)
+        key = jax.eval_shape(jax.random.key, 0)
+        batches = batches_of_one(experiment)
+        _, upload = jax.eval_shape(method.client, broadcast_of(state), own, batches, key)
+        uploads = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape), leaf.dtype), upload)
+        jax.eval_shape(method.server, state, uploads)
+
+
+def batches_of_one(experiment: Experiment) -> Batches:
+    """Returns the shapes of what one client trains on in a round, see `engine.batches`."""
+    domains = experiment.internal.domains
+    longest = max(len(domain.train.images) for domain in domains)
+    draw = experiment.sampler()
+    one, key = _Form((1,), jnp.int32), jax.eval_shape(jax.random.key, 0)
+    drawn = jax.eval_shape(lambda sizes, who, key: draw(sizes, who, longest, key), one, one, key)
+    place, images = drawn.index.shape[1:], domains[0].train.images
+    batches = {
+        "image": _Form(place, jnp.int32),
+        "label": label_forms(domains[0].train, place),
+        "valid": _Form(place, bool),
+        "size": _Form((), jnp.int32),
+        "client": _Form((), jnp.int32),
+        "source": _Form((longest, *images.shape[1:]), images.dtype),
+    }
+    if experiment.validates:  # as `sampling.validation_batches` has them
+        splits = [domain.validation for domain in domains]
+        longest = max(len(split.images) for split in splits)
+        size = min(experiment.evaluation.batch_size, longest)
+        place = (math.ceil(longest / size), size)
+        batches["validation"] = {
+            "image": _Form((*place, *images.shape[1:]), images.dtype),
+            "label": label_forms(splits[0], place),
+            "valid": _Form(place, bool),
+        }
+    return batches
+
+
+def _check_memory(experiment: Experiment, state: FederatedState) -> None:
+    """Raises ConfigError if the state of all clients is larger than the memory there is."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    places = 1 if on_cpu() else padded(1, experiment.mesh)  # on CPU all devices are one machine
+    if size > (memory := _memory() * places):
+        raise ConfigError(
+            f"config.model={brief(experiment.plan.model)} takes {size / 2**30:.0f} GB for the "
+            f"{state.weights.shape[0]} clients' state, more than the {memory / 2**30:.0f} GB of "
+            "this machine: choose a smaller model or fewer clients, or, where clients_per_round "
+            "are not all, population=disk"
+        )
+
+
+def _memory() -> float:
+    """Bytes of a device, or of the machine; infinite where neither is known."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit:
+        return limit
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # no POSIX system
+        return math.inf
+
+
+def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
+    """Raises ConfigError where a weighing rule begins rows differently that are kept on the disk.
 
     Personal leaves and memory begin alike by what `federate` is.
     """
-    clients = len(experiment.internal.domains)
-    start = make_start(config, experiment, keys, rows=clients)
-    if not on_disk(config, clients) or not jax.eval_shape(start).weighing:
+    start = make_start(experiment, keys, rows=len(experiment.internal.domains))
+    if not jax.eval_shape(start).weighing:
         return
     for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
         if (leaf != leaf[:1]).any():
             raise ConfigError(
-                f"config.weigh={brief(config.weigh)} begins with other memory for some clients "
-                "than for others, which rows on the disk do not have: set population=device"
+                "the weighing rule (config.weigh) begins with other memory for some clients than "
+                "for others, which rows on the disk do not have: set population=device"
             )
 
 
-def _load_pretrained(
-    config: ConfigDict, experiment: Experiment
+def _load_weights(
+    experiment: Experiment, start_from: str, weights: str
 ) -> tuple[Variables | None, tuple[str, ...]]:
     """The variables from `config.start_from` or `pretrained`, None for other leaves, and notes.
 
     Raises:
       ValueError, OSError, ImportError: the weights are missing or do not fit.
     """
+    network, model = inspect.unwrap(experiment.model), experiment.plan.model
     like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
-    if config.start_from:
-        note = f"all clients start from the model of the run {config.start_from} (start_from)"
-        return starting_model(config, like), (note,)
-    if not config.pretrained:
+    if start_from:
+        note = f"all clients start from the model of the run {start_from} (start_from)"
+        return _starting_model(start_from, model, like), (note,)
+    if not weights:
         known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
-        could = isinstance(inspect.unwrap(experiment.model), known)
-        why = f"{config.model} starts from random weights, because pretrained is empty"
-        return None, (why,) * could
-    network = inspect.unwrap(experiment.model)
-    variables, notes = pretrained.load(config.pretrained, network, like)
+        why = f"{model} starts from random weights, because pretrained is empty"
+        return None, (why,) * isinstance(network, known)
+    variables, notes = pretrained.load(weights, network, like)
     fixed = jax.tree.map(
-        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
-        variables,
+        lambda leaf: None if isinstance(leaf, _Form) else jnp.asarray(leaf), variables
     )
     return fixed, notes
 
 
-def data_hash(experiment: Experiment) -> str:
-    """Returns a SHA-256 of the data split, unseen clients included, and of the trace if any."""
-    domains = experiment.internal.domains + experiment.unseen
-    data = fingerprint(experiment.internal._replace(domains=domains))
-    if experiment.trace is None:
-        return data
-    return hashlib.sha256(data.encode() + experiment.trace.tobytes()).hexdigest()
-
-
-def partition_table(config: ConfigDict, state: FederatedState | Held, modules: bool = True) -> str:
-    """Returns a table of the shared and the personal leaves, with counts and bytes of one client.
-
-    Args:
-      config: the run's.
-      state: before the next round.
-      modules: whether the table has a line for each module, or sums alone.
-    """
-    own = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
-    )
-    variables = join(state.shared, own)
-    mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
-    return f"{config.method} on {config.model}, {num_clients(state):,} clients\n" + (
-        describe(variables, mask, modules)
-    )
-
-
-def starting_model(config: ConfigDict, like: Variables) -> Variables:
-    """Returns the collections of `like` from the selected round of the run `config.start_from`.
+def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
+    """The collections of `like` from the selected round of the run `config.start_from`.
 
     They are what an unseen client would receive: the shared leaves, and the mean of the personal
     ones with the last round's weights. What clients remember, and what the other method trained
-    besides the model, is not taken.
-
-    Args:
-      config: the run's.
-      like: the model's collections, as arrays or `jax.ShapeDtypeStruct`.
+    in addition to the model, is not taken.
 
     Raises:
       ConfigError: there is no finished run, its checkpoint is damaged, or the model is another one.
     """
-    what = f"config.start_from={brief(config.start_from)}"
+    what = f"config.start_from={brief(start_from)}"
     try:
-        tree = checkpoint.all_arrays(_checkpoint_of(Path(config.start_from)))
-        tree = tree.get("state", tree)  # the rows of a population lie elsewhere
+        tree = checkpoint.all_arrays(_checkpoint_of(Path(start_from)))
+        tree = tree.get("state", tree)  # the rows of a population are elsewhere
         count = len(tree["weights"])
         personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
         found = join(tree["shared"], weighted_mean(personal, tree["weights"]))
@@ -233,27 +276,32 @@ def starting_model(config: ConfigDict, like: Variables) -> Variables:
             f"{what} holds no state of a federation ({error}): give the workdir of a finished run"
         ) from error
     found = {name: found.get(name) for name in like}
-    if misfit := _misfit(found, like):
-        raise ConfigError(
-            f"{what} holds another model than config.model={brief(config.model)} with these "
-            f"classes: {misfit}; give the same model and classes, or another run"
-        )
+    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in (found, like))
+    theirs, ours = ({"/".join(path_names(p)): leaf.shape for p, leaf in one} for one in leaves)
+    for name in sorted({*theirs, *ours}):
+        if theirs.get(name) != ours.get(name):
+            there, here = (of.get(name, "nothing") for of in (theirs, ours))
+            raise ConfigError(
+                f"{what} holds another model than config.model={brief(model)} with these classes: "
+                f"{name} is {there} there and {here} here; give the same model and classes, or "
+                "another run"
+            )
     return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), found, like)
 
 
-def starting_record(config: ConfigDict) -> Record:
+def starting_record(start_from: str) -> Record:
     """Returns the entry of config.json for the start, {"start_from": {"round", "sha256"}}, or {}.
 
     Raises:
       ConfigError: there is no finished run.
     """
-    if not config.start_from:
+    if not start_from:
         return {}
     try:
-        folder = _checkpoint_of(Path(config.start_from))
+        folder = _checkpoint_of(Path(start_from))
         sums = read_regular(folder / checkpoint.CHECKSUMS)
     except (UserError, OSError, Refused) as error:
-        raise ConfigError(f"config.start_from={brief(config.start_from)}: {error}") from error
+        raise ConfigError(f"config.start_from={brief(start_from)}: {error}") from error
     digest = hashlib.sha256(sums).hexdigest()
     return {"start_from": {"round": int(folder.name), "sha256": digest}}
 
@@ -272,12 +320,29 @@ def _checkpoint_of(workdir: Path) -> Path:
     raise ConfigError("it holds no checkpoint: give the workdir of a run that has one")
 
 
-def _misfit(found: Variables, like: Variables) -> str:
-    """The first leaf that only one of them has, or in another shape; empty where all fit."""
-    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in (found, like))
-    theirs, ours = ({"/".join(path_names(p)): leaf.shape for p, leaf in one} for one in leaves)
-    for name in sorted({*theirs, *ours}):
-        if theirs.get(name) != ours.get(name):
-            there, here = (of.get(name, "nothing") for of in (theirs, ours))
-            return f"{name} is {there} there and {here} here"
-    return ""
+def data_hash(experiment: Experiment) -> str:
+    """Returns a SHA-256 of the data split, unseen clients included, and of the trace if any."""
+    domains = experiment.internal.domains + experiment.unseen
+    data, trace = fingerprint(experiment.internal._replace(domains=domains)), b""
+    if experiment.participation.trace is not None:
+        trace = experiment.participation.trace.tobytes()
+    return hashlib.sha256(data.encode() + trace).hexdigest() if trace else data
+
+
+def partition_table(
+    experiment: Experiment, state: FederatedState | Held, modules: bool = True
+) -> str:
+    """Returns a table of the shared and the personal leaves, with counts and bytes of one client.
+
+    Args:
+      experiment: the run's.
+      state: before the next round.
+      modules: whether the table has a line for each module, or sums alone.
+    """
+    own = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
+    variables = join(state.shared, own)
+    mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
+    plan = experiment.plan
+    return f"{plan.method} on {plan.model}, {num_clients(state):,} clients\n" + (
+        describe(variables, mask, modules)
+    )

@@ -1,9 +1,13 @@
-"""What a configuration's model learns from its data, and how training images are augmented."""
+"""The model of a configuration, what it learns, and how its training images are augmented."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 from ml_collections import ConfigDict
 
+from fedjax_bn import models
 from fedjax_bn.arguments.choices import call_chosen
 from fedjax_bn.arguments.ranges import Magnitude, Views
 from fedjax_bn.arguments.text import brief
@@ -13,31 +17,59 @@ from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.data.pixels import augment, box_augment
 from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.detection import Recipe, detection
+from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.task import Task, classification
 
-
-def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
-    del size
-    return randaug(ops, magnitude)
+MODELS = {name: getattr(models, name) for name in models.__all__}
+OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
 
 
-# `make(size, ...) -> augment`, with the side of the images that the model reads
-AUGMENTATIONS = {
-    "none": lambda size: None,
-    "domainbed": augment.domainbed,
-    "office": lambda size: augment.office(),
-    "randaug": _randaug,
-    "boxes": box_augment.of_boxes,
-}
+def model_maker(config: ConfigDict) -> Callable[[int], Any]:
+    """Returns `make(num_classes)` for `config.model`, such as `ResNet18:width=16`.
+
+    A user's own model is `package.module:Class`, a linen module with a field `num_classes` or an
+    nnx module that takes `num_classes` and `rngs`.
+
+    Raises:
+      ConfigError: there is no such model, or it has no such field.
+    """
+    make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
+    what = f"config.model={brief(config.model)}"
+
+    def make_model(num_classes: int) -> Any:
+        given: dict[str, Any] = {"num_classes": num_classes}
+        if isinstance(make, type) and _is_nnx(make):
+            from flax.nnx import Rngs
+
+            given["rngs"] = Rngs(config.seed)
+        model = call_chosen(what, make, **given, **fields)
+        if _is_nnx(type(model)):
+            model = models.from_nnx(model)
+        elif not isinstance(inspect.unwrap(model), nn.Module):
+            raise ConfigError(
+                f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
+            )
+        return model if config.compute_dtype == "float32" else in_dtype(model, config.compute_dtype)
+
+    return make_model
+
+
+def _is_nnx(kind: type) -> bool:
+    """Whether a class is a module of nnx, which takes long to import: linen's do without."""
+    if issubclass(kind, nn.Module):
+        return False
+    from flax.nnx import Module
+
+    return issubclass(kind, Module)
 
 
 def choose_task(config: ConfigDict, model: Any, internal: Dataset) -> Task:
     """Returns `detection` with `config.detection` where images have boxes, else `classification`.
 
     Raises:
-      ConfigError: images have boxes and the model is no detector, or the other way round.
+      ConfigError: images have boxes and the model is a classifier, or the other way round.
     """
     boxed, anchors = has_boxes(internal.domains[0].train.labels), getattr(model, "anchors", None)
     if boxed != (anchors is not None):
@@ -53,6 +85,21 @@ def choose_task(config: ConfigDict, model: Any, internal: Dataset) -> Task:
     keys = config.detection
     recipe = Recipe(box=keys.box, objectness=keys.objectness, classes=keys.classes)
     return detection(anchors, recipe=recipe, score=keys.score)
+
+
+def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
+    del size
+    return randaug(ops, magnitude)
+
+
+# `make(size, ...) -> augment`, with the side of the images that the model reads
+AUGMENTATIONS = {
+    "none": lambda size: None,
+    "domainbed": augment.domainbed,
+    "office": lambda size: augment.office(),
+    "randaug": _randaug,
+    "boxes": box_augment.of_boxes,
+}
 
 
 def choose_augmentation(config: ConfigDict) -> augment.Augment | box_augment.BoxAugment | None:

@@ -31,7 +31,8 @@ _MAY_DIFFER = {
     "data.cache",
     "data.device_megabytes",
     "data.max_megapixels",
-    "mesh",
+    "mesh.batch",
+    "mesh.clients",
     "predictions",
 }
 

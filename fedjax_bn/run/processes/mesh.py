@@ -15,20 +15,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_bn.engine.devices import BATCH, CLIENTS
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.config.defaults import mesh_sizes
 from fedjax_bn.run.errors import ConfigError
 
 PyTree = Any
 
 
-def choose_mesh(text: str, rows: int, batch_size: int) -> Mesh | None:
+def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | None:
     """Returns the mesh that `config.mesh` describes; None for one device.
 
-    If a number of devices is given, or all are taken, and there are more devices than rows, each
-    client's batch is split too, over as many devices as go evenly.
-
     Args:
-      text: `auto`, a number of devices, `clients:N` or `clients:N,batch:M`.
+      clients: devices over which clients are shared out; 0 for all there are.
+      batch: devices over which each batch is split; 0 for as many as go evenly where there are
+        more devices than rows.
       rows: clients of a round.
       batch_size: samples of a step.
 
@@ -36,19 +34,20 @@ def choose_mesh(text: str, rows: int, batch_size: int) -> Mesh | None:
       ConfigError: there are fewer devices, or a process would have none of them.
     """
     devices = jax.devices()
-    clients, batch = (len(devices), None) if text == "auto" else mesh_sizes(text)
+    clients = clients or max(len(devices) // (batch or 1), 1)
+    what = f"config.mesh.clients={clients}" + (f" with mesh.batch={batch}" if batch else "")
     if clients * (batch or 1) > len(devices):
         raise ConfigError(
-            f"config.mesh={text!r} needs {clients * (batch or 1)} devices of the "
-            f"{len(devices)} that this run has: give auto for all of them, or fewer"
+            f"{what} needs {clients * (batch or 1)} devices of the {len(devices)} that this run "
+            "has: give 0 for all of them, or fewer"
         )
-    if batch is None:
+    if not batch:
         batch = min(max(clients // rows, 1), batch_size)
         clients = min(clients, rows)
     chosen = np.array(devices[: clients * batch])
     if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
         raise ConfigError(
-            f"config.mesh={text!r} takes {chosen.size} devices, none of which is one of process "
+            f"{what} takes {chosen.size} devices, none of which is one of process "
             f"{min(idle)}: start fewer processes, or give a mesh that has devices of all"
         )
     if chosen.size == 1 and jax.process_count() == 1:

@@ -208,7 +208,8 @@ def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
         sizes = [len(domain.train.images) for domain in domains]
         samples = int(np.dot(np.broadcast_to(local_epochs(config), total), sizes))
     present = config.clients_per_round or total
-    if experiment.trace is not None:
-        available = np.unpackbits(experiment.trace, axis=1, count=total).sum(1)
+    trace = experiment.participation.trace
+    if trace is not None:
+        available = np.unpackbits(trace, axis=1, count=total).sum(1)
         present = np.minimum(available, present).mean()
     return samples * float(present * (1 - config.participation.dropout)) / total

@@ -22,7 +22,7 @@ from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import draw_cohort
-from fedjax_bn.run.experiment.build import Experiment, sampler
+from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.processes.mesh import (
     clients_of,
@@ -71,15 +71,15 @@ class Drawn(NamedTuple):
     present: dict[str, jax.Array]
 
 
-def drawing_of(config: ConfigDict, experiment: Experiment) -> Callable[[Any, jax.Array], Drawn]:
+def drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], Drawn]:
     """Returns `draw(keys, number) -> Drawn`, a pure function of the round's number from 0."""
     mesh = experiment.mesh
     sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
     total, longest = len(sizes), int(sizes.max())
-    sample = sampler(config, experiment.internal)
+    sample = experiment.sampler()
 
     def draw(keys: Any, number: jax.Array) -> Drawn:
-        cohort = draw_cohort(config, experiment.trace, sizes, keys.participation, number)
+        cohort = draw_cohort(experiment.participation, sizes, keys.participation, number)
         client = cohort.client
         rows = jnp.arange(total, dtype=jnp.int32) if client is None else client
         missing = padded(len(rows), mesh) - len(rows)
@@ -114,7 +114,7 @@ def open_rounds(
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
     over, limit = clients_of(mesh), config.data.device_megabytes
     needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
-    draw, kept = drawing_of(config, experiment), {}
+    draw, kept = drawing_of(experiment), {}
     if why := what_validates(config):
         validation = [domain.validation for domain in experiment.internal.domains]
         if (more := _padded_megabytes(validation, mesh)) > limit:

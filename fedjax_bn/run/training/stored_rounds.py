@@ -43,7 +43,7 @@ def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, he
     """As `rounds.open_rounds`, for rows in a store; training data are always streamed."""
     domains, over = experiment.internal.domains, clients_of(experiment.mesh)
     splits, lock = [domain.train for domain in domains], threading.Lock()
-    draw = jax.jit(drawing_of(config, experiment))
+    draw = jax.jit(drawing_of(experiment))
     known = lru_cache(4)(lambda number: jax.device_get(draw(keys, number)))
 
     def drawn(number: int) -> Drawn:

@@ -19,7 +19,6 @@ from fedjax_bn.run.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.run.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.experiment.start import (
     Keys,
     data_hash,
@@ -27,6 +26,7 @@ from fedjax_bn.run.experiment.start import (
     prepare,
     starting_record,
 )
+from fedjax_bn.run.experiment.values import privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.forms import SUMMARY
@@ -81,11 +81,11 @@ def run(
     experiment, keys, start = prepare(config)
     clients = len(experiment.internal.domains)
     start = start_held(config, start, folder, clients)
-    promised = describe_privacy(config, clients, config.rounds)
+    promised = experiment.plan.privacy(config.rounds)
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
-    about |= promised | starting_record(config)
+    about |= promised | starting_record(config.start_from)
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
     flat, say = dict(flatten(config)), say if first() else lambda text: None
@@ -157,7 +157,7 @@ def _finish(
     """Makes the rounds after those of `records`, which led to the state, and the summary."""
     form = form_on(state, experiment.mesh)  # before a round donates the state
     # 4. Print and draw what will be trained, and compile a round.
-    for note in (*experiment.notes, partition_table(config, state, modules)):
+    for note in (*experiment.notes, partition_table(experiment, state, modules)):
         say(note)
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
@@ -177,7 +177,7 @@ def _finish(
         round = rounds.compile(state)
         compile_seconds = time.perf_counter() - began
         records = _loop(config, experiment, folder, round, state, records)
-    spent = describe_privacy(config, len(experiment.internal.domains), len(records))
+    spent = experiment.plan.privacy(len(records))
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < config.rounds:
         say(

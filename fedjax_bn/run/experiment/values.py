@@ -1,0 +1,217 @@
+"""What a run needs, built and checked: `Experiment`, and the values of a configuration in it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from fedjax_bn.adaptation.choice import Choice
+from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
+from fedjax_bn.engine.privacy import epsilon
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.evaluation.personalization import Personalization, choose_personalization
+from fedjax_bn.run.experiment.availability import Participation
+from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
+from fedjax_bn.run.files.workdir import Record
+from fedjax_bn.run.training.population import on_disk
+from fedjax_bn.task import Task, classification
+
+
+class LocalWork(NamedTuple):
+    """What a client does in a round.
+
+    Attributes:
+      batch_size: samples of a step.
+      steps: if above 0, the steps that a client makes, instead of epochs.
+      epochs: passes over its own data: of each client, or one number for all.
+    """
+
+    batch_size: int
+    steps: int
+    epochs: tuple[int, ...]
+
+    def sampler(self, smallest: int, longest: int) -> Sampler:
+        """Returns what draws the samples of a round.
+
+        Args:
+          smallest, longest: training samples of the smallest and of the largest client.
+        """
+        if self.steps:
+            return by_steps(self.batch_size, self.steps, smallest)
+        return by_epochs(min(self.batch_size, longest), self.epochs)
+
+
+class Plan(NamedTuple):
+    """What the loop over rounds does, and what it writes; the meanings are those of the keys.
+
+    Attributes:
+      follows: the key whose plan follows from the number of rounds, see `method.follows_rounds`.
+      privacy: `privacy(rounds)` is the record of `describe_privacy` after so many rounds.
+    """
+
+    method: str
+    model: str
+    seed: int
+    rounds: int
+    patience: int
+    eval_every: int
+    checkpoint_every: int
+    on_nonfinite: str
+    clients_named: int
+    predictions: str
+    wandb: str
+    device_megabytes: int
+    follows: str
+    privacy: Callable[[int], Record]
+
+
+class Evaluation(NamedTuple):
+    """How clients are tested; the meanings are those of the keys.
+
+    Attributes:
+      clients: how many are evaluated, drawn from `seed`; 0 for all.
+      personalization: how a client adapts first; None where none does.
+    """
+
+    batch_size: int
+    clients: int
+    seed: int
+    eval_unseen: str
+    eval_train_loss: bool
+    validate_with: str
+    personalization: Personalization | None
+
+
+class Experiment(NamedTuple):
+    """Everything a run needs, built and checked: no other room reads the configuration.
+
+    Attributes:
+      model: a linen module, or what `models.from_nnx` makes; in `models.precision.in_dtype` where
+        it computes in another dtype.
+      method: the federated method, whose batches hold images or numbers of samples in a source.
+      internal: the clients, as the domains of a dataset.
+      unseen: the domains that do not train.
+      prepare: stored images -> what the model reads.
+      adaptations: text -> how unseen clients predict.
+      notes: sentences for the user on the data and the start.
+      participation: who takes part in a round.
+      work: what a client does in a round.
+      plan: the rounds, and what is written.
+      evaluation: how clients are tested.
+      mesh: the devices over which the method's clients are shared out; None for one.
+      task: what is learned and reported.
+      validates: the key for which clients need validation samples while they train; "" for none.
+    """
+
+    model: Any
+    method: FederatedMethod
+    internal: Dataset
+    unseen: tuple[Domain, ...]
+    prepare: Prepare
+    adaptations: dict[str, Choice]
+    notes: tuple[str, ...]
+    participation: Participation
+    work: LocalWork
+    plan: Plan
+    evaluation: Evaluation
+    mesh: Mesh | None = None
+    task: Task = classification()
+    validates: str = ""
+
+    def sampler(self) -> Sampler:
+        """Returns what draws the samples of a round."""
+        sizes = [len(domain.train.images) for domain in self.internal.domains]
+        return self.work.sampler(min(sizes), max(sizes))
+
+
+def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
+    """Returns who takes part by `clients_per_round`, `participation` and `population`.
+
+    The trace is not read: `read_trace` does that.
+    """
+    keys, disk = config.participation, on_disk(config, num_clients)
+    return Participation(config.clients_per_round, keys.draw, keys.dropout, None, disk)
+
+
+def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
+    """Returns the fields of `Experiment` that are values of a configuration, by their names."""
+    plan = Plan(
+        **{name: config[name] for name in Plan._fields if name in config and name != "privacy"},
+        device_megabytes=config.data.device_megabytes,
+        follows=follows_rounds(config),
+        privacy=partial(describe_privacy, config, num_clients),
+    )
+    evaluation = Evaluation(
+        batch_size=config.eval_batch_size,
+        clients=config.eval_clients,
+        seed=config.seed,
+        eval_unseen=config.eval_unseen,
+        eval_train_loss=config.eval_train_loss,
+        validate_with=config.validate_with,
+        personalization=choose_personalization(config, method),
+    )
+    return {
+        "participation": choose_participation(config, num_clients),
+        "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
+        "plan": plan,
+        "evaluation": evaluation,
+        "validates": what_validates(config),
+    }
+
+
+def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
+    """Returns {"privacy": ...} for config.json and summary.json; {} where nothing is clipped.
+
+    Without noise nothing bounds epsilon, and its entry is null.
+
+    Args:
+      config: the run's.
+      clients: K.
+      rounds: that are or were made.
+
+    Raises:
+      ConfigError: dp-accounting is not installed, and there is noise.
+    """
+    keys = config.privacy
+    if not keys.clip:
+        return {}
+    # Who takes part hides a client only if it is drawn at random and unknown to the server.
+    drawn, how = config.clients_per_round, config.participation
+    hides = how.draw == "uniform" and not how.trace and not how.dropout and keys.at == "server"
+    cohort = (drawn, clients) if 0 < drawn < clients and hides else ()
+    try:
+        spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
+    return {
+        "privacy": {
+            "clip": keys.clip,
+            "noise": keys.noise,
+            "at": keys.at,
+            "epsilon": spent,
+            "delta": keys.delta,
+            "rounds": rounds,
+            "neighbours": "a client's data replaced" if cohort else "with or without a client",
+        }
+    }
+
+
+def privacy_notes(about: Record) -> tuple[str, ...]:
+    """Returns a note for the user on what `describe_privacy` returned."""
+    if not about:
+        return ()
+    keys = about["privacy"]
+    begin = f"privacy: updates of clients are clipped to norm {keys['clip']:g}"
+    if keys["epsilon"] is None:
+        return (f"{begin}; without privacy.noise no epsilon follows from that",)
+    return (
+        f"{begin}, noise of {keys['noise']:g} times that is added by the {keys['at']}: each client "
+        f"has (epsilon, delta) = ({keys['epsilon']:.3g}, {keys['delta']:g}) after {keys['rounds']} "
+        f"rounds ({keys['neighbours']}), for what is shared; not for losses, accuracies and "
+        "personal leaves, see docs/privacy.md",
+    )
