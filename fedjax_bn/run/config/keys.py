@@ -185,13 +185,13 @@ def check_complete(config: ConfigDict) -> None:
 
 def check_key(name: str) -> None:
     """Raises ConfigError with the likeliest keys if there is no dotted key of that name."""
-    group = [key for key in sorted(keys()) if key.startswith(f"{name}.")]
-    if group:
+    if name in keys():
+        return
+    if group := [key for key in sorted(keys()) if key.startswith(f"{name}.")]:
         raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
-    if name not in keys():
-        likely = ", ".join(map(repr, _likely_keys(name)))
-        hint = f"did you mean {' or '.join(likely.rsplit(', ', 1))}? " if likely else ""
-        raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
+    likely = ", ".join(map(repr, _likely_keys(name)))
+    hint = f"did you mean {' or '.join(likely.rsplit(', ', 1))}? " if likely else ""
+    raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
 
 
 def _likely_keys(name: str) -> list[str]:
