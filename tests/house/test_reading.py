@@ -1,5 +1,6 @@
-"""How much code a reader follows from a round to the model."""
+"""How much code a reader follows from a round to the model, in which order."""
 
+import re
 import traceback
 from pathlib import Path
 
@@ -41,4 +42,10 @@ def test_a_step_of_fedbn_is_16_frames_in_8_files_from_the_round_to_the_model():
     names = [f"{Path(f.filename).relative_to(ROOT)}:{f.lineno} {f.name}" for f in frames]
     assert len(frames) <= 16, names
     assert len(files) <= 8, files
+    # The reading order of README and CONTRIBUTING is the one in which a round passes its files.
+    passed = dict.fromkeys(f"{Path(f.filename).relative_to(ROOT)}" for f in frames)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        named = re.findall(r"`([a-z_/]+\.py)`", (ROOT.parent / page).read_text())
+        order = [name for name in dict.fromkeys(named) if name in passed]
+        assert order[: len(passed) - 1] == [*passed][:-1], (page, order)
     assert names[-1].startswith("normalization/calls.py"), names  # all the way to the model
