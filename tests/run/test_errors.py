@@ -197,7 +197,7 @@ def cut(name: str, part):
         (lambda path: path.write_text("label,pixel\n"), ["not a .npz archive"]),
         (other_zip, ["readme.txt", "allowed are DOMAIN__images"]),
         (saved(lambda made: made.pop("b__test_labels")), ["lacks the array b__test_labels"]),
-        (with_label("b__train_labels", 3, 10), ["'b' has label 10 at index 3", "0..9"]),
+        (with_label("b__train_labels", 3, 10), ["b__train_labels has label 10 at index 3", "0..9"]),
         (with_label("a__test_labels", 0, -1), ["a__test_labels has label -1 at index 0", "from 0"]),
         (
             cut("a__train_images", np.s_[..., :1]),
