@@ -35,7 +35,15 @@ SHOWN = [
 # Pages whose programs take longer to compile than the default run has.
 LONG = {"docs/tutorial.md", "docs/index.md"} | {
     f"docs/howto/{name}.md"
-    for name in ("deploy", "many_devices", "own_model", "resume", "unseen_client", "use_model")
+    for name in (
+        "deploy",
+        "feature_term",
+        "many_devices",
+        "own_model",
+        "resume",
+        "unseen_client",
+        "use_model",
+    )
 }
 SMALLER = {"DigitCNN": "SmallCNN", "rounds=20": "rounds=1"}
 PYTHON = [

@@ -1,7 +1,8 @@
 """What sources must not do: reach into other packages, choose constants of keys, parse strings."""
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,18 +61,20 @@ def test_no_module_reaches_into_another_package():
     assert not {path: names for path, names in found.items() if names}
 
 
-def calls_of(name: str) -> list[tuple[Path, ast.Call]]:
-    """All calls of a function, by the last part of its name."""
-    return [
-        (path, node)
-        for path, tree in SOURCES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
-    ]
+@cache
+def calls() -> dict[str, list[tuple[Path, ast.Call]]]:
+    """All calls, by the last part of the function's name."""
+    found = defaultdict(list)
+    for path, tree in SOURCES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                found[name].append((path, node))
+    return found
 
 
 def test_only_the_table_of_streams_picks_constants_for_keys():
-    for path, call in calls_of("fold_in"):
+    for path, call in calls()["fold_in"]:
         number = call.args[1]
         assert not isinstance(number, ast.Constant | ast.BinOp), path
         assert not ast.unparse(number).isupper(), path
@@ -79,7 +82,7 @@ def test_only_the_table_of_streams_picks_constants_for_keys():
 
 def test_each_stream_of_keys_has_one_use():
     used = Counter(
-        call.args[1].value for _, call in calls_of("stream") if len(call.args) == 2
+        call.args[1].value for _, call in calls()["stream"] if len(call.args) == 2
         if isinstance(call.args[1], ast.Constant)
     )  # fmt: skip
     assert used == Counter(list(keys._STREAMS))
@@ -98,7 +101,7 @@ PARSING = {
 def test_texts_are_taken_apart_in_the_rooms_of_arguments_and_configuration():
     found = set()
     for name in ("split", "rsplit", "partition", "rpartition"):
-        for path, call in calls_of(name):
+        for path, call in calls()[name]:
             by = call.args[0] if call.args else None
             of = getattr(call.func, "value", call.func)
             separates = isinstance(by, ast.Constant) and set(str(by.value)) & set(":=,")

@@ -30,7 +30,6 @@ SMALLER = {
     },
     "theory": {"samples=20_000": "samples=500", "width=1000": "width=50", "steps=500": "steps=20"},
 }
-RUN = [pytest.param(n, marks=() if n == "pure_functions" else pytest.mark.slow) for n in NAMES]
 
 
 def cells(name: str, kind: str) -> list[str]:
@@ -69,7 +68,8 @@ def _version() -> str:
     return re.search(r'__version__ = "(.*)"', (runs.ROOT / "fedjax_bn/__init__.py").read_text())[1]
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     nbclient, nbformat, _ = map(pytest.importorskip, ("nbclient", "nbformat", "ipykernel"))
     monkeypatch.setenv("PYTHONPATH", str(runs.ROOT))
