@@ -32,7 +32,13 @@ BLOCKS = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, te
 SHOWN = [
     (name, command) for name, text in PAGES.items() for command in shown_commands.commands(text)
 ]
+FOLDERS = ("launch", "benchmarks", "configs")
 # Pages whose programs take longer to compile than the default run has.
+ROOMS = sorted(
+    path
+    for path in [*runs.ROOT.glob("fedjax_bn/*"), *map(runs.ROOT.joinpath, FOLDERS)]
+    if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
+)
 LONG = {"docs/tutorial.md", "docs/index.md"} | {
     f"docs/howto/{name}.md"
     for name in (
@@ -89,10 +95,20 @@ def test_a_users_own_nnx_model_is_trained_and_serves_an_unseen_client():
     assert np.abs(tracked - names["received"]["batch_stats"]["norm"]["mean"]).max() > 0.1
 
 
-# Docstrings, messages and comments are not held to the list yet.
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
 def test_pages_are_written_in_plain_words(page):
     assert not words.stumbling((runs.ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_docstrings_comments_and_messages_are_written_in_plain_words(room):
+    files = sorted(room.rglob("*.py")) if room.is_dir() else [room]
+    wrong = [
+        f"{path.relative_to(runs.ROOT)}: {line}"
+        for path in files
+        for line in words.stumbling(words.sentences(path))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
