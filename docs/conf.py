@@ -43,6 +43,9 @@ default_role = "code"
 highlight_language = "bash"  # a fence without a language holds commands; API pages say otherwise
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+# Napoleon links the names of attributes; one that several classes have, such as `param_dtype`, has
+# no target of its own.
+suppress_warnings = ["ref.python"]
 toc_object_entries_show_parents = "hide"
 
 # What is written elsewhere in the checkout, or read out of the code, becomes pages here.
@@ -56,7 +59,7 @@ LINKS = {path: f"{name}.md" for path, name in COPIES.items()} | {"docs/results.m
 
 
 def make_pages(app: object) -> None:
-    """Writes the pages that nobody edits here into docs/generated, which git ignores."""
+    """Writes the pages that are made from other files into docs/generated, which git ignores."""
     built = DOCS / "generated"
     shutil.rmtree(built, ignore_errors=True)
     (built / "notebooks").mkdir(parents=True)
