@@ -130,19 +130,17 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
                     if value is not None and np.isfinite(value):
                         rounds = found.setdefault(column, {}).setdefault(label, {})
                         rounds.setdefault(number, []).append(value)
-    return {
-        column: [_mean_line(label, looks[label], by_round) for label, by_round in lines.items()]
-        for column, lines in found.items()
-    }
-
-
-def _mean_line(label: str, look: Look, by_round: Mapping[int, list[float]]) -> Line:
-    most = max(map(len, by_round.values()))
-    # seeds may stop early; a mean over the others alone would jump
-    rounds = sorted(number for number, values in by_round.items() if len(values) == most)
-    values = np.array([by_round[number] for number in rounds])
-    ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
-    return Line(label, look, rounds, values.mean(1), *ends)
+    columns: _Columns = {}
+    for column, lines in found.items():
+        columns[column] = []
+        for label, by_round in lines.items():
+            most = max(map(len, by_round.values()))
+            # seeds may stop early; a mean over the others alone would jump
+            rounds = sorted(number for number, values in by_round.items() if len(values) == most)
+            values = np.array([by_round[number] for number in rounds])
+            ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
+            columns[column].append(Line(label, looks[label], rounds, values.mean(1), *ends))
+    return columns
 
 
 def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Record]]:
@@ -151,8 +149,12 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
     The plain mean over clients is the first column; weights are there only if they vary.
     """
     records = [(record["round"], record[key]) for record in run.records if key in record]
-    if key == "weights" and all(_alike(values, records[0][1]) for _, values in records):
-        return
+    if key == "weights":
+        # clients that train in other rounds are other names; null, for NaN, is NaN and then 0
+        rows = [np.nan_to_num(np.array([*values.values()], float)) for _, values in records]
+        same = all(values.keys() == records[0][1].keys() for _, values in records)
+        if same and all(np.abs(row - rows[0]).max() < 1e-6 for row in rows):
+            return
     for number, values in records:
         if key.startswith("unseen"):
             by_adaptation: dict[str, Record] = {}
@@ -167,11 +169,6 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
             mean = {MEAN: row.get(MEAN, float(np.mean(known)) if known else None)}
             # weights sum to 1, so that their mean shows nothing
             yield "", number, (mean if key != "weights" else {}) | row
-
-
-def _alike(one: Record, other: Record) -> bool:
-    same = one.keys() == other.keys()
-    return same and all(abs((one[k] or 0) - (other[k] or 0)) < 1e-6 for k in one)
 
 
 def sensitivity(variants: Sequence[Variant], tables: Sequence[Table]) -> str:

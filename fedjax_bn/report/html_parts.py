@@ -218,8 +218,14 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
       logarithmic: whether x is drawn by its logarithm.
     """
     most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_IN_ALL // max(len(lines), 1)))
-    lines = [thin for line in lines if (thin := _thinned(line, most)).x]
-    if not lines:
+    drawn: list[Line] = []
+    for line in lines:
+        good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]  # which NaN is not
+        if good:
+            kept = [good[i] for i in some_of(len(good), most)]
+            values = ([float(v[i]) for i in kept] if len(v) else [] for v in line[2:])
+            drawn.append(Line(line.name, line.look, *values))
+    if not (lines := drawn):
         return ""
     lines.sort(key=lambda line: line.look.on)  # coloured lines are drawn above grey ones
     if len(lines) > _MOST_BANDS:
@@ -273,14 +279,6 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
         low, high = low - margin, high + margin
     locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1)
     return locator.tick_values(low, high).tolist()
-
-
-def _thinned(line: Line, most: int) -> Line:
-    """The line with at most so many points, all of them drawable."""
-    good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]
-    good = [good[i] for i in some_of(len(good), most)] if good else []
-    name, look, *columns = line
-    return Line(name, look, *([float(v[i]) for i in good] if len(v) else [] for v in columns))
 
 
 def _drawn(line: Line, across: _Axis, up: _Axis) -> str:

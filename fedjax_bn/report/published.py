@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.report.data import other_samples
-from fedjax_bn.report.finished_runs import APART, as_json, spell
+from fedjax_bn.report.finished_runs import APART, as_json, other_samples, spell
 from fedjax_bn.report.results import MEAN, Row, Table
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import own_rules

@@ -8,17 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_bn.report import html_parts
 from fedjax_bn.report.finished_runs import Run, Variant, as_json, defaults, spell
-from fedjax_bn.report.html_parts import (
-    cell,
-    folded,
-    heat_map,
-    joined,
-    paragraphs,
-    picture,
-    side_by_side,
-    sortable,
-)
+from fedjax_bn.report.html_parts import cell, heat_map, joined, paragraphs, picture, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.files.workdir import not_readable, read_arrays
 from fedjax_bn.run.training.client_logs import read_distances
@@ -72,8 +64,9 @@ def batch_norms(variants: Sequence[Variant]) -> str:
                              ".2g", most)
                     for name, one in found.items()
                 )  # fmt: skip
-                rows.append(side_by_side(maps))
-        parts.append(folded(f"{variant.label}, seed {run.seed}", "".join(rows), not parts))
+                rows.append(html_parts.side_by_side(maps))
+        title = f"{variant.label}, seed {run.seed}"
+        parts.append(html_parts.folded(title, "".join(rows), is_open=not parts))
     notes = []
     if shared:
         notes.append(

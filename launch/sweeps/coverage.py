@@ -34,7 +34,7 @@ import fedig
 import tsmobn
 import unifed
 from ml_collections import ConfigDict
-from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, all_runs, config_file
+from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, config_file
 from sweep import commands, locate
 
 from fedjax_bn.report.published import PROTOCOLS, UNSTATED, cells
@@ -73,7 +73,7 @@ class Answer(NamedTuple):
 def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
     """One for each published number, in the papers' order."""
     by_paper = {
-        paper: (placed(sweep), {run.name: run for run in all_runs(sweep.parts)})
+        paper: (placed(sweep), {run.name: run for run in sweep.runs})
         for paper, sweep in SWEEPS.items()
     }
     for number in cells():
@@ -157,7 +157,7 @@ def protocols() -> list[dict[str, Any]]:
     """
     tables: dict[str, dict[str, Any]] = {}
     for sweep in SWEEPS.values():
-        runs = {run.name: run for run in all_runs(sweep.parts)}
+        runs = {run.name: run for run in sweep.runs}
         for number, cell in placed(sweep).items():
             every = [runs[name] for name in cell.runs]
             tests = [test for run in every for test in run.tests if test.name == cell.test]
@@ -226,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
         lines = ",\n".join(json.dumps(table) for table in protocols())
         write_atomically(ROOT / "fedjax_bn" / "report" / PROTOCOLS, f"[\n{lines}\n]\n")
         return 0
-    names = {n for s in SWEEPS.values() for r in all_runs(s.parts) for n in r.needs.values()}
+    names = {n for s in SWEEPS.values() for r in s.runs for n in r.needs.values()}
     data = locate(options.data, names) if options.data else {}
     without: Counter[str] = Counter()
     rows = with_command = 0

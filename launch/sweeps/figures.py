@@ -1,30 +1,73 @@
 """Figures of a sweep from its finished runs, as PNG bytes; None if none of them has finished.
 
 Bars and lines are drawn from a table's numbers, curves from the records of runs. The runs of a
-curve may differ in length: every round is the mean over those that have it.
+curve may differ in length: every round is the mean over those that have it. Ablations are figures
+of test batches: their size, momentum and order (TsmoBN, Fig. 3; UniFed, Fig. 6).
 """
 
 import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from plan import Table, finished
+from matplotlib.figure import Figure as Canvas
+from plan import Column, Evaluation, Figure, Protocol, Table, Training, finished
 from report import measured, printed, read_results
 
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.engine.figures import png
-from fedjax_bn.report.unseen import ablation
+from fedjax_bn.report.plots import ablation
 from fedjax_bn.run.errors import UserError
 
 STYLES = ("--o", "-s", ":^", "-.v")  # of methods
 IMAGES, SAMPLES = 8, 100  # of a client: images that are shown, and whose pixels are counted
 Records = list[dict[str, Any]]
 Keys = tuple[str, ...]  # that lead to a value of a record
+BATCH_SIZES = tuple(2**k for k in range(1, 10))
+ORDERS = tuple(range(10))
+ABLATIONS = "ablations"  # the evaluation of the ablations
+VARIED = {  # kind -> a figure's title, axis, adaptation, settings, and how it is drawn
+    "a": ("one batch at a time", "batch size", "batch:batch_size={}", BATCH_SIZES, "log"),
+    "b": ("momentum", "momentum", "tsmobn:momentum={}", [k / 10 for k in range(10)], "line"),
+    "c": ("order of the samples", "random order", "tsmobn:order={}", ORDERS, "box"),
+    "five": ("order of the samples", "random order", "tsmobn:order={}", ORDERS[:5], "line"),
+}
+
+
+def bar_figure(name: str, title: str, table: Table) -> Figure:
+    """Returns the figure of a table's numbers as bars."""
+    return Figure(name, title, table.runs, partial(bars, table=table))
+
+
+def line_figure(table: Table, xlabel: str, log: bool = False) -> Figure:
+    """Returns the figure of a table's numbers as lines."""
+    draw = partial(lines, table=table, xlabel=xlabel, log=log)
+    return Figure(table.name, table.title, table.runs, draw)
+
+
+def ablations(first: Sequence[str], orders: Sequence[int] = ORDERS) -> Evaluation:
+    """Returns the evaluation with all statistics of the ablations, after some others."""
+    settings = {**VARIED, "c": (*VARIED["c"][:3], orders)}
+    varied = [settings[kind][2].format(one) for kind in "abc" for one in settings[kind][3]]
+    return Evaluation(ABLATIONS, {"adaptations": (*first, *varied)})
+
+
+def ablation_figure(
+    name: str, kind: str, protocol: Protocol, training: Training, columns: Mapping[str, Column]
+) -> Figure:
+    """Returns the figure of a training's runs tested with a `kind` of statistics, see `VARIED`."""
+    what, label, text, settings, drawn = VARIED[kind]
+    runs = {c.domain: protocol.names(c.targets[0], training) for c in columns.values()}
+    texts = {setting: text.format(setting) for setting in settings}
+    draw = partial(adaptations, runs=runs, label=label, texts=texts, test=ABLATIONS, kind=drawn)
+    wanted = {name for group in runs.values() for name in group}
+    title = f"Fig. {name.removeprefix('fig').partition('-')[0]}: {what}"
+    shown = tuple(run for run in protocol.runs([training]) if run.name in wanted)
+    return Figure(name, title, shown, draw)
 
 
 def bars(workdir: Path, table: Table) -> bytes | None:
@@ -33,7 +76,7 @@ def bars(workdir: Path, table: Table) -> bytes | None:
     used = [i for i in range(len(table.columns)) if any(row[i] for row in values.values())]
     if not used:
         return None
-    figure = Figure(figsize=(max(6, 1.6 * len(used)), 3.6), layout="constrained")
+    figure = Canvas(figsize=(max(6, 1.6 * len(used)), 3.6), layout="constrained")
     axes, width = figure.subplots(), 0.8 / len(values)
     for row, (label, cells) in enumerate(values.items()):
         place = np.arange(len(used)) + (row - (len(values) - 1) / 2) * width
@@ -62,7 +105,7 @@ def lines(workdir: Path, table: Table, xlabel: str, log: bool = False) -> bytes 
     settings = [float(column.rstrip("%")) for column in table.columns]
     domains = list(dict.fromkeys(label.rpartition(", ")[0] for label in values))
     methods = list(dict.fromkeys(label.rpartition(", ")[2] for label in values))
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Canvas(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     for label, cells in values.items():
         domain, _, method = label.rpartition(", ")
@@ -113,7 +156,7 @@ def adaptations(
         return None
     if kind != "box":
         return ablation(values, label, baseline, kind == "log")
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Canvas(figsize=(7, 4), layout="constrained")
     axes, width, drawn = figure.subplots(), 0.8 / len(values), []
     look = {"patch_artist": True, "manage_ticks": False, "medianprops": {"color": "black"}}
     for k, row in enumerate(values.values()):
@@ -166,7 +209,7 @@ def curves(
         return None
     columns = len(known) if len(known) <= 6 else 4
     rows = -(-len(known) // columns)
-    figure = Figure(figsize=(2.8 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
+    figure = Canvas(figsize=(2.8 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     legend: dict[str, Any] = {}
     for axes, (title, lines) in zip(grid, known.items(), strict=False):
@@ -268,7 +311,7 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
 
 def _histograms(clients: Dataset) -> bytes:
     """A row a client: training images, and beside them the histogram of their pixels."""
-    figure = Figure(figsize=(0.8 * IMAGES + 4, len(clients.domains)), layout="constrained")
+    figure = Canvas(figsize=(0.8 * IMAGES + 4, len(clients.domains)), layout="constrained")
     widths = [1] * IMAGES + [4]
     rows = len(clients.domains)
     grid = figure.subplots(rows, IMAGES + 1, squeeze=False, width_ratios=widths)

@@ -8,9 +8,9 @@ from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
-from plan import UNSEEN, Cell, Run, Sweep, Table, all_runs, by_folder, config_file, finished, text
+from plan import UNSEEN, Cell, Run, Sweep, Table, by_folder, config_file, finished, text
 
-from fedjax_bn.report.data import other_samples
+from fedjax_bn.report.finished_runs import other_samples
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import METHODS, group_of
@@ -31,7 +31,7 @@ def write_report(sweep: Sweep, workdir: Path) -> Path:
     Returns:
       The path of report.md.
     """
-    runs = all_runs(sweep.parts)
+    runs = sweep.runs
     done = {run.name: read_results(workdir, run) for run in runs if finished(workdir, run.name)}
     apart = {run.name: differences(workdir, run) for run in runs if run.name in done}
     parts = [

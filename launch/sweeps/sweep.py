@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 
 from execute import WAITS, Job, Outcome, execute, exit_status, table
-from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished, target_in, text
+from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, finished, target_in, text
 from report import write_report
 
 
@@ -81,7 +81,7 @@ def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
     Raises:
       SystemExit: none does.
     """
-    every = all_runs(sweep.parts)
+    every = sweep.runs
     if not only:
         return every
     chosen: set[str] = set()
@@ -183,7 +183,7 @@ def count(least: int, text: str) -> int:
 
 def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     """The command line of a sweep; returns the exit status."""
-    needed = sorted({name for run in all_runs(sweep.parts) for name in run.needs.values()})
+    needed = sorted({name for run in sweep.runs for name in run.needs.values()})
     parser = argparse.ArgumentParser(
         description=f"The runs of {sweep.paper}.",
         epilog="--data.NAME=PATH and --config.KEY=VALUE may be given any number of times; NAMEs: "

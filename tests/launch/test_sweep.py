@@ -23,7 +23,7 @@ from fedjax_bn.run.config.file import read  # noqa: E402
 from fedjax_bn.run.config.keys import flatten  # noqa: E402
 
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
-RUNS = plan.all_runs(fedbn.SWEEP.parts)
+RUNS = fedbn.SWEEP.runs
 
 
 def fabricate(workdir, name, accuracy, rounds=300, unseen=None, validation=None, **config) -> None:
@@ -325,7 +325,7 @@ def test_two_different_runs_of_one_name_are_refused():
     run = plan.Run("a/0", "configs/digits.py", {"method": "fedavg"}, {})
     part = plan.Table("t", "T", (), {}, (run, run._replace(changes={"method": "fedbn"})))
     with pytest.raises(ValueError, match="two different runs are named a/0"):
-        plan.all_runs([part])
+        assert plan.Sweep("t", "T", (part,)).runs
 
 
 def test_fig_6_shows_the_clients_of_the_first_run_that_has_finished(tmp_path):

@@ -68,7 +68,7 @@ def kinds(runs) -> dict[str, plan.Run]:
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_every_command_is_a_configuration_that_the_program_accepts(one):
-    for run in kinds(plan.all_runs(one.parts)).values():
+    for run in kinds(one.runs).values():
         config = config_of(run, **dict.fromkeys(run.needs, "x"))
         check(config)
         check_adaptations(config, config.adaptations)
@@ -106,7 +106,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
         "bdd100k": {*bdd100k.TABLE_3},
         "driving": {*driving.DOMAINS},
     }
-    for run in (run for one in ALL for run in plan.all_runs(one.parts)):
+    for run in (run for one in ALL for run in one.runs):
         if run.changes.get("target"):
             data = dict.fromkeys(run.needs.values(), str(forms[form]))
             command = sweep.train_command(run, Path("runs"), data)
@@ -116,7 +116,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
 
 
 def test_no_plan_takes_a_share_of_the_digits_that_depends_on_their_form():
-    for run in (run for one in ALL for run in plan.all_runs(one.parts)):
+    for run in (run for one in ALL for run in one.runs):
         if run.config.startswith("configs/digits.py"):
             assert {"data.fraction", "data.truncate"} <= run.changes.keys()
 
@@ -143,7 +143,7 @@ def test_percentages_are_shares_of_the_data_that_are_given(tmp_path):
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_every_cell_has_runs_that_make_its_adaptation_or_says_why_not(one):
-    runs = {run.name: run for run in plan.all_runs(one.parts)}
+    runs = {run.name: run for run in one.runs}
     for table in one.tables:
         own = {run.name for run in table.runs}
         for cells in table.rows.values():
@@ -168,7 +168,7 @@ def test_tables_and_figures_have_names_of_their_own():
 
 def test_seeds_are_the_papers():
     def seeds(one, prefix):
-        runs = [run for run in plan.all_runs(one.parts) if run.name.startswith(prefix)]
+        runs = [run for run in one.runs if run.name.startswith(prefix)]
         return {run.changes["seed"] for run in runs}
 
     assert seeds(fedig.SWEEP, "pacs/") == {0, 1, 2, 3}  # "four runs"
@@ -199,7 +199,7 @@ def test_unifeds_mean_over_clients_stands_beside_that_of_the_printed_numbers():
 
 def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
     rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    runs = {run.name: run for run in fedcd.SWEEP.runs}
     both = [runs[group[0]].changes for group in rows["FedCD-SCI + REA"][0].parts[0]]
     assert len(both) == 15
     assert {c["fedcd.lambda_sci"] for c in both} == {0.5, 0.7, 0.8, 0.9, 1.0}
@@ -211,7 +211,7 @@ def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
 
 def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
     rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    runs = {run.name: run for run in fedcd.SWEEP.runs}
     weights = {
         label: runs[cells[0].runs[0]].changes.get("weigh")
         for label, cells in rows.items()
@@ -223,7 +223,7 @@ def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
 
 
 def test_fedcds_fedprox_has_the_mu_of_the_code_whose_setting_it_takes():
-    runs = [run for run in plan.all_runs(fedcd.SWEEP.parts) if "/fedprox/" in run.name]
+    runs = [run for run in fedcd.SWEEP.runs if "/fedprox/" in run.name]
     assert {run.name.partition("/")[0] for run in runs} == {"pacs", "driving", "bdd100k"}
     assert {run.changes["fedprox.mu"] for run in runs} == {0.1}
 
@@ -235,7 +235,7 @@ def test_tsmobns_figures_are_those_of_the_text():
     assert [*drawn["figE.5-blur"].keywords["texts"]] == [0, 1, 2, 3, 4]  # E.2.4
     orders = [
         text
-        for run in plan.all_runs(tsmobn.SWEEP.parts)
+        for run in tsmobn.SWEEP.runs
         if run.name == "cifar10_c/blur/fedavg/0"
         for test in run.tests
         for text in test.changes.get("adaptations", ())
@@ -261,7 +261,7 @@ def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_othe
 def test_a_report_on_nothing_has_every_table_and_figure(one, tmp_path):
     assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
-    assert f"0 of {len(plan.all_runs(one.parts))} runs have finished" in text
+    assert f"0 of {len(one.runs)} runs have finished" in text
     assert all(f"\n## {part.title}\n" in text for part in one.parts)
     assert not (tmp_path / "figures").exists()
 
@@ -276,6 +276,6 @@ def test_fedbns_loss_curves_are_taken_after_aggregation_in_every_round():
 
 def test_tsmobn_stops_early_and_unifed_does_not():
     for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
-        for run in plan.all_runs(one.parts):
+        for run in one.runs:
             if run.config != "configs/digits_dg.py":
                 assert run.changes.get("patience", config_file(run.config).patience) == patience

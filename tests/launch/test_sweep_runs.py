@@ -67,7 +67,7 @@ def made(tmp_path_factory):
 
 def test_the_report_holds_what_runs_and_their_tests_measured(made):
     one, folder = made
-    results = report.read_results(folder, plan.all_runs(one.parts)[0])
+    results = report.read_results(folder, one.runs[0])
     outside = results["summary"]["accuracy"]["unseen"]["dog"]["running"]
     own = results["inside"]["internal"]["own"]
     text = (folder / "report.md").read_text()

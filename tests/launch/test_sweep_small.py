@@ -10,12 +10,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
 
 import fedcd_small  # noqa: E402
-import plan  # noqa: E402
 import report  # noqa: E402
 import unseen  # noqa: E402
 from test_sweep import fabricate  # noqa: E402
 
-RUNS = plan.all_runs(unseen.SWEEP.parts)
+RUNS = unseen.SWEEP.runs
 
 
 def test_published_numbers_stand_beside_what_they_are_of():
