@@ -69,47 +69,38 @@ def _section(title: str, table: Table, panels: Mapping[str, _Columns], fold: boo
     if all(len(line.x) < 2 for line in lines):
         note = html_parts.paragraphs(["One round was evaluated: there is no curve."], "soft")
         return f"<h3>{title}</h3>{note}"
-    looks = _looks_of({line.name: line.look for line in lines}, table)
+    looks = {line.name: line.look for line in lines}
+    if len(looks) > _MOST_LINES:  # the baseline and the table's best rows stand out
+        best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
+        chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
+        chosen += [table.baseline] if table.baseline in looks else []
+        order = [*sorted(chosen, key=best.index), *(one for one in looks if one not in chosen)]
+        looks = {label: Look(i, 0, label in chosen) for i, label in enumerate(order)}
     grids = []
     for number, (head, columns) in enumerate(panels.items()):
         drawn = {
             column: chart(column, [one._replace(look=looks[one.name]) for one in each], "round")
             for column, each in columns.items()
         }
-        grid = _grid(drawn, fold or number > 0)
+        # the charts of clients stand after that of the mean, folded in all panels but the first
+        first = [MEAN] if (fold or number) and MEAN in drawn else []
+        rest = sorted((c for c in drawn if c not in first), key=lambda column: column != MEAN)
+        shown = [rest[i] for i in some_of(len(rest), _MOST)] if rest else []
+        grid = _charts_of(drawn, shown)
+        if len(shown) < len(rest):
+            grid = html_parts.paragraphs([f"{len(shown)} of {len(rest)} are shown."]) + grid
+        if first and grid:
+            grid = html_parts.folded("By client", grid)
+        grid = _charts_of(drawn, first) + grid
         name = on_page(head)
         grids.append(f'<div class="panel" data-title="{name}"><h4>{name}</h4>{grid}</div>')
     inside = f'<div class="panels">{"".join(grids)}</div>' if len(grids) > 1 else grid
     return f'<section class="curves"><h3>{title}</h3>{key_of(looks)}{inside}</section>'
 
 
-def _grid(drawn: Mapping[str, str], fold: bool) -> str:
-    """Charts beside each other, the mean first; `fold` shows the others on demand."""
-
-    def charts(columns: Sequence[str]) -> str:
-        inside = "".join(drawn[column] for column in columns)
-        return f'<div class="charts">{inside}</div>' if inside else ""
-
-    first = [MEAN] if fold and MEAN in drawn else []
-    rest = sorted((c for c in drawn if c not in first), key=lambda column: column != MEAN)
-    shown = [rest[i] for i in some_of(len(rest), _MOST)] if rest else []
-    grid = charts(shown)
-    if len(shown) < len(rest):
-        grid = html_parts.paragraphs([f"{len(shown)} of {len(rest)} are shown."]) + grid
-    if first and grid:
-        grid = html_parts.folded("By client", grid)
-    return charts(first) + grid
-
-
-def _looks_of(looks: Mapping[str, Look], table: Table) -> dict[str, Look]:
-    """The look of each line; if there are many, the baseline and a table's best rows stand out."""
-    if len(looks) <= _MOST_LINES:
-        return dict(looks)
-    best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
-    chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
-    chosen += [table.baseline] if table.baseline in looks else []
-    order = [*sorted(chosen, key=best.index), *(one for one in looks if one not in chosen)]
-    return {label: Look(i, 0, label in chosen) for i, label in enumerate(order)}
+def _charts_of(drawn: Mapping[str, str], columns: Sequence[str]) -> str:
+    inside = "".join(drawn[column] for column in columns)
+    return f'<div class="charts">{inside}</div>' if inside else ""
 
 
 def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns:

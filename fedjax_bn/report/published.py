@@ -28,10 +28,7 @@ _OF_ORIGINALS = {"data.fraction": 0.1, "data.truncate": True}
 # FedBN's Table 16 prints its columns in another order than its numbers have, evidently its authors'
 # order of clients: printed heading -> data set of the numbers.
 _TABLE_16 = {
-    "SVHN": "MNIST",
-    "USPS": "SVHN",
-    "SynthDigits": "USPS",
-    "MNIST-M": "SynthDigits",
+    **{"SVHN": "MNIST", "USPS": "SVHN", "SynthDigits": "USPS", "MNIST-M": "SynthDigits"},
     "MNIST": "MNIST-M",
 }
 
@@ -193,7 +190,10 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
         rank = (len(differs), -len(protocol.rows))
         paper = protocol.where[0]
         if paper not in found or rank < found[paper][0]:
-            differs += _other_clients(protocol, table)
+            if protocol.kind == "internal":
+                here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
+                for missing, where in ((here - there, "there"), (there - here, "here")):
+                    differs += [f"no {', '.join(sorted(missing))} {where}"] * bool(missing)
             said = "; ".join(differs) or "nothing that its config states"
             found[paper] = rank, _Printed(paper, protocol.name, source, mean, std, said)
     return [printed for _, printed in found.values()]
@@ -268,12 +268,3 @@ def _differences(one: _Training, row: Row) -> Iterator[str]:
     if counts:
         each = ", ".join(f"{d} {n} ({samples[d]} there)" for d, n in counts.items())
         yield f"training samples of a client: {each}"
-
-
-def _other_clients(protocol: _Protocol, table: Table) -> Iterator[str]:
-    """Which clients train here and not there, and which there and not here."""
-    if protocol.kind == "internal":
-        here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
-        for missing, where in ((here - there, "there"), (there - here, "here")):
-            if missing:
-                yield f"no {', '.join(sorted(missing))} {where}"

@@ -218,6 +218,7 @@ def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> 
         folder, failure = options.workdir / run.name, _failure(options, run)
         if read_summary(folder) or failure.exists():
             return
+        # programs of other rows are not needed again, and hundreds would fill the memory
         if (row := run.name.split("/")[1]) != last[0]:
             last[0] = row
             jax.clear_caches()
@@ -266,19 +267,18 @@ def part_of(rows: Mapping[str, Entry], index: int, number: int) -> dict[str, Ent
     return {label: entry for label, entry in rows.items() if entry.folder in folders}
 
 
-def _part(text: str) -> tuple[int, int]:
-    index, _, number = text.partition("/")
-    if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/2 or 2/2")
-    return int(index), int(number)
-
-
-def _rate_list(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
-
-
 def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Returns the options, and the changes of the configuration as they were given."""
+
+    def part(text: str) -> tuple[int, int]:
+        index, _, number = text.partition("/")
+        if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/2 or 2/2")
+        return int(index), int(number)
+
+    def rates(text: str) -> tuple[float, ...]:
+        return tuple(map(float, text.split(",")))
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -289,8 +289,8 @@ def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--target", default="", help="domains left out one after the other")
     parser.add_argument("--only", default="", help="globs of rows, with commas between them")
     parser.add_argument("--seeds", type=partial(count, 1), default=SEEDS)
-    parser.add_argument("--rates", type=_rate_list, default=RATES, help="learning rates to try")
-    parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: every Nth row")
+    parser.add_argument("--rates", type=rates, default=RATES, help="learning rates to try")
+    parser.add_argument("--part", type=part, default=(1, 1), help="I/N: every Nth row")
     parser.add_argument("--workdir", type=Path, default=Path("runs") / "all_methods")
     options, given = parser.parse_known_args(arguments)
     for argument in given:

@@ -81,9 +81,15 @@ def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
         cell = places.get(number)
         if cell is None or not cell.runs:
             yield Answer(number, "", "", "", cell.missing if cell else NO_TABLE)
-        else:
-            folder = workdir / SWEEPS[number.paper].name
-            yield _answer(number, cell, runs, SWEEPS[number.paper], folder, data)
+            continue
+        run, name = runs[cell.runs[0]], SWEEPS[number.paper].name
+        tests = tuple(test for test in run.tests if test.name == cell.test)
+        made = commands(run._replace(tests=tests), workdir / name, data)
+        command = " && ".join(shlex.join(["python", *one]) for one in made)
+        folders = dict.fromkeys(f"{name.rpartition('/')[0]}/*" for name in cell.runs)
+        only = shlex.quote(",".join(folders))
+        every = f"python launch/sweeps/{name}.py --only {only}" if len(cell.runs) > 1 else ""
+        yield Answer(number, command, place_of(cell, run), every, "")
 
 
 def placed(sweep: Sweep) -> dict[Published, Cell]:
@@ -95,27 +101,6 @@ def placed(sweep: Sweep) -> dict[Published, Cell]:
         for cell in row
         if cell and len(cell.published) == 1
     }
-
-
-def _answer(
-    number: Published,
-    cell: Cell,
-    runs: Mapping[str, Run],
-    sweep: Sweep,
-    workdir: Path,
-    data: Mapping[str, str],
-) -> Answer:
-    run = runs[cell.runs[0]]
-    tests = tuple(test for test in run.tests if test.name == cell.test)
-    made = commands(run._replace(tests=tests), workdir, data)
-    command = " && ".join(shlex.join(["python", *one]) for one in made)
-    place = place_of(cell, run)
-    if len(cell.runs) == 1:
-        return Answer(number, command, place, "", "")
-    folders = dict.fromkeys(f"{name.rpartition('/')[0]}/*" for name in cell.runs)
-    only = shlex.quote(",".join(folders))
-    every = f"python launch/sweeps/{sweep.name}.py --only {only}"
-    return Answer(number, command, place, every, "")
 
 
 def place_of(cell: Cell, run: Run) -> str:
@@ -137,7 +122,7 @@ def _is_unseen(cell: Cell, run: Run) -> bool:
     return pooled or (bool(target) and cell.domain != MEAN)
 
 
-@cache
+@cache  # reading a config file takes 50 ms
 def _read(config: str) -> ConfigDict:
     """The configuration of a config file."""
     return read(config_file(config))
@@ -161,9 +146,11 @@ def protocols() -> list[dict[str, Any]]:
         for number, cell in placed(sweep).items():
             every = [runs[name] for name in cell.runs]
             tests = [test for run in every for test in run.tests if test.name == cell.test]
+            # a test with flags, such as --internal, is in no report
             if every and not any(test.flags for test in tests):
                 _add(tables, number, cell, every, tests[0].changes if tests else {})
     for table in tables.values():
+        # what all rows change is said once
         rows = [changes for row in table["rows"].values() for changes in row["changes"]]
         table["changes"] = {k: v for k, v in rows[0].items() if all(r.get(k) == v for r in rows)}
         for changes in rows:

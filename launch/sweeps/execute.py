@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -119,9 +118,20 @@ def execute(
         if processes.signal:
             return Outcome(job.name, STOPPED)
         log = logs / f"{job.name}.txt" if logs else None
+
+        def call(step: Sequence[str]) -> int:
+            """Runs a step with this Python; returns its exit status."""
+            command = [sys.executable, *step]
+            variables = environment(_place.number, at_once, os.environ)
+            if log is None:
+                return processes.call(command, env=variables)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a") as file:
+                return processes.call(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
+
         began = time.monotonic()
         try:
-            outcome = _attempt(job, partial(_call, processes, at_once, log), retries)
+            outcome = _attempt(job, call, retries)
         except OSError as error:  # of its log or its folder: the other runs continue
             outcome = Outcome(job.name, FAILED, f"before it could start: {error}")
         if processes.signal:
@@ -143,7 +153,7 @@ def execute(
 def _settle(number: int, at_once: int) -> None:
     """Gives this thread, and what it starts, its share of the cores."""
     _place.number = number
-    if at_once > 1 and hasattr(os, "sched_setaffinity"):
+    if at_once > 1 and hasattr(os, "sched_setaffinity"):  # Linux has it; 0 is this thread alone
         os.sched_setaffinity(0, share(sorted(os.sched_getaffinity(0)), number, at_once))
 
 
@@ -178,17 +188,6 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
             state, why = (IN_USE, f"by {owner}") if owner else (FAILED, f"with status {status}")
             return Outcome(job.name, state, why)
     return Outcome(job.name, DONE if todo else BEFORE)
-
-
-def _call(processes: Processes, at_once: int, log: Path | None, step: Sequence[str]) -> int:
-    """The exit status of a step, which runs with this Python."""
-    command = [sys.executable, *step]
-    variables = environment(_place.number, at_once, os.environ)
-    if log is None:
-        return processes.call(command, env=variables)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as file:
-        return processes.call(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
