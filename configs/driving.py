@@ -19,7 +19,7 @@ the target:
                                 --config.method=fedavg --config.weigh=risk_extrapolation
 
 The paper cites Mapillary's depth dataset, which has no boxes; Vistas must be meant. What else it
-leaves open, and our choices, stand in configs/bdd100k.py; also: the eight classes that all three
+leaves open, and our choices, are in configs/bdd100k.py; also: the eight classes that all three
 have, boxes of instances' pixels where there are such, and each dataset's own validation images.
 """
 

@@ -196,7 +196,7 @@ def _verdict(table: Table) -> str:
 
 
 def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[str]:
-    """What a reader must know before believing the tables."""
+    """Sentences on what limits the meaning of the tables."""
     cells = [one for table in tables for row in table.rows for one in row.cells.values()]
     runs = [run for variant in variants for run in variant.runs]
     counted = any(one.samples for one in cells)
@@ -250,7 +250,7 @@ def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
 
 
 def _paper_notes(tables: Sequence[Table]) -> Iterator[str]:
-    """In what runs differ from the protocols of the papers whose numbers stand beside them."""
+    """Sentences on how runs differ from the protocols of the papers whose numbers are shown."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for table in tables:
         for row in table.rows:

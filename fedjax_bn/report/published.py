@@ -1,4 +1,4 @@
-"""What papers print, and beside which cell of a report it stands.
+"""What papers print, and beside which cell of a report it is shown.
 
 `paper_results.csv` has the numbers, a row for each cell of a table. `paper_protocols.json` has the
 configuration and the test of each row; `launch/sweeps/coverage.py --protocols` writes it from the
@@ -100,7 +100,7 @@ class _Protocol(NamedTuple):
     Attributes:
       where: paper, table, dataset and setting of its cells.
       name: such as "FedBN, Table 11", with the setting if the table has several.
-      kind: internal or unseen, the table of a report beside which it stands.
+      kind: internal or unseen, the table of a report beside which it is shown.
       metric: accuracy or mAP50.
       config: the packaged config.
       dataset: its data.name, with the changes.
@@ -138,7 +138,7 @@ class _Training(NamedTuple):
 
 
 class _Printed(NamedTuple):
-    """A published number that stands beside a cell.
+    """A published number that is shown beside a cell.
 
     Attributes:
       paper: such as FedBN.
@@ -160,9 +160,9 @@ class _Printed(NamedTuple):
 def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     """Returns the published numbers of a cell, at most one a paper.
 
-    It is from the row whose rules are the run's, in the table whose protocol is nearest to the run;
-    of equally near ones in the largest. If a paper prints no mean, that of its numbers stands
-    beside the mean over the same clients.
+    A number is from the row that has the run's rules, in the table whose protocol is nearest to the
+    run; if several are equally near, in the largest. If a paper prints no mean, the mean of its
+    numbers is beside the mean over the same clients.
 
     Args:
       table: of the report.

@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compared import Measured, measure, read_summary, table
+from domains import target_in
 from entries import Entry, chosen_rows
-from plan import Run, config_file, target_in, text
+from plan import Run, config_file, text
 from report import selected_validation
 from sweep import count, train_command
 

@@ -4,8 +4,8 @@
     python launch/sweeps/coverage.py --protocols
 
 A line a number: paper, table, data set, setting, method, column, value, and after a tab the
-command of the first run from which it comes. After a `#` stand the place of the number in a file of
-the run's folder, and the command of all runs where there are several: two numbers of one command
+command of the first run from which it comes. After a `#` follow the place of the number in a file
+of the run's folder, and the command of all runs where there are several: two numbers of one command
 have two places. The last line is a JSON object: `rows`, `with_command`, and `without`, reason ->
 count. All of it is read from the tables of the papers' sweeps.
 
@@ -93,7 +93,7 @@ def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
 
 
 def placed(sweep: Sweep) -> dict[Published, Cell]:
-    """Published number -> the cell that stands beside it."""
+    """Returns published number -> the cell beside which a report prints it."""
     return {
         cell.published[0]: cell
         for table in sweep.tables
@@ -150,7 +150,7 @@ def protocols() -> list[dict[str, Any]]:
             if every and not any(test.flags for test in tests):
                 _add(tables, number, cell, every, tests[0].changes if tests else {})
     for table in tables.values():
-        # what all rows change is said once
+        # what all rows change is written once
         rows = [changes for row in table["rows"].values() for changes in row["changes"]]
         table["changes"] = {k: v for k, v in rows[0].items() if all(r.get(k) == v for r in rows)}
         for changes in rows:

@@ -105,7 +105,7 @@ def execute(
       at_once: how many run at a time, each on its share of this process's cores (Linux) and of the
         GPUs in CUDA_VISIBLE_DEVICES.
       retries: how often a step that fails is tried again.
-      logs: the folder of files that take what each run prints; None: it goes where ours goes.
+      logs: the folder of files that take what each run prints; None: it is printed where ours is.
 
     Returns:
       One outcome a job. After Ctrl-C or SIGTERM runs save their state, and the rest is "stopped".

@@ -18,7 +18,7 @@ FedL2R) and FedADG, as in their authors' code. By size is our choice in FedNova,
 
 The text gives "results for the optimal parameter configurations" of lambda and eta and does not say
 on which data they are optimal: rows with several take, target by target, the one with the best
-validation accuracy on the clients that train. The grid stands in tables of its own. One seed, since
+validation accuracy on the clients that train. The grid has tables of its own. One seed, since
 no deviation is printed. AA is the mean over targets, "Avg" in the published file. Of Table 3's row
 FedCD-SCI the four numbers average 42.01, where 42.26 is printed; the report states it for every
 such row. FedDG-GA measures the loss, where its code measures accuracy by default. Tables 2 and 3
@@ -101,7 +101,7 @@ GRID = {
 
 
 def detection(number: int, title: str, name: str) -> Table:
-    """A table of mAP50; the config file says what the paper leaves open."""
+    """Returns a table of mAP50; the config file states what the paper leaves open."""
     rows = ("FedAvg", "FedProx", "FedSAM", "FedDG-GA", "FedCD-SCI", "FedCD-SCI + REA")
     columns, needs = left_out(DOMAINS[name]), {"data.path": name}
     protocol = Protocol(name, f"configs/{name}.py", columns, 1, needs, {})

@@ -13,8 +13,8 @@ their internal clients: a client's number is the mean over the three targets tha
 Its samples are the validation samples that chose the round: DomainBed's split, which the paper
 follows, has no others, and the text names none. --config.data.test=0.1 keeps some for the test.
 FedProx has mu = 0.1 everywhere, which the text names for Table 3a, and no other. Fig. 5 and 6 print
-no values: their lambdas are points around the ranges that A.1 names. The text says nothing of how
-the methods of domain generalization were made federated: here their objectives stand in FedAvg,
+no values: their lambdas are points around the ranges that A.1 names. The text does not state
+how the methods of domain generalization were made federated: here FedAvg has their objectives,
 with our defaults, whose sources docs/rivals.md names; RandAug takes the place of DomainBed's
 augmentation. FedDG shows every client the means of 64 images of each other one, as many as a batch.
 """
@@ -143,7 +143,7 @@ CROWDED = {  # folder -> changes of configs/pacs_30_clients.py
 
 
 def crowd(folder: str) -> Protocol:
-    """Returns the protocol of 30 clients, of which ten train a round."""
+    """Returns the protocol of 30 clients, ten of which train in a round."""
     name, config = f"pacs_30_clients/{folder}", "configs/pacs_30_clients.py"
     return PACS._replace(name=name, config=config, changes=PRINTED | CROWDED[folder])
 

@@ -310,7 +310,7 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
 
 
 def _histograms(clients: Dataset) -> bytes:
-    """A row a client: training images, and beside them the histogram of their pixels."""
+    """Draws a row for each client: training images, then the histogram of their pixels."""
     figure = Canvas(figsize=(0.8 * IMAGES + 4, len(clients.domains)), layout="constrained")
     widths = [1] * IMAGES + [4]
     rows = len(clients.domains)

@@ -1,9 +1,8 @@
 """A paper's tables and figures as data: which runs and tests they need, and which cell holds what.
 
-The files of the papers make them from protocols, trainings and rows. A *protocol* is a config file
-with what all rows of a table share, and what its columns are. A *training* is what one row changes.
-Together they name runs, one for each target and seed. A *row* names the test of these, and the row
-of the paper.
+A *protocol* is a config file with what all rows of a table share, and its columns. A *training* is
+what one row changes. Together they name runs, one for each target and seed. A *row* names the test
+of these runs, and the row of the paper.
 """
 
 import sys
@@ -180,7 +179,7 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-      trainings: one, or several of which validation chooses one.
+      trainings: one, or several from which validation chooses one.
       adaptation, test: see `Cell`.
       published: the method's name in the published table; empty: the row's label.
     """
@@ -260,7 +259,7 @@ def columns_of(domains: Mapping[str, str], target: str = "") -> dict[str, Column
 def left_out(domains: Mapping[str, str]) -> dict[str, Column]:
     """Returns columns of domains that are left out one after the other, from heading -> domain.
 
-    The cell of a domain with a stand-in takes whichever was left out, see `target_in`.
+    The cell of a domain with a stand-in takes whichever was left out, see `domains.target_in`.
     """
     return {
         heading: Column((domain,), UNSEEN if domain in STAND_INS else domain)
@@ -311,27 +310,6 @@ def stacked(name: str, title: str, parts: Sequence[tuple[str, Table]]) -> Table:
     rows = {f"{prefix}{label}": row for prefix, part in parts for label, row in part.rows.items()}
     runs = tuple(run for _, part in parts for run in part.runs)
     return Table(name, title, parts[0][1].columns, rows, runs)
-
-
-def target_in(path: str, target: str) -> str:
-    """Returns the domain to leave out: `target`, or its stand-in if the data have that one.
-
-    Args:
-      path: of the digits, a folder of the originals or a `.npz`.
-      target: the domain that the plan leaves out.
-    """
-    other = STAND_INS.get(target)
-    if not other or not Path(path).exists():
-        return target
-    if Path(path).is_dir():
-        return "synth_digits"
-    from fedjax_bn.data.sets.arrays import names_in_npz
-
-    try:
-        domains = {name.partition("__")[0] for name in names_in_npz(Path(path))}
-    except ValueError:  # which the run itself explains
-        return target
-    return other if target not in domains and other in domains else target
 
 
 def config_file(config: str) -> str:

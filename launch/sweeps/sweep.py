@@ -31,8 +31,9 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
+from domains import target_in
 from execute import WAITS, Job, Outcome, execute, exit_status, table
-from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, finished, target_in, text
+from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, finished, text
 from report import write_report
 
 

@@ -1,36 +1,31 @@
 """The sweeps of the papers and of their small forms: their runs, and beside which number."""
 
-import sys
 from functools import cache
 from pathlib import Path
 
+import fedbn
+import fedcd
+import fedcd_small
+import fedig
 import numpy as np
+import plan
 import pytest
+import signs
+import sweep
+import tsmobn
+import unifed
+import unifed_small
+import unseen
 from ml_collections import ConfigDict
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
-
-import fedbn  # noqa: E402
-import fedcd  # noqa: E402
-import fedcd_small  # noqa: E402
-import fedig  # noqa: E402
-import plan  # noqa: E402
-import signs  # noqa: E402
-import sweep  # noqa: E402
-import tsmobn  # noqa: E402
-import unifed  # noqa: E402
-import unifed_small  # noqa: E402
-import unseen  # noqa: E402
-
-from fedjax_bn.data.boxes import bdd100k, driving  # noqa: E402
-from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of  # noqa: E402
-from fedjax_bn.data.sets import digits  # noqa: E402
-from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
-from fedjax_bn.run.config.file import read  # noqa: E402
-from fedjax_bn.run.config.keys import assign, check  # noqa: E402
-from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
-from fedjax_bn.run.experiment.method import check_adaptations, method_maker  # noqa: E402
+from fedjax_bn.data.boxes import bdd100k, driving
+from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
+from fedjax_bn.data.sets import digits
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
+from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (*PAPERS, fedcd_small.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP)

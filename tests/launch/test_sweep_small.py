@@ -1,18 +1,11 @@
-"""The small sweeps: tables of unseen clients, and how channels are told apart on the beach."""
+"""The small sweeps: tables of unseen clients, and what explains channels on the beach."""
 
-import sys
-from pathlib import Path
-
+import fedcd_small
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
-
-import fedcd_small  # noqa: E402
-import report  # noqa: E402
-import unseen  # noqa: E402
-from test_sweep import fabricate  # noqa: E402
+import report
+import unseen
+from test_sweep import fabricate
 
 RUNS = unseen.SWEEP.runs
 

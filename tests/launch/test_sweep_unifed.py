@@ -1,20 +1,15 @@
 """UniFed's sweep: which runs there are, and what they make of fabricated results."""
 
 import json
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
+import figures
+import sweep
+import unifed
+from test_sweep import fabricate, section
 
-import figures  # noqa: E402
-import sweep  # noqa: E402
-import unifed  # noqa: E402
-from test_sweep import fabricate, section  # noqa: E402
-
-from fedjax_bn.adaptation.choice import choose_adaptation  # noqa: E402
-from fedjax_bn.data.corruptions import INTERNAL, TYPES  # noqa: E402
-from fedjax_bn.models import MLP  # noqa: E402
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.data.corruptions import INTERNAL, TYPES
+from fedjax_bn.models import MLP
 
 RUNS = unifed.SWEEP.runs
 STATISTICS = unifed.ABLATIONS.changes["adaptations"]
