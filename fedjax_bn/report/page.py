@@ -62,9 +62,7 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
       ConfigError: a data set has no run of the baseline, or `out` does not end with .html.
     """
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(
-            f"--out={out} must end with .html; the tables are written beside it with other endings"
-        )
+        raise ConfigError(f"--out={out} must end with .html: its tables are written beside it")
     runs, notes = find_runs(folders)
     groups = _groups(runs, baseline)
     title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(groups)}"

@@ -16,6 +16,7 @@ from fedjax_bn.report.tables import columns, heading, score_of
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.training.records import Record
 
+_MOST_EMBEDDED = 1000  # samples drawn at random for t-SNE, whose time grows fast with them
 _NO_AMOUNTS = ("order", "affine", "seed", "about")  # settings between which a line means nothing
 _YLABEL, _DOTTED = "accuracy, %", " (dotted: plain inference)"
 _MOST_COUNTED = 200  # clients whose labels are shown
@@ -244,23 +245,19 @@ def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
 
 
 def embeddings(
-    features: Mapping[str, np.ndarray],
-    labels: np.ndarray,
-    classes: Sequence[str] = (),
-    most: int = 1000,
+    features: Mapping[str, np.ndarray], labels: np.ndarray, classes: Sequence[str] = ()
 ) -> bytes:
     """Returns t-SNE of features, one panel a method, a colour a class (FedIG, Fig. 4b).
 
     Args:
-      features: title -> f[N, F].
+      features: title -> f[N, F]; 1,000 samples are drawn at random if there are more.
       labels: i32[N].
       classes: their names, in the order of the labels.
-      most: samples drawn at random where there are more.
     """
     from sklearn.manifold import TSNE
 
     labels = np.asarray(labels)
-    chosen = np.random.default_rng(0).permutation(len(labels))[:most]
+    chosen = np.random.default_rng(0).permutation(len(labels))[:_MOST_EMBEDDED]
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     panels = figure.subplots(1, len(features), squeeze=False)[0]
     for axes, (title, values) in zip(panels, features.items(), strict=True):

@@ -95,36 +95,20 @@ def published(**where: str) -> tuple[Cell, ...]:
 
 
 class _Protocol(NamedTuple):
-    """A published table, or one setting of a table, with the configuration that states how.
+    """A published table, or one setting of a table, with the configuration that states how."""
 
-    Attributes:
-      where: paper, table, dataset and setting of its cells.
-      name: such as "FedBN, Table 11", with the setting if the table has several.
-      kind: internal or unseen, the table of a report beside which it is shown.
-      metric: accuracy or mAP50.
-      config: the packaged config.
-      dataset: its data.name, with the changes.
-      start: what training starts from: empty for random weights, or UNSTATED.
-      samples: domain -> training samples of each of its clients, if the paper or its authors' code
-        gives the number.
-      columns: domain here -> heading there.
-      rows: title -> {"adaptation": of the test, "changes": the row's own for each alternative}.
-      changes: of the config, which all rows make.
-      target: the domains left out; None if each is in turn.
-    """
-
-    where: Sequence[str]
-    name: str
-    kind: str
-    metric: str
-    config: str
-    dataset: str
-    start: str
-    samples: Mapping[str, int]
-    columns: Mapping[str, str]
-    rows: Mapping[str, Mapping[str, Any]]
-    changes: Mapping[str, Any]
-    target: str | None
+    where: Sequence[str]  # paper, table, dataset and setting of its cells
+    name: str  # such as "FedBN, Table 11", with the setting if the table has several
+    kind: str  # internal or unseen, the table of a report beside which it is shown
+    metric: str  # accuracy or mAP50
+    config: str  # the packaged config
+    dataset: str  # its data.name, with the changes
+    start: str  # what training starts from: empty for random weights, or UNSTATED
+    samples: Mapping[str, int]  # domain -> training samples of a client, where they are stated
+    columns: Mapping[str, str]  # domain here -> heading there
+    rows: Mapping[str, Mapping[str, Any]]  # title -> its test, and its changes by alternative
+    changes: Mapping[str, Any]  # of the config, which all rows make
+    target: str | None  # the domains left out; None if each is in turn
 
 
 class _Training(NamedTuple):
@@ -138,23 +122,14 @@ class _Training(NamedTuple):
 
 
 class _Printed(NamedTuple):
-    """A published number that is shown beside a cell.
-
-    Attributes:
-      paper: such as FedBN.
-      table: its table, and the setting if it has several.
-      source: the table, or that it is our mean of numbers that the paper prints without one.
-      mean: percent.
-      std: standard deviation over runs in percent; None if the paper prints none.
-      differs: in what the run differs from the paper's protocol.
-    """
+    """A published number that is shown beside a cell."""
 
     paper: str
-    table: str
-    source: str
-    mean: float
-    std: float | None
-    differs: str
+    table: str  # with the setting if the table has several
+    source: str  # the table, or that it is our mean of numbers that the paper prints without one
+    mean: float  # percent
+    std: float | None  # over runs in percent; None if the paper prints none
+    differs: str  # in what the run differs from the paper's protocol
 
 
 def beside(table: Table, row: Row, column: str) -> list[_Printed]:

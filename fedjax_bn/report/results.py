@@ -23,20 +23,12 @@ _MANY = 8  # rows; a longer table is sorted
 
 
 class _Score(NamedTuple):
-    """A score of one seed.
+    """A score of one seed."""
 
-    Attributes:
-      value: percent.
-      parts: the shares of which it is the plain mean, with their test samples; empty if these are
-        not known.
-      right: for each part bool[n], who was right; empty if that is not known of all.
-      data: the hash of the data: only answers to the same samples are paired.
-    """
-
-    value: float
-    parts: tuple[Part, ...] = ()
-    right: tuple[np.ndarray, ...] = ()
-    data: str = ""
+    value: float  # percent
+    parts: tuple[Part, ...] = ()  # shares of which it is the plain mean; empty if not all are known
+    right: tuple[np.ndarray, ...] = ()  # bool[n] for each part: who was right; empty as above
+    data: str = ""  # hash of the data: only answers to the same samples are paired
 
 
 _Seeds = dict[int, _Score]
