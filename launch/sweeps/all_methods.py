@@ -29,7 +29,7 @@ data.split=official.
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,34 +152,6 @@ def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def settings(bench: Bench, changes: Sequence[tuple[str, str]]) -> str:
-    """Returns what the runs of a data set have in common."""
-    keys = {key: text(value) for key, value in bench.changes.items()} | dict(changes)
-    each = [f"{k}={v}" for k, v in keys.items() if k not in ("data.path", "compilation_cache")]
-    left_out = " or ".join(target.replace(",", " and ") for target in bench.targets)
-    return f"Made with {bench.config}, {left_out} left out: {', '.join(each)}."
-
-
-def execute(
-    options: argparse.Namespace,
-    bench: Bench,
-    rows: Mapping[str, Entry],
-    train: Callable[[Run], None],
-) -> None:
-    """Trains what is left, row after row: the first seed at each rate, the others at the best."""
-    done: set[str] = set()
-    for label, entry in rows.items():
-        if entry.folder in done:
-            continue
-        done.add(entry.folder)
-        print(f"{options.dataset}: {label}", file=sys.stderr, flush=True)
-        for seed in range(options.seeds):
-            best = best_rate(options, bench, entry) if seed else None
-            for rate in options.rates if seed == 0 else filter(None, [best]):
-                for run in runs_of(options, bench, entry, rate, seed):
-                    train(run)
-
-
 def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float | None:
     """Returns the rate whose first seed validates best; None if none has finished on all targets.
 
@@ -206,35 +178,46 @@ def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float 
     return best if validation(best) > -float("inf") else None
 
 
-def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> Callable[..., None]:
-    """Returns `train(run)`, which trains in this process what has not finished or failed."""
+def train_all(
+    options: argparse.Namespace,
+    bench: Bench,
+    rows: Mapping[str, Entry],
+    changes: Sequence[tuple[str, str]],
+) -> None:
+    """Trains in this process what has not finished or failed, row after row.
+
+    The first seed is trained at each rate, the others at the best.
+    """
     import jax
 
     from fedjax_bn.run.training import train
     from fedjax_bn.run.training.compilation_cache import keep_compiled
 
-    last = [""]
-
-    def one(run: Run) -> None:
-        folder, failure = options.workdir / run.name, _failure(options, run)
-        if read_summary(folder) or failure.exists():
-            return
+    folders: set[str] = set()
+    for label, entry in rows.items():
+        if entry.folder in folders:
+            continue
+        folders.add(entry.folder)
+        print(f"{options.dataset}: {label}", file=sys.stderr, flush=True)
         # programs of other rows are not needed again, and hundreds would fill the memory
-        if (row := run.name.split("/")[1]) != last[0]:
-            last[0] = row
-            jax.clear_caches()
-        config = config_of(run, changes)
-        keep_compiled(config.compilation_cache)
-        try:
-            train.run(config, folder, say=lambda text: None)
-        except InterruptedRun:
-            raise
-        except UserError as error:  # another process has it, or it cannot be run
-            print(f"{run.name}: {error}", file=sys.stderr)
-            if isinstance(error, NotFiniteError):  # which it would be again
-                write_atomically(failure, f"{error}\n")
-
-    return one
+        jax.clear_caches()
+        for seed in range(options.seeds):
+            best = best_rate(options, bench, entry) if seed else None
+            rates = options.rates if seed == 0 else filter(None, [best])
+            for run in (one for r in rates for one in runs_of(options, bench, entry, r, seed)):
+                folder, failure = options.workdir / run.name, _failure(options, run)
+                if read_summary(folder) or failure.exists():
+                    continue
+                config = config_of(run, changes)
+                keep_compiled(config.compilation_cache)
+                try:
+                    train.run(config, folder, say=lambda text: None)
+                except InterruptedRun:
+                    raise
+                except UserError as error:  # another process has it, or it cannot be run
+                    print(f"{run.name}: {error}", file=sys.stderr)
+                    if isinstance(error, NotFiniteError):  # which it would be again
+                        write_atomically(failure, f"{error}\n")
 
 
 def _failure(options: argparse.Namespace, run: Run) -> Path:
@@ -320,8 +303,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
         mine = part_of(rows, *options.part)
         for entry in [*mine.values()][:1]:
             check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
-        execute(options, bench, mine, trainer(options, changes))
-    shown = f"{report(options, bench, rows)}\n\n{settings(bench, changes)}"
+        train_all(options, bench, mine, changes)
+    keys = {key: text(value) for key, value in bench.changes.items()} | dict(changes)
+    each = [f"{k}={v}" for k, v in keys.items() if k not in ("data.path", "compilation_cache")]
+    left_out = " or ".join(target.replace(",", " and ") for target in bench.targets)
+    settings = f"Made with {bench.config}, {left_out} left out: {', '.join(each)}."
+    shown = f"{report(options, bench, rows)}\n\n{settings}"
     write_atomically(options.workdir / f"{options.dataset}.md", f"{shown}\n")
     print(shown)
     return 0
