@@ -32,7 +32,7 @@ from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # no
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Draws samples of a data set.", allow_abbrev=False)
     parser.add_argument("--config", required=True, help="a config, as for fedjax_bn.main")
     parser.add_argument("--workdir", type=Path, required=True, help="folder that is written")

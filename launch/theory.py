@@ -118,7 +118,7 @@ def classes(classifier: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Figures and numbers of the theory.")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--width", type=int, default=2000, help="neurons of the two-layer network")

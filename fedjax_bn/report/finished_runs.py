@@ -74,7 +74,7 @@ class Run(NamedTuple):
         return self.summary.get("score", "accuracy")
 
     def tested(self, name: str, adaptation: str = "") -> int:
-        """How many samples a client or an unseen domain was tested on; 0 if that is unknown."""
+        """Returns how many samples of a client or an unseen domain were tested; 0 if unknown."""
         if (name, adaptation) in self.answers:
             return len(self.answers[name, adaptation].right)
         known = self.data.get("unseen" if adaptation else "clients", {}).get(name)

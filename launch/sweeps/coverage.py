@@ -71,7 +71,7 @@ class Answer(NamedTuple):
 
 
 def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
-    """One for each published number, in the papers' order."""
+    """Yields an answer for each published number, in the papers' order."""
     by_paper = {
         paper: (placed(sweep), {run.name: run for run in sweep.runs})
         for paper, sweep in SWEEPS.items()
@@ -104,7 +104,7 @@ def placed(sweep: Sweep) -> dict[Published, Cell]:
 
 
 def place_of(cell: Cell, run: Run) -> str:
-    """Where a run's file has the number, as `summary.json: accuracy.unseen.fog.tsmobn`."""
+    """Returns where a run's file has the number: `summary.json: accuracy.unseen.fog.tsmobn`."""
     (test,) = [test for test in run.tests if test.name == cell.test] or [None]
     file, top = (f"evaluations/{test.name}.json", "") if test else ("summary.json", "accuracy.")
     domain = {MEAN: "mean", UNSEEN: "*"}.get(cell.domain, cell.domain)
@@ -203,7 +203,7 @@ def _add(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="The command of each published accuracy.")
     parser.add_argument("--workdir", type=Path, default=Path("runs"))
     parser.add_argument("--data", type=Path, help="folder with the data sets by their names")

@@ -98,7 +98,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 def chosen_rows(only: str) -> dict[str, Entry]:
-    """The rows whose names fit one of some globs.
+    """Returns the rows whose names fit one of some globs.
 
     Raises:
       SystemExit: none does.

@@ -72,7 +72,7 @@ class Processes:
         return status
 
     def stop(self, number: int, frame: Any = None) -> None:
-        """A handler of signals that passes them on."""
+        """Handles a signal: passes it on to the processes."""
         del frame
         self.signal = number
         # SLURM sends SIGTERM to every process of a step; a second one would end a run at once.
@@ -158,7 +158,7 @@ def _settle(number: int, at_once: int) -> None:
 
 
 def share(cores: Sequence[int], number: int, at_once: int) -> Sequence[int]:
-    """The cores of one of so many runs: no two share one unless there are more runs than cores."""
+    """Returns the cores of a run; two runs share a core only if there are more runs than cores."""
     first, end = (len(cores) * i // at_once for i in (number, number + 1))
     return cores[first:end] or [cores[number % len(cores)]]
 
@@ -191,7 +191,7 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """How many runs came to what, and which of them did not finish, and why."""
+    """Returns how many runs came to what, and which of them did not finish, and why."""
     lines = []
     for state in STATES:
         found = [outcome for outcome in outcomes if outcome.state == state]
@@ -208,7 +208,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def exit_status(outcomes: Sequence[Outcome]) -> int:
-    """130 where the sweep was stopped, 1 where a run failed, 3 where one is still open, else 0."""
+    """Returns 130 if the sweep was stopped, 1 if a run failed, 3 if one is still open, else 0."""
     states = {outcome.state for outcome in outcomes}
     if STOPPED in states:
         return 130

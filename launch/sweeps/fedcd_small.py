@@ -161,7 +161,7 @@ def _channels(folder: Path) -> Channels:
 
 
 def explained(features: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """f[F]: the share of each feature's variance over N samples that is between groups i[N]."""
+    """Returns f[F]: the share of a feature's variance over N samples between groups i[N]."""
     mean, total = features.mean(0), features.var(0)
     between = sum(
         (groups == g).mean() * np.square(features[groups == g].mean(0) - mean)

@@ -40,7 +40,7 @@ from report import write_report
 def train_command(
     run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
 ) -> list[str]:
-    """The arguments of Python that train a run; an unknown path is written PATH_OF_NAME."""
+    """Returns the arguments of Python that train a run; an unknown path becomes PATH_OF_NAME."""
     given = {key: data.get(name, f"PATH_OF_{name}") for key, name in run.needs.items()}
     planned = {**run.changes, **given}
     if "target" in planned:
@@ -58,7 +58,7 @@ def _changed(changes: Iterable[str]) -> dict[str, str]:
 
 
 def test_command(run: Run, evaluation: Evaluation, workdir: Path) -> list[str]:
-    """The arguments of Python that test a finished run once more."""
+    """Returns the arguments of Python that test a finished run once more."""
     settings = [f"--config.{key}={text(value)}" for key, value in evaluation.changes.items()]
     folder = ["--workdir", str(workdir / run.name), f"--name={evaluation.name}"]
     program = [os.path.relpath(ROOT / p) if p.endswith(".py") else p for p in evaluation.program]
@@ -71,13 +71,13 @@ test_command.__test__ = False  # not a test, for pytest
 def commands(
     run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
 ) -> list[list[str]]:
-    """All that a run needs: the training, then its tests."""
+    """Returns all commands of a run: the training, then its tests."""
     tests = [test_command(run, evaluation, workdir) for evaluation in run.tests]
     return [train_command(run, workdir, data, changes), *tests]
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
-    """The runs whose name fits a glob of `only`, or that a table or figure of that number needs.
+    """Returns the runs that fit a glob of `only`, or that a table or figure of that number needs.
 
     Raises:
       SystemExit: none does.
@@ -113,7 +113,7 @@ def _why_not(sweep: Sweep, parts: Sequence[Table | Figure]) -> str:
 
 
 def labels(part: Table | Figure) -> set[str]:
-    """What a part is called by: its name, its numbers in the paper, and these without a letter."""
+    """Returns what a part is called: its name, its numbers in the paper, these without a letter."""
     numbers = [part.name, *part.title.partition(":")[0].split(",")]
     return {_plain(form) for n in numbers for form in (n, re.sub(r"(?<=\d)[a-z]$", "", n.strip()))}
 
@@ -123,7 +123,7 @@ def _plain(label: str) -> str:
 
 
 def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
-    """Which of the needed names a folder has: NAME itself, or the only NAME.SUFFIX."""
+    """Returns name -> path of what a folder has: NAME itself, or the only NAME.SUFFIX."""
     found = {}
     for name in needed:
         fitting = [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{name}.*"))
@@ -135,7 +135,7 @@ def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
 def left(
     run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
 ) -> list[list[str]]:
-    """What of `commands` is still to be done."""
+    """Returns those of `commands` that have not been executed."""
     todo = [] if finished(workdir, run.name) else [train_command(run, workdir, data, changes)]
     return todo + [
         test_command(run, evaluation, workdir)
@@ -166,7 +166,7 @@ def execute_all(
 def array_lines(
     sweep: Sweep, chosen: Sequence[Run], options: argparse.Namespace, rest: Iterable[str]
 ) -> Iterator[str]:
-    """For each run that has not finished the command of this sweep that executes it alone."""
+    """Yields, for each run that has not finished, the command that executes it alone."""
     script = os.path.relpath(ROOT / "launch" / "sweeps" / f"{sweep.name}.py")
     given = ["--workdir", str(options.workdir), f"--retries={options.retries}"]
     given += ["--data", str(options.data)] if options.data else []
@@ -176,14 +176,14 @@ def array_lines(
 
 
 def count(least: int, text: str) -> int:
-    """A whole number of at least `least`, from the command line."""
+    """Returns a whole number of at least `least`, from the command line."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 
 def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
-    """The command line of a sweep; returns the exit status."""
+    """Runs the command line of a sweep; returns the exit status."""
     needed = sorted({name for run in sweep.runs for name in run.needs.values()})
     parser = argparse.ArgumentParser(
         description=f"The runs of {sweep.paper}.",
