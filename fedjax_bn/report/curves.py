@@ -141,10 +141,10 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
     """
     records = [(record["round"], record[key]) for record in run.records if key in record]
     if key == "weights":
-        # clients that train in other rounds are other names; null, for NaN, is NaN and then 0
+        # null in JSON is a weight that is not finite; other clients may train in each round
         rows = [np.nan_to_num(np.array([*values.values()], float)) for _, values in records]
         same = all(values.keys() == records[0][1].keys() for _, values in records)
-        if same and all(np.abs(row - rows[0]).max() < 1e-6 for row in rows):
+        if same and all(np.allclose(row, rows[0], rtol=0, atol=1e-6) for row in rows):
             return
     for number, values in records:
         if key.startswith("unseen"):

@@ -12,6 +12,7 @@ import plan
 import pytest
 import report
 import sweep
+import unseen
 
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
@@ -216,14 +217,6 @@ def test_figures_are_png_images_and_empty_ones_are_left_out(reported):
             assert image.format == "PNG"
 
 
-def test_a_report_on_nothing_names_every_run(tmp_path):
-    give("report", "--workdir", str(tmp_path))
-    text = (tmp_path / "report.md").read_text()
-    assert f"0 of {len(RUNS)} runs" in text
-    assert all(f"{run.name.rpartition('/')[0]}/{{0" in text for run in RUNS)
-    assert not (tmp_path / "figures").exists()
-
-
 def test_commands_are_for_the_folder_in_which_they_are_listed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert give("--dry-run", "--workdir", "w", "--only", "fig9") == 0
@@ -369,3 +362,28 @@ def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
     said = "[a] training samples of a client: svhn 743 (planned: 7438)"
     assert f"Differs from the plan: {said}." in text
     assert "50.00 [a]" in text
+
+
+def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path):
+    chosen = [
+        run
+        for run in unseen.SWEEP.runs
+        if "/fedavg/" in run.name and run.name.startswith("digits/")
+    ]
+    random = np.random.default_rng(0)
+    values = {run.name: float(random.uniform(20, 80)) for run in chosen}
+    missing = chosen[0].name  # one target of seed 0
+    for run in chosen:
+        if run.name != missing:
+            row = {"running": values[run.name], "tsmobn": 0.0}
+            fabricate(tmp_path, run.name, {"a": 50.0}, unseen={run.changes["target"]: row})
+    report.write_report(unseen.SWEEP, tmp_path)
+    done = {r.name: report.read_results(tmp_path, r) for r in chosen if r.name != missing}
+    cell = unseen.TABLES[0].rows["FedAvg"][-1]
+    means = [
+        np.mean([value for name, value in values.items() if name.endswith(f"/{seed}")])
+        for seed in (1, 2)
+    ]
+    ours = report.measured(cell, done)
+    assert ours == pytest.approx((np.mean(means), np.std(means, ddof=1)))
+    assert (tmp_path / "figures" / "digits-bars.png").exists()

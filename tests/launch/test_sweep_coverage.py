@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import unifed
 
 from fedjax_bn.report.published import PROTOCOLS
 
@@ -70,8 +69,8 @@ def test_published_rows_are_distinct_and_all_are_in_a_table(covered):
         ),
         (
             ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
-             "FedBN+client-specific BN", "fog"),
-            ("method=fedavg", "share=all_but_batch_norm", "target=weather", "weigh=uniform"),
+             "FedBN+client-specific BN", "bright"),
+            ("method=fedavg", "share=all_but_batch_norm", "target=digital", "weigh=uniform"),
         ),
         (
             ("FedCD", "1", "PACS", "leave-one-domain-out", "Scaffold", "C"),
@@ -86,15 +85,6 @@ def test_published_rows_are_distinct_and_all_are_in_a_table(covered):
 def test_the_command_is_that_of_the_experiment(row, parts, covered):
     command = covered[row].command
     assert all(part in command for part in parts), command
-
-
-def test_columns_of_table_3_are_the_corruptions_of_their_type(covered):
-    (third,) = (table for table in unifed.SWEEP.tables if table.name == "table3")
-    row = dict(zip(third.columns, third.rows["FedBN+client-specific BN"], strict=True))
-    assert row["bright"].published[0].mean == 96.30
-    assert row["bright"].runs[0] == "external/digital/fedavg/own/0"
-    served = row["bright"].domain, row["bright"].adaptation
-    assert served == ("brightness", "tsmobn:affine=False")
 
 
 def test_numbers_of_a_table_that_differ_are_read_from_places_that_differ(covered):
@@ -112,6 +102,11 @@ def test_numbers_of_a_table_that_differ_are_read_from_places_that_differ(covered
             ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
              "MOON+client-specific BN", "fog"),
             "summary.json: accuracy.unseen.fog.tsmobn",
+        ),
+        (
+            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
+             "FedBN+client-specific BN", "bright"),
+            "summary.json: accuracy.unseen.brightness.tsmobn:affine=False",
         ),
         (
             ("UniFed", "2", "CIFAR-10-C", "15 internal clients, one corruption each", "MOON", "A"),

@@ -10,6 +10,7 @@ import fedig
 import numpy as np
 import plan
 import pytest
+import report
 import signs
 import sweep
 import tsmobn
@@ -186,8 +187,6 @@ def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
 
 
 def test_unifeds_mean_over_clients_stands_beside_that_of_the_printed_numbers():
-    import report
-
     second = tables_of(unifed.SWEEP)["table2"]
     assert report.printed(second.rows["FedAvg"][-1])[0] == pytest.approx(73.80, abs=0.01)
 
@@ -253,10 +252,11 @@ def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_othe
 
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
-def test_a_report_on_nothing_has_every_table_and_figure(one, tmp_path):
+def test_a_report_on_nothing_has_every_table_and_figure_and_names_every_run(one, tmp_path):
     assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
     assert f"0 of {len(one.runs)} runs have finished" in text
+    assert all(f"{run.name.rpartition('/')[0]}/{{0" in text for run in one.runs)
     assert all(f"\n## {part.title}\n" in text for part in one.parts)
     assert not (tmp_path / "figures").exists()
 
@@ -274,3 +274,23 @@ def test_tsmobn_stops_early_and_unifed_does_not():
         for run in one.runs:
             if run.config != "configs/digits_dg.py":
                 assert run.changes.get("patience", config_file(run.config).patience) == patience
+
+
+def test_published_numbers_stand_beside_what_they_are_of():
+    digits, pacs = unseen.TABLES[:2]
+    row = dict(zip(digits.columns, digits.rows["FedBN + TsmoBN"], strict=True))
+    assert report.printed(row["SVHN"]) == (76.85, 0.25)
+    assert report.printed(row["USPS"]) is None
+    row = dict(zip(pacs.columns, pacs.rows["FedIG-A"], strict=True))
+    assert report.printed(row["S"]) == (83.79, 0.49)
+
+
+def test_the_share_that_groups_explain_is_between_none_and_all():
+    random = np.random.default_rng(0)
+    groups = np.arange(400) % 4
+    noise = random.normal(size=400)
+    features = np.stack([groups, noise, groups + np.sqrt(1.25) * noise, np.ones(400)], 1)
+    shares = fedcd_small.explained(features, groups)
+    np.testing.assert_allclose(shares[[0, 3]], [1, 0])
+    assert shares[1] < 0.05
+    assert abs(shares[2] - 0.5) < 0.1
