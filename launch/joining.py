@@ -68,6 +68,7 @@ def join(
     optimizer = batch_norm_only(of_keys(config.optimizer, rate), variables)
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
+    # one client has nothing to share out over devices
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
     keys = make_keys(config)
     state = method.init(keys.method, variables, 1)
@@ -86,7 +87,7 @@ def find_client(config: ConfigDict, name: str) -> Domain:
       ConfigError: the run's data have no such client, or only test samples of it.
     """
     whole = config.copy_and_resolve_references()
-    whole.target = ""
+    whole.target = ""  # so that the client's training samples are read too
     known = configured_clients(DATASETS[whole.data.name](whole), whole)[0].domains
     chosen = [domain for domain in known if domain.name == name]
     if not chosen or chosen[0].train is None:

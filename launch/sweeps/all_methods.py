@@ -119,6 +119,7 @@ def runs_of(
     if entry.norm:
         changes["model"] = f"{changes['model']}:norm={entry.norm}"
     changes |= {"optimizer.learning_rate": rate, "seed": seed}
+    # one checkpoint, at the end: a run takes seconds, and there are hundreds
     changes |= {"checkpoint_every": changes["rounds"], "target": ""}
     found = []
     for target in bench.targets:
@@ -160,7 +161,7 @@ def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float 
     """
 
     def validation(rate: float) -> float:
-        total = 0.0
+        total = 0.0  # over targets; each has the same weight
         for run in runs_of(options, bench, entry, rate, 0):
             folder = options.workdir / run.name
             if (summary := read_summary(folder)) is None:
@@ -301,6 +302,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         return 0
     if options.action == "run":
         mine = part_of(rows, *options.part)
+        # all runs read the same data, so that one is enough
         for entry in [*mine.values()][:1]:
             check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
         train_all(options, bench, mine, changes)

@@ -197,7 +197,7 @@ def _add(
             table["targets"].append(target)
         changes = {k: v for k, v in run.changes.items() if k not in KEPT_APART}
         changes |= {"data.corruptions": ()} if "data.corruptions" in tested else {}
-        changes = json.loads(json.dumps(changes))
+        changes = json.loads(json.dumps(changes))  # lists for tuples, as in the file
         if changes not in row["changes"]:
             row["changes"].append(changes)
 

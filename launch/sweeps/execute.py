@@ -181,7 +181,7 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
             tried = f", try {again + 1} of {retries + 1}" if again else ""
             print(f"{job.name} starts{tried}", file=sys.stderr, flush=True)
             status = call(step)
-            if status in (0, MISTAKE):
+            if status in (0, MISTAKE):  # a mistake would only be repeated
                 break
         if status:
             owner = owner_of(job.folder)  # it may have been faster

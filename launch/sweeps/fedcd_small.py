@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import fedcd
 import figures
@@ -91,19 +90,6 @@ def beach() -> Table:
     return table("beach", "The cow on the beach", BEACH, rows)
 
 
-class Channels(NamedTuple):
-    """The channels of one run before the classifier.
-
-    Attributes:
-      colour, digit: f[F], shares of a channel's variance in the zoo that each explains, in [0, 1].
-      mask: f[F], the mean mask.
-    """
-
-    colour: np.ndarray
-    digit: np.ndarray
-    mask: np.ndarray
-
-
 def suppressed(workdir: Path, names: Sequence[str]) -> bytes | None:
     """Draws a point for each channel of all finished runs; None if no run has finished.
 
@@ -135,8 +121,12 @@ def suppressed(workdir: Path, names: Sequence[str]) -> bytes | None:
     return png(figure)
 
 
-def _channels(folder: Path) -> Channels:
-    """The channels of a finished run's selected round, with the features of the zoo."""
+def _channels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The channels before the classifier in a finished run's selected round, f[F] each.
+
+    The shares of a channel's variance in the zoo that colour and digit explain, in [0, 1], and the
+    mean mask.
+    """
     import jax
 
     from fedjax_bn.adaptation import running
@@ -153,11 +143,9 @@ def _channels(folder: Path) -> Channels:
     variables = global_variables(state)
     (zoo,) = (whole(domain) for domain in experiment.unseen if domain.name == "zoo")
     features = features_of(running, experiment.model, experiment.prepare, variables, zoo)
-    return Channels(
-        explained(features, ground_of(np.asarray(zoo.images))),
-        explained(features, zoo.labels),
-        np.asarray(variables["mask"]["features"]),
-    )
+    colour = explained(features, ground_of(np.asarray(zoo.images)))
+    mask = np.asarray(variables["mask"]["features"])
+    return colour, explained(features, zoo.labels), mask
 
 
 def explained(features: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure as Canvas
 from plan import Column, Evaluation, Figure, Protocol, Table, Training, finished
 from report import measured, printed, read_results
 
-from fedjax_bn.data.domain import Dataset
 from fedjax_bn.engine.figures import png
 from fedjax_bn.report.plots import ablation
 from fedjax_bn.run.errors import UserError
@@ -151,7 +150,19 @@ def adaptations(
       kind: line, log (a line over a logarithmic axis), or box: over the seeds for each setting
         (TsmoBN, Fig. 3c).
     """
-    values, baseline = _by_setting(workdir, runs, texts, test)
+    values: dict[str, dict[float, list[float]]] = {}  # domain -> setting -> percent of each run
+    baseline: dict[str, float] = {}
+    for domain, names in runs.items():
+        paths = [workdir / name / "evaluations" / f"{test}.json" for name in names]
+        found = [json.loads(path.read_text())["unseen"] for path in paths if path.exists()]
+        scores = [one.get(domain, {}) for one in found]
+        row = {s: [k[way] for k in scores if way in k] for s, way in texts.items()}
+        row = {setting: repeats for setting, repeats in row.items() if repeats}
+        plain = [known["running"] for known in scores if "running" in known]
+        if row:
+            values[domain] = row
+        if row and plain:
+            baseline[domain] = float(np.mean(plain))
     if not values:
         return None
     if kind != "box":
@@ -167,26 +178,6 @@ def adaptations(
     axes.grid(axis="y", alpha=0.3)
     figure.legend(drawn, [*values], loc="outside upper center", ncols=len(drawn), fontsize="small")
     return png(figure)
-
-
-def _by_setting(
-    workdir: Path, runs: Mapping[str, Sequence[str]], texts: Mapping[float, str], test: str
-) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
-    """Domain -> setting -> percent of each run, and domain -> mean with running statistics."""
-    values: dict[str, dict[float, list[float]]] = {}
-    baseline: dict[str, float] = {}
-    for domain, names in runs.items():
-        paths = [workdir / name / "evaluations" / f"{test}.json" for name in names]
-        found = [json.loads(path.read_text())["unseen"] for path in paths if path.exists()]
-        scores = [one.get(domain, {}) for one in found]
-        row = {s: [k[way] for k in scores if way in k] for s, way in texts.items()}
-        row = {setting: repeats for setting, repeats in row.items() if repeats}
-        plain = [known["running"] for known in scores if "running" in known]
-        if row:
-            values[domain] = row
-        if row and plain:
-            baseline[domain] = float(np.mean(plain))
-    return values, baseline
 
 
 def curves(
@@ -207,14 +198,15 @@ def curves(
             known[title] = drawn
     if not known:
         return None
-    columns = len(known) if len(known) <= 6 else 4
+    columns = len(known) if len(known) <= 6 else 4  # one row as long as it fits a page
     rows = -(-len(known) // columns)
     figure = Canvas(figsize=(2.8 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     legend: dict[str, Any] = {}
     for axes, (title, lines) in zip(grid, known.items(), strict=False):
         for label, values in lines.items():
-            k = list(panels[title]).index(label)
+            k = list(panels[title]).index(label)  # one colour in all panels, whatever has finished
+            # rounds without the value are NaN: the line goes from one evaluation to the next
             x = 1 + np.flatnonzero(np.isfinite(values).reshape(len(values), -1).all(1))
             y, style = values[x - 1], {"color": f"C{k}", "linestyle": ("--", "-")[k % 2]}
             if y.ndim > 1:
@@ -288,7 +280,7 @@ def pictures(workdir: Path, files: Sequence[str]) -> bytes | None:
 
 
 def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
-    """Draws the images of every client and their pixel values (FedBN, Fig. 6).
+    """Draws a row for each client: images, and the histogram of their pixels (FedBN, Fig. 6).
 
     The data are read again as the first finished run had them.
 
@@ -303,25 +295,21 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
         try:
             about = json.loads((workdir / name / "config.json").read_text())
             config = configuration(about["config"])
-            return _histograms(configured_clients(DATASETS[config.data.name](config), config)[0])
+            clients = configured_clients(DATASETS[config.data.name](config), config)[0].domains
         except (UserError, OSError, ValueError) as error:
             print(f"Fig. 6 is left out: {error}", file=sys.stderr)
+            continue
+        figure = Canvas(figsize=(0.8 * IMAGES + 4, len(clients)), layout="constrained")
+        widths = [1] * IMAGES + [4]
+        grid = figure.subplots(len(clients), IMAGES + 1, squeeze=False, width_ratios=widths)
+        for row, domain in zip(grid, clients, strict=True):
+            images = np.asarray(domain.train.images[:SAMPLES])
+            for axes in row[:-1]:
+                axes.set(xticks=[], yticks=[])
+            for axes, image in zip(row[:-1], images, strict=False):
+                axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
+            row[0].set_ylabel(domain.name, rotation=0, ha="right", va="center")
+            row[-1].hist(images.ravel(), bins=64, range=(0, 255), density=True)
+            row[-1].set_yticks([])
+        return png(figure)
     return None
-
-
-def _histograms(clients: Dataset) -> bytes:
-    """Draws a row for each client: training images, then the histogram of their pixels."""
-    figure = Canvas(figsize=(0.8 * IMAGES + 4, len(clients.domains)), layout="constrained")
-    widths = [1] * IMAGES + [4]
-    rows = len(clients.domains)
-    grid = figure.subplots(rows, IMAGES + 1, squeeze=False, width_ratios=widths)
-    for row, domain in zip(grid, clients.domains, strict=True):
-        images = np.asarray(domain.train.images[:SAMPLES])
-        for axes in row[:-1]:
-            axes.set(xticks=[], yticks=[])
-        for axes, image in zip(row[:-1], images, strict=False):
-            axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
-        row[0].set_ylabel(domain.name, rotation=0, ha="right", va="center")
-        row[-1].hist(images.ravel(), bins=64, range=(0, 255), density=True)
-        row[-1].set_yticks([])
-    return png(figure)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
+sys.path.append(str(ROOT))  # an installed fedjax_bn comes first
 
 from fedjax_bn.report.published import Cell as Published  # noqa: E402
 from fedjax_bn.report.published import published as published_cells  # noqa: E402
@@ -287,7 +287,7 @@ def table(
     printed = published_cells(**where) if where else ()
     printed = {(one.method, one.column): one for one in printed}
     columns = dict(protocol.columns)
-    if average:
+    if average:  # over unseen domains where each column is of the domain left out, else clients
         outside = all(c.domain == UNSEEN or c.targets == (c.domain,) for c in columns.values())
         columns[average] = Column(protocol.targets, UNSEEN if outside else MEAN)
     found: dict[str, tuple[Cell, ...]] = {}

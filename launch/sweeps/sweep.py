@@ -43,7 +43,7 @@ def train_command(
     """Returns the arguments of Python that train a run; an unknown path becomes PATH_OF_NAME."""
     given = {key: data.get(name, f"PATH_OF_{name}") for key, name in run.needs.items()}
     planned = {**run.changes, **given}
-    if "target" in planned:
+    if "target" in planned:  # depends on the form in which PATH has the digits
         path = _changed(changes).get("data.path", planned.get("data.path", ""))
         planned["target"] = target_in(path, planned["target"])
     settings = [f"--config.{key}={text(value)}" for key, value in planned.items()]
@@ -150,6 +150,7 @@ def execute_all(
     """Runs what is not finished and prints the outcome; returns the exit status."""
     jobs, outcomes = [], []
     for run in chosen:
+        # a run that has finished needs its data no more
         lacks = sorted(set(run.needs.values()) - data.keys())
         if lacks and left(run, options.workdir, data):
             paths = " ".join(f"--data.{name}=PATH" for name in lacks)
@@ -199,6 +200,7 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the commands of `run`")
     parser.add_argument("--jobs", type=partial(count, 1), default=1, help="runs at a time")
     parser.add_argument("--retries", type=partial(count, 0), default=0, help="of a run that fails")
+    # --data.NAME and --config.KEY are any number of names, which argparse cannot declare
     options, rest = parser.parse_known_args(arguments)
     data = locate(options.data, needed) if options.data else {}
     changes = []

@@ -107,6 +107,7 @@ def table2(protocol: Protocol) -> Table:
 
 def table3(protocol: Protocol) -> Table:
     """Returns Table 3: external clients, both ways of training, both statistics at the test."""
+    # one run serves the paper's row FedBN and ours, which differ in the test alone
     rows, fedbn = {}, training("FedAvg", "own")
     served = ("running", TRACKED, *NEVER_UPDATED.values())
     fedbn = fedbn._replace(changes={**fedbn.changes, "adaptations": served})
