@@ -226,7 +226,8 @@ def _table(
         config = relevant(first) | {"target": first.target}
         data = tuple(run.data for run in runs[label])
         made.append(Row(first.method, label, adaptation, cells, config, data))
-    table = Table(name, dataset, score, columns, tuple(made), Row("", *baseline, {}).label)
+    named = Row("", *baseline, {}).label  # which may have no row in this table
+    table = Table(name, dataset, score, columns, tuple(made), named)
     order = table.ranked(columns[0])
     best, *others = (rows[row.variant, row.adaptation][columns[0]] for row in order)
     gaps = [_difference(best, one, proportions) for one in others]
