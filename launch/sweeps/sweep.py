@@ -26,14 +26,14 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
 from domains import target_in
 from execute import WAITS, Job, Outcome, execute, exit_status, table
-from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, finished, text
+from plan import ROOT, Figure, Run, Sweep, Table, finished, text
 from report import write_report
 
 
@@ -57,23 +57,32 @@ def _changed(changes: Iterable[str]) -> dict[str, str]:
     return dict(change.removeprefix("--config.").split("=", 1) for change in changes)
 
 
-def test_command(run: Run, evaluation: Evaluation, workdir: Path) -> list[str]:
-    """Returns the arguments of Python that test a finished run once more."""
-    settings = [f"--config.{key}={text(value)}" for key, value in evaluation.changes.items()]
-    folder = ["--workdir", str(workdir / run.name), f"--name={evaluation.name}"]
-    program = [os.path.relpath(ROOT / p) if p.endswith(".py") else p for p in evaluation.program]
-    return [*program, *folder, *evaluation.flags, *settings]
-
-
-test_command.__test__ = False  # not a test, for pytest
-
-
 def commands(
-    run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
+    run: Run,
+    workdir: Path,
+    data: Mapping[str, str],
+    changes: Iterable[str] = (),
+    left: bool = False,
 ) -> list[list[str]]:
-    """Returns all commands of a run: the training, then its tests."""
-    tests = [test_command(run, evaluation, workdir) for evaluation in run.tests]
-    return [train_command(run, workdir, data, changes), *tests]
+    """Returns the arguments of Python of a run's training, then of its tests.
+
+    Args:
+      run: of the sweep.
+      workdir: of the sweep.
+      data: NAME -> path.
+      changes: arguments --config.KEY=VALUE of the training.
+      left: whether what has finished is left out.
+    """
+    folder, made = workdir / run.name, []
+    if not (left and finished(workdir, run.name)):
+        made.append(train_command(run, workdir, data, changes))
+    for test in run.tests:
+        if not (left and (folder / "evaluations" / f"{test.name}.json").exists()):
+            program = [os.path.relpath(ROOT / p) if p.endswith(".py") else p for p in test.program]
+            given = ["--workdir", str(folder), f"--name={test.name}", *test.flags]
+            settings = [f"--config.{key}={text(value)}" for key, value in test.changes.items()]
+            made.append([*program, *given, *settings])
+    return made
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
@@ -95,21 +104,17 @@ def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
         fitting = {run.name for run in every if fnmatch(run.name, pattern.strip())}
         fitting |= {run.name for part in parts for run in part.runs}
         if not fitting:
-            raise SystemExit(f"--only={pattern.strip()} {_why_not(sweep, parts)}")
+            # only tables may have no run
+            cells = [c for part in parts for row in part.rows.values() for c in row if c]
+            if cells:
+                why = f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells))}"
+            else:
+                known = dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs)
+                why = "fits no run of this sweep: give a glob of the names that `list` prints, "
+                why += f"or one of {', '.join(known)}"
+            raise SystemExit(f"--only={pattern.strip()} {why}")
         chosen |= fitting
     return tuple(run for run in every if run.name in chosen)
-
-
-def _why_not(sweep: Sweep, parts: Sequence[Table | Figure]) -> str:
-    """Why parts need no run, or what there is to choose."""
-    # only tables may have no run
-    cells = [c for part in parts for row in part.rows.values() for c in row]
-    if cells:
-        return f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells if c))}"
-    known = ", ".join(dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs))
-    return (
-        f"fits no run of this sweep: give a glob of the names that `list` prints, or one of {known}"
-    )
 
 
 def labels(part: Table | Figure) -> set[str]:
@@ -132,18 +137,6 @@ def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def left(
-    run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
-) -> list[list[str]]:
-    """Returns those of `commands` that have not been executed."""
-    todo = [] if finished(workdir, run.name) else [train_command(run, workdir, data, changes)]
-    return todo + [
-        test_command(run, evaluation, workdir)
-        for evaluation in run.tests
-        if not (workdir / run.name / "evaluations" / f"{evaluation.name}.json").exists()
-    ]
-
-
 def execute_all(
     chosen: Sequence[Run], options: argparse.Namespace, data: Mapping[str, str], changes: list[str]
 ) -> int:
@@ -152,28 +145,16 @@ def execute_all(
     for run in chosen:
         # a run that has finished needs its data no more
         lacks = sorted(set(run.needs.values()) - data.keys())
-        if lacks and left(run, options.workdir, data):
+        if lacks and commands(run, options.workdir, data, left=True):
             paths = " ".join(f"--data.{name}=PATH" for name in lacks)
             outcomes.append(Outcome(run.name, WAITS, f"for {paths}"))
         else:
-            todo = partial(left, run, options.workdir, data, changes)
+            todo = partial(commands, run, options.workdir, data, changes, left=True)
             jobs.append(Job(run.name, options.workdir / run.name, todo))
     logs = options.workdir / "logs" if options.jobs > 1 else None
     outcomes += execute(jobs, options.jobs, options.retries, logs)
     print(table(outcomes))
     return exit_status(outcomes)
-
-
-def array_lines(
-    sweep: Sweep, chosen: Sequence[Run], options: argparse.Namespace, rest: Iterable[str]
-) -> Iterator[str]:
-    """Yields, for each run that has not finished, the command that executes it alone."""
-    script = os.path.relpath(ROOT / "launch" / "sweeps" / f"{sweep.name}.py")
-    given = ["--workdir", str(options.workdir), f"--retries={options.retries}"]
-    given += ["--data", str(options.data)] if options.data else []
-    for run in chosen:
-        if left(run, options.workdir, {}):
-            yield shlex.join(["python", script, "run", "--only", run.name, *given, *rest])
 
 
 def count(least: int, text: str) -> int:
@@ -231,7 +212,12 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
                 print(shlex.join(["python", *command]))
         return 0
     if options.action == "commands":
-        for line in array_lines(sweep, chosen, options, rest):
-            print(line)
+        # each line executes one run alone, with the data and the changes of this call
+        script = os.path.relpath(ROOT / "launch" / "sweeps" / f"{sweep.name}.py")
+        again = ["--workdir", str(options.workdir), f"--retries={options.retries}"]
+        again += ["--data", str(options.data)] if options.data else []
+        for run in chosen:
+            if commands(run, options.workdir, {}, left=True):
+                print(shlex.join(["python", script, "run", "--only", run.name, *again, *rest]))
         return 0
     return execute_all(chosen, options, data, changes)
