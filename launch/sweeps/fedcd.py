@@ -10,8 +10,8 @@ numbers like those that FedIG prints from them, far above what random weights re
 (docs/results.md). That is a choice of ours; --config.pretrained= starts at random, and the report
 states it. No optimizer, augmentation or split is named either: see configs/pacs.py.
 
-Nor does it name weights of the clients or arguments of the methods it compares with. Batch size,
-rounds, epochs and rate are those of FedDG-GA's code (MediaBrain-SJTU/FedDG-GA), and so is FedProx's
+It also names no weights of the clients and no arguments of the other methods. Batch size, rounds,
+epochs and rate are those of FedDG-GA's code (MediaBrain-SJTU/FedDG-GA), and so is FedProx's
 mu, 0.1, here and in Tables 2 and 3. Clients weigh by size in FedAvg, FedProx, Scaffold and AM, as
 in that code, and in FedSAM, as in Caldarola's; they weigh alike in HarmoFL, FedSR (with FedCMI and
 FedL2R) and FedADG, as in their authors' code. By size is our choice in FedNova, RSC and SNR.
@@ -19,8 +19,8 @@ FedL2R) and FedADG, as in their authors' code. By size is our choice in FedNova,
 The text gives "results for the optimal parameter configurations" of lambda and eta and does not say
 on which data they are optimal: rows with several take, target by target, the one with the best
 validation accuracy on the clients that train. The grid has tables of its own. One seed, since
-no deviation is printed. AA is the mean over targets, "Avg" in the published file. Of Table 3's row
-FedCD-SCI the four numbers average 42.01, where 42.26 is printed; the report states it for every
+no deviation is printed. AA is the mean over targets, "Avg" in the published file. The four numbers
+of Table 3's row FedCD-SCI average 42.01, but the paper prints 42.26; the report states it for every
 such row. FedDG-GA measures the loss, where its code measures accuracy by default. Tables 2 and 3
 are detection. The same methods at a size that two cores carry, and on a constructed shortcut, are
 in fedcd_small.py.

@@ -27,8 +27,8 @@ clients' batch norms, rows without published numbers do so too.
 Decisions where the paper is silent: severity 1, as TsmoBN, whose numbers Table 3 repeats; the
 columns A to O of Table 2 are the corruptions in the order of Table 3; the algorithms' own arguments
 are the defaults here, whose sources docs/decisions.md names. All 200 rounds are trained, because no
-early stop is named (TsmoBN stops after ten rounds without improvement: --config.patience=10). Nor
-is a cut: Camelyon17's hospitals keep their sizes (TsmoBN cuts them to the smallest:
+early stop is named (TsmoBN stops after ten rounds without improvement: --config.patience=10). No
+cut is named either, so Camelyon17's hospitals keep their sizes (TsmoBN cuts them to the smallest:
 --config.data.truncate=True). Its DenseNet-121 starts at random.
 """
 

@@ -3,11 +3,10 @@
     python launch/sweeps/unseen.py [--only 'digits/*'] [--data FOLDER] [--dry-run]     see sweep.py
 
 NAMEs of data: digits and pacs, as their config files take data.path; digits is an `.npz` of some
-700 training images a domain (of the originals all would train, but for --config.data.fraction).
-Every domain of digits is left
-out in turn, of PACS the sketches. FedIG is a run of FedIG-A tested without its adapter, since the
-adapter does not touch the main network. Seeds share compiled programs where the environment has
-JAX_COMPILATION_CACHE_DIR=FOLDER.
+700 training images a domain (of the originals all would train, unless --config.data.fraction is
+given). Each domain of the digits is left out in turn, and the sketches of PACS. FedIG is a run of
+FedIG-A tested without its adapter, because the adapter does not change the main network. Seeds
+share compiled programs if the environment has JAX_COMPILATION_CACHE_DIR=FOLDER.
 
 Differs from the papers: small networks from scratch, fewer rounds and small images. CAFL is the
 mean over features, as in every run from random weights, where the sum lets features collapse.
