@@ -2,11 +2,11 @@
 
     python -m fedjax_bn.main --config configs/abide.py --config.data.path=FOLDER
 
-The clients are the paper's four sites, NYU, USM, UM_1 and UCLA_1, whichever others the folder has;
+The clients are the paper's four sites, NYU, USM, UM_1 and UCLA_1, even if the folder has more;
 --config.abide.sites=NYU,PITT takes these, and --config.abide.sites= takes all that have series.
 
-FOLDER holds the phenotypic table and the regions' time series of one atlas, laid out as
-fedjax_bn/data/sets/abide.py says; its docstring also says how much memory they take. Every window
+FOLDER holds the phenotypic table and the regions' time series of one atlas, laid out as in
+fedjax_bn/data/sets/abide.py; its docstring also says how much memory they take. Every window
 of 32 frames is a sample; the accuracy is that of single windows of subjects that no client trained
 on. A sample has 111 x 110 / 2 = 6105 features with the Harvard-Oxford atlas as it is published, of
 111 regions; the paper's 5995 are 110 x 109 / 2, see fedjax_bn/data/sets/abide.py.
@@ -23,8 +23,9 @@ in percent:
     --config.method=fedavg    (fedprox, singleset)
     subjects, diagnoses and windows (Table 10): launch/pictures.py
 
-It is small as it stands. With 20 subjects a site and the CC200 atlas FedBN has 60.8, 75.0, 78.0 and
-66.6 %, means of three seeds (docs/results.md), of which a test set of four people says little.
+The run is small without any change. With 20 subjects a site and the CC200 atlas FedBN has 60.8,
+75.0, 78.0 and 66.6 %, means of three seeds (docs/results.md); four people test each site, so these
+numbers are uncertain.
 """
 
 from ml_collections import ConfigDict

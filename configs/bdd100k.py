@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/bdd100k.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/boxes/bdd100k.py says. The target is one of ClearHighway,
+PATH is laid out as in fedjax_bn/data/boxes/bdd100k.py. The target is one of ClearHighway,
 RainyHighway, CityStreet and Residential; the others are clients. mAP50 in percent on the target:
 
                       CH     RH     CS     RE     Avg
@@ -39,7 +39,7 @@ nothing else, so its numbers cannot be reproduced exactly. What it leaves open i
     FedProx                 fedprox.mu=0.1, of FedDG-GA's code, as on PACS
     seed                    seed=0
 
-It was not run at full size here, for want of accelerators and of the data.
+We have not run it at full size: accelerators and the data were not available.
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/camelyon17.py --config.data.path=PATH
 
-PATH is the WILDS folder, laid out as fedjax_bn/data/sets/camelyon17.py says.
+PATH is the WILDS folder, laid out as in fedjax_bn/data/sets/camelyon17.py.
 --config.data.cache=FOLDER keeps the decoded patches, 12.6 GB, of which training streams what does
 not fit on the device. Centers 0, 3 and 4 train a DenseNet-121; centers 1 and 2 ("unseen") are the
 papers' hospital4 and hospital5.
@@ -29,7 +29,7 @@ in launch/sweeps/unifed.py. It names no cut and no early stop.
     samples (UniFed, Fig. 4)      launch/pictures.py
 
 A run stops when ten rounds bring no better mean validation accuracy (E.1). Every hospital that
-trains is cut to the size of the smallest (section 4.1), which a run says at its start.
+trains is cut to the size of the smallest (section 4.1), which a run prints at its start.
 
 Small, on a CPU, and without these patches, which were not at hand: the embedded scanners in their
 place,

@@ -3,7 +3,7 @@
     python -m fedjax_bn.main --config configs/cifar10_c.py --config.data.path=PATH
 
 PATH is the published folder, or CIFAR-10 (cifar-10-batches-py, or a `.npz`), from which the
-corruptions are made, as fedjax_bn/data/sets/cifar10_c.py says; frost needs `pip install
+corruptions are made, see fedjax_bn/data/sets/cifar10_c.py; frost needs `pip install
 imagecorruptions-imaug`. Every one of the 15 common corruptions, at severity 1, is a client. Those
 of the target type, one of noise, blur, weather and digital, are unseen; TsmoBN normalizes them by
 statistics tracked on their own stream.
@@ -40,7 +40,7 @@ UniFed's Table 2, all 15 clients internal, divided 0.7, 0.1, 0.2; mean accuracy 
 Images have the papers' 256 pixels a side, with which the cache takes 29 GB (6 GB for 2,000
 photographs). Both papers' AlexNet starts from ImageNet's weights: name a file of them with
 --config.pretrained=FILE, and the run is the papers'; without them it starts at random, which it
-says at its start, in config.json and in its report. It stops when ten rounds bring no better mean
+states at its start, in config.json and in its report. It stops when ten rounds bring no better mean
 validation accuracy (TsmoBN, E.1; UniFed names no early stop). All clients have as many photographs
 as the others, so that cutting them to the smallest (TsmoBN, section 4.1) changes nothing.
 

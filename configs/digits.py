@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/digits.py --config.data.path=PATH
 
-PATH is a folder with the five original datasets, laid out as fedjax_bn/data/sets/digits.py says, or
+PATH is a folder with the five original datasets, laid out as in fedjax_bn/data/sets/digits.py, or
 an `.npz` with `DOMAIN__train_images`, `DOMAIN__train_labels` and the same for `test`.
 
 The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accuracy in percent:

@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/digits_dg.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/sets/image_folders.py says. The target, one of mnist, mnist_m,
+PATH is laid out as in fedjax_bn/data/sets/image_folders.py. The target, one of mnist, mnist_m,
 svhn and syn, is the unseen client; the others train, 4800 images each.
 
 Table E.5 (100 rounds), accuracy on the unseen client in percent; "running" statistics without, and

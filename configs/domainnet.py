@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/domainnet.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/sets/domainnet.py says; the decoded images take about 5 GB in the
+PATH is laid out as in fedjax_bn/data/sets/domainnet.py; the decoded images take about 5 GB in the
 folder config.data.cache. The official test lists test; every client has 105 training and 105
 validation images, a twentieth of the smallest domain's.
 
@@ -17,8 +17,8 @@ The paper's Table 1 (300 rounds, 5 runs), accuracy in percent:
     methods        --config.method=fedavg    (fedprox, silobn, singleset)
     other classes  --config.data.classes=airplane,zigzag    (all: every one of the 345)
 
-Small, on a CPU: the keys of configs/office_caltech10.py, which says what they gave on other images;
-these were not at hand.
+Small, on a CPU: the keys of configs/office_caltech10.py, which states what they gave on other
+images; these were not available.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
     python -m fedjax_bn.main --config configs/driving.py --config.data.path=PATH
 
-PATH holds the folders cityscapes, vistas and bdd100k, each laid out as the file of that name in
-fedjax_bn/data/boxes says. The target is one of them; the other two are clients. mAP50 in percent on
+PATH holds the folders cityscapes, vistas and bdd100k, each laid out as in the file of that name in
+fedjax_bn/data/boxes. The target is one of them; the other two are clients. mAP50 in percent on
 the target:
 
                       C      M      B      Avg
@@ -19,7 +19,7 @@ the target:
                                 --config.method=fedavg --config.weigh=risk_extrapolation
 
 The paper cites Mapillary's depth dataset, which has no boxes; Vistas must be meant. What else it
-leaves open, and our choices, stand in configs/bdd100k.py; also: the eight classes that all three
+leaves open, and our choices, are in configs/bdd100k.py; also: the eight classes that all three
 have, boxes of instances' pixels where there are such, and each dataset's own validation images.
 """
 

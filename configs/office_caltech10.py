@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/office_caltech10.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/sets/image_folders.py says; the decoded images take 0.5 GB in
+PATH is laid out as in fedjax_bn/data/sets/image_folders.py; the decoded images take 0.5 GB in
 the folder config.data.cache. Of every domain a fifth tests; the others have 62 training and 50
 validation images, as many as dslr.
 

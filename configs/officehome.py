@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/officehome.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/sets/image_folders.py says; the decoded images take 2.3 GB in the
+PATH is laid out as in fedjax_bn/data/sets/image_folders.py; the decoded images take 2.3 GB in the
 folder config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen
 client; the others train a ResNet-18. FedIG's starts from ImageNet's weights, with CAFL
 as a sum over features: the paper's run has --config.pretrained=timm/resnet18.tv_in1k, fetched once,

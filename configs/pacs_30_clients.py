@@ -1,4 +1,4 @@
-"""PACS with 30 clients, of which 10 train a round (FedIG: A.6, Tables 9 to 11, Fig. 10).
+"""PACS with 30 clients, 10 of which train a round (FedIG: A.6, Tables 9 to 11, Fig. 10).
 
     python -m fedjax_bn.main --config configs/pacs_30_clients.py --config.data.path=PATH
 

@@ -1,4 +1,4 @@
-"""10,000 clients, of which 64 train a round; no download.
+"""10,000 clients, 64 of which train a round; no download.
 
     python -m fedjax_bn.main --config configs/population.py
 

@@ -3,14 +3,14 @@
     python -m fedjax_bn.main --config configs/tsmobn_affine.py --config.data.path=PATH
 
 Without it every batch norm has scale 1 and bias 0 at test time. The paper's result: almost no loss.
-As in the paper these are Camelyon17's two unseen hospitals, in the setting of
-configs/camelyon17.py, which says what PATH is; they are tested once, in the round with the best
-mean validation accuracy.
+As in the paper the unseen clients are two hospitals of Camelyon17; configs/camelyon17.py has the
+setting and describes PATH. They are tested once, in the round with the best mean validation
+accuracy.
 
     plot             plots/unseen-tsmobn-affine.png in the workdir
     other methods    --config.method=fedbn    (fedprox, fednova, fedadam)
 
-A finished run of any method and data is tested so, without training, by
+This command tests a finished run of any method and data in this way, without training:
 
     python -m fedjax_bn.main evaluate --workdir DIR --config configs/tsmobn_affine.py:CHANGES
 
@@ -21,8 +21,8 @@ target=mnist.
 Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
     python -m fedjax_bn.main evaluate --workdir DIR --config
     configs/tsmobn_affine.py:data.name=scanners,data.split=,data.image_size=28,target=fax
-It takes some seconds. The unseen scanner has
-40.1 % with the affine and 40.5 without, where running statistics have 17.4 (chance 10).
+It takes some seconds. The unseen scanner has 40.1 % with the affine and 40.5
+without, where running statistics have 17.4 (chance 10).
 """
 
 from ml_collections import ConfigDict

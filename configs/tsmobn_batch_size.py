@@ -5,14 +5,14 @@
 Every batch of the unseen client is normalized by its own statistics alone, nothing is tracked.
 The paper's result: accuracy rises with the batch. On CIFAR-10-C (E.2.3) it passes plain inference
 by 8 samples where noise or blur was left out, and reaches it by 16 with weather and digital.
-As in the paper these are Camelyon17's two unseen hospitals, in the setting of
-configs/camelyon17.py, which says what PATH is; they are tested once, in the round with the best
-mean validation accuracy.
+As in the paper the unseen clients are two hospitals of Camelyon17; configs/camelyon17.py has the
+setting and describes PATH. They are tested once, in the round with the best mean validation
+accuracy.
 
     plot             plots/unseen-batch-batch_size.png in the workdir
     other methods    --config.method=fedbn    (fedprox, fednova, fedadam)
 
-A finished run of any method and data is tested so, without training, by
+This command tests a finished run of any method and data in this way, without training:
 
     python -m fedjax_bn.main evaluate --workdir DIR --config configs/tsmobn_batch_size.py:CHANGES
 
@@ -23,8 +23,8 @@ target=mnist.
 Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
     python -m fedjax_bn.main evaluate --workdir DIR --config
     configs/tsmobn_batch_size.py:data.name=scanners,data.split=,data.image_size=28,target=fax
-It takes some seconds. The unseen scanner has
-29.8 % in batches of 2, 39.8 of 4 and 8, 41.5 to 42.5 of 16 and more (chance 10).
+It takes some seconds. The unseen scanner has 29.8 % in batches of 2, 39.8 of 4 and 8,
+41.5 to 42.5 of 16 and more (chance 10).
 """
 
 from ml_collections import ConfigDict

@@ -4,14 +4,14 @@
 
 Batches of 32; momentum 0 tracks nothing. The paper's result: momentum helps, most above 0.5, and
 its value matters little, about 1 %.
-As in the paper these are Camelyon17's two unseen hospitals, in the setting of
-configs/camelyon17.py, which says what PATH is; they are tested once, in the round with the best
-mean validation accuracy.
+As in the paper the unseen clients are two hospitals of Camelyon17; configs/camelyon17.py has the
+setting and describes PATH. They are tested once, in the round with the best mean validation
+accuracy.
 
     plot             plots/unseen-tsmobn-momentum.png in the workdir
     other methods    --config.method=fedbn    (fedprox, fednova, fedadam)
 
-A finished run of any method and data is tested so, without training, by
+This command tests a finished run of any method and data in this way, without training:
 
     python -m fedjax_bn.main evaluate --workdir DIR --config configs/tsmobn_momentum.py:CHANGES
 
@@ -22,8 +22,8 @@ target=mnist.
 Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
     python -m fedjax_bn.main evaluate --workdir DIR --config
     configs/tsmobn_momentum.py:data.name=scanners,data.split=,data.image_size=28,target=fax
-It takes some seconds. The unseen scanner has
-39.1 to 42.5 %, least at 0.8, where running statistics have 17.4 (chance 10).
+It takes some seconds. The unseen scanner has 39.1 to 42.5 %, least at 0.8, where
+running statistics have 17.4 (chance 10).
 """
 
 from ml_collections import ConfigDict

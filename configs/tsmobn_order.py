@@ -6,14 +6,14 @@ The paper's result: accuracy hardly depends on the order. It does where samples 
 class: order=-1 keeps the order of storage, and image files are often stored so. The text does not
 state how many orders Fig. 3c has; ten is our number. Fig. E.5 has five (E.2.4). Fig. 3c is a box
 plot over three seeds, which launch/sweeps/tsmobn.py draws.
-As in the paper these are Camelyon17's two unseen hospitals, in the setting of
-configs/camelyon17.py, which says what PATH is; they are tested once, in the round with the best
-mean validation accuracy.
+As in the paper the unseen clients are two hospitals of Camelyon17; configs/camelyon17.py has the
+setting and describes PATH. They are tested once, in the round with the best mean validation
+accuracy.
 
     plot             plots/unseen-tsmobn-order.png in the workdir
     other methods    --config.method=fedbn    (fedprox, fednova, fedadam)
 
-A finished run of any method and data is tested so, without training, by
+This command tests a finished run of any method and data in this way, without training:
 
     python -m fedjax_bn.main evaluate --workdir DIR --config configs/tsmobn_order.py:CHANGES
 
@@ -24,8 +24,8 @@ target=mnist.
 Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
     python -m fedjax_bn.main evaluate --workdir DIR --config
     configs/tsmobn_order.py:data.name=scanners,data.split=,data.image_size=28,target=fax
-It takes some seconds. The unseen scanner has
-40.1 to 43.5 % over the ten orders, where running statistics have 17.4 (chance 10).
+It takes some seconds. The unseen scanner has 40.1 to 43.5 % over the ten orders,
+where running statistics have 17.4 (chance 10).
 """
 
 from ml_collections import ConfigDict

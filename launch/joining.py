@@ -40,7 +40,7 @@ from fedjax_bn.run.training.rounds import open_rounds  # noqa: E402
 def batch_norm_only(
     optimizer: optax.GradientTransformation, variables: sharing.Variables
 ) -> optax.GradientTransformation:
-    """The optimizer for scales and biases of batch norms; every other parameter stays as it is.
+    """Returns an optimizer of the scales and biases of batch norms, which keeps all else as it is.
 
     Raises:
       ValueError: the model has no batch norm.
@@ -68,6 +68,7 @@ def join(
     optimizer = batch_norm_only(of_keys(config.optimizer, rate), variables)
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
+    # one client has nothing to share out over devices
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
     keys = make_keys(config)
     state = method.init(keys.method, variables, 1)
@@ -80,13 +81,13 @@ def join(
 
 
 def find_client(config: ConfigDict, name: str) -> Domain:
-    """The client that a run left out, with the samples that it would have trained on.
+    """Returns the client that a run left out, with the samples that it would have trained on.
 
     Raises:
       ConfigError: the run's data have no such client, or only test samples of it.
     """
     whole = config.copy_and_resolve_references()
-    whole.target = ""
+    whole.target = ""  # so that the client's training samples are read too
     known = configured_clients(DATASETS[whole.data.name](whole), whole)[0].domains
     chosen = [domain for domain in known if domain.name == name]
     if not chosen or chosen[0].train is None:
@@ -96,7 +97,7 @@ def find_client(config: ConfigDict, name: str) -> Domain:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="A client joins a finished federation.")
     parser.add_argument("--workdir", type=Path, required=True, help="of the finished run")
     parser.add_argument("--client", default="", help="which; by default the one it left out")

@@ -25,15 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from fedjax_bn.arguments.text import shown  # noqa: E402
-from fedjax_bn.report import write_data_plots  # noqa: E402
-from fedjax_bn.report.data import data_facts  # noqa: E402
+from fedjax_bn.report.page import data_facts, write_data_plots  # noqa: E402
 from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
 from fedjax_bn.run.errors import UserError  # noqa: E402
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Draws samples of a data set.", allow_abbrev=False)
     parser.add_argument("--config", required=True, help="a config, as for fedjax_bn.main")
     parser.add_argument("--workdir", type=Path, required=True, help="folder that is written")

@@ -8,9 +8,8 @@ client-specific batch norm in closed form and by Monte Carlo, their least eigenv
 surfaces of FedBN's Fig. 1 and 2. And UniFed's bounds (Eq. 16 and 18) for an unseen client, which
 receives the mean of the others' linear classifiers and normalizes by their mean statistics or its
 own: of Gaussian clients, as the paper assumes, that differ in mean and scale alone, and of a
-scanner (odd numbers from even). What is estimated, and from which side, says
-fedjax_bn/theory/bounds.py.
-Writes figures and theory.json into DIR; about half a minute.
+scanner (odd numbers from even). fedjax_bn/theory/bounds.py states what is estimated, and from which
+side. Writes figures and theory.json into DIR; about half a minute.
 """
 
 import argparse
@@ -45,7 +44,7 @@ CLIENTS, EACH, DIMENSION, DELTA = 6, 180, 10, 0.05  # of the bounds
 
 
 def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
-    """What theory.json says of one data set."""
+    """Returns what theory.json has of one data set."""
     exact = gram(data.points)
     estimate, error = sampled_gram(key, data.points, SAMPLES)
     return {
@@ -67,7 +66,12 @@ def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
 
 
 def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """What theory.json says of the bounds: all clients but the last train, the last is unseen."""
+    """Returns what theory.json has of the bounds: the last client is unseen, all others train.
+
+    Args:
+      points: f[N * M, d] of N clients, one after the other.
+      labels: i[N * M], 0 or 1.
+    """
     points = points.reshape(CLIENTS, EACH, DIMENSION)
     labels = labels.reshape(CLIENTS, EACH)
     weights = np.full(CLIENTS - 1, 1 / (CLIENTS - 1))
@@ -78,35 +82,30 @@ def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     }
     found = {}
     for name, (centre, scale, bound) in ways.items():
-        clients = bound_clients((points - centre) / np.sqrt(scale), labels)
-        result = bound(clients[:-1], clients[-1], weights, DIMENSION + 1, DELTA)
-        left = bounds.averaged_bound(clients[:-1], clients[-1], weights, DIMENSION + 1, DELTA)
-        found |= {
-            f"{name}: risk of the seen": float(result.risk),
-            f"{name}: divergence, mean of the seen, lower estimate": float(
-                weights @ left.divergences
-            ),
-            f"{name}: error of a common hypothesis, upper estimate": float(weights @ result.errors),
-            f"{name}: complexity": float(result.complexity),
-            f"{name}: bound": float(result.total),
-            f"{name}: risk of the unseen": float(result.observed),
+        features = (points - centre) / np.sqrt(scale)
+        # an unseen client receives the mean of the seen clients' classifiers
+        served = np.mean(list(map(ridge, features[:-1], labels[:-1])), axis=0)
+        common = ridge(features.reshape(-1, DIMENSION), labels.ravel())
+        clients = [
+            bounds.Client(x, classes(served, x), classes(common, x), y)
+            for x, y in zip(features, labels, strict=True)
+        ]
+        given = (clients[:-1], clients[-1], weights, DIMENSION + 1, DELTA)
+        result, averaged = bound(*given), bounds.averaged_bound(*given)
+        numbers = {
+            "risk of the seen": result.risk,
+            "divergence, mean of the seen, lower estimate": weights @ averaged.divergences,
+            "error of a common hypothesis, upper estimate": weights @ result.errors,
+            "complexity": result.complexity,
+            "bound": result.total,
+            "risk of the unseen": result.observed,
         }
+        found |= {f"{name}: {what}": float(number) for what, number in numbers.items()}
     return found
 
 
-def bound_clients(features: np.ndarray, labels: np.ndarray) -> list[bounds.Client]:
-    """What the seen scanners' mean classifier and a common one say of f[N, M, d] and i[N, M]."""
-    seen = np.stack([ridge(x, y) for x, y in zip(features[:-1], labels[:-1], strict=True)])
-    served = seen.mean(0)
-    common = ridge(features.reshape(-1, features.shape[-1]), labels.ravel())
-    return [
-        bounds.Client(x, classes(served, x), classes(common, x), y)
-        for x, y in zip(features, labels, strict=True)
-    ]
-
-
 def ridge(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """A linear classifier f[d + 1] of f[M, d] into 0 and 1, the last entry its constant."""
+    """Returns a linear classifier f[d + 1] of f[M, d] into 0 and 1, the last entry its constant."""
     inputs = np.append(points, np.ones((len(points), 1)), axis=1)
     gram = inputs.T @ inputs + 1e-3 * len(inputs) * np.eye(inputs.shape[1])
     signs = 2 * labels.astype(points.dtype) - 1
@@ -114,12 +113,12 @@ def ridge(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def classes(classifier: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """i[M]: on which side of the classifier points are."""
+    """Returns i[M]: on which side of the classifier points are."""
     return (points @ classifier[:-1] + classifier[-1] > 0).astype(np.int32)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Figures and numbers of the theory.")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--width", type=int, default=2000, help="neurons of the two-layer network")

@@ -9,16 +9,9 @@ import numpy as np
 from PIL import Image
 
 from fedjax_bn.arguments.text import on_page
+from fedjax_bn.report import html_parts
 from fedjax_bn.report.finished_runs import Run, Variant
-from fedjax_bn.report.html_parts import (
-    cell,
-    folded,
-    heat_map,
-    joined,
-    paragraphs,
-    side_by_side,
-    sortable,
-)
+from fedjax_bn.report.html_parts import cell, folded, heat_map, joined, paragraphs, sortable
 from fedjax_bn.report.results import MEAN
 from fedjax_bn.run.evaluation.answers import Mistake
 
@@ -117,7 +110,12 @@ def mistakes(variants: Sequence[Variant]) -> str:
     runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].answers]
     if not runs:
         return paragraphs([_NO_ANSWERS], "missing")
-    names = _class_names(runs[0][1])
+    first = runs[0][1]
+    known = first.data.get("classes", [])
+    seen = [one.confusion.shape[0] for one in first.answers.values() if one.confusion is not None]
+    seen += [1 + max(m.label, m.answer) for one in first.answers.values() for m in one.mistakes]
+    # classes without a name have numbers
+    names = [*known, *map(str, range(len(known), max(seen, default=0)))]
     recall, parts = {}, []
     for label, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
@@ -135,17 +133,17 @@ def mistakes(variants: Sequence[Variant]) -> str:
         unseen = [(key, one) for key, one in run.answers.items() if key[1]][:_ROWS]
         matrices += [_matrix(f"{name} [{text}]", one.confusion, names)
                      for (name, text), one in unseen]  # fmt: skip
-        inside = joined(side_by_side(matrices), _worst(run, names))
-        parts.append(folded(title, inside, is_open=run is runs[0][1]))
+        worst = []
+        for (name, adaptation), one in list(run.answers.items())[:_ROWS]:
+            if one.mistakes:
+                head = paragraphs([f"{name} [{adaptation}]" if adaptation else name], "soft")
+                pictures = "".join(_picture(mistake, names) for mistake in one.mistakes)
+                worst.append(f'{head}<div class="mistakes">{pictures}</div>')
+        below = "<h3>Most confident mistakes</h3>" + "\n".join(worst) if worst else ""
+        parts.append(
+            folded(title, joined(html_parts.side_by_side(matrices), below), is_open=run is first)
+        )
     return "\n".join(parts)
-
-
-def _class_names(run: Run) -> list[str]:
-    """The names of the classes, numbers where they have none."""
-    known = run.data.get("classes", [])
-    seen = [one.confusion.shape[0] for one in run.answers.values() if one.confusion is not None]
-    seen += [1 + max(m.label, m.answer) for one in run.answers.values() for m in one.mistakes]
-    return [*known, *map(str, range(len(known), max(seen, default=0)))]
 
 
 def _together(run: Run, adaptation: str) -> np.ndarray | None:
@@ -172,27 +170,9 @@ def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
     return sortable(f"{title}: most frequent confusions", ["is", "answer", "n"], rows)
 
 
-def _worst(run: Run, names: Sequence[str]) -> str:
-    """The most confident mistakes of some clients and domains, in a row each."""
-    rows = []
-    for (name, adaptation), one in list(run.answers.items())[:_ROWS]:
-        if one.mistakes:
-            title = paragraphs([f"{name} [{adaptation}]" if adaptation else name], "soft")
-            pictures = "".join(_picture(mistake, names) for mistake in one.mistakes)
-            rows.append(f'{title}<div class="mistakes">{pictures}</div>')
-    return "<h3>Most confident mistakes</h3>" + "\n".join(rows) if rows else ""
-
-
 def _picture(one: Mistake, names: Sequence[str]) -> str:
-    answer = f"{names[one.answer]} ({100 * one.confidence:.0f} %)"
-    text = on_page(f"sample {one.sample} is {names[one.label]}, answered {answer}")
-    image = f'<img alt="{text}" src="{_data_url(one.picture)}">'
-    caption = f"{on_page(answer)}<br>is {on_page(names[one.label])}"
-    return f'<figure title="{text}">{image}<figcaption>{caption}</figcaption></figure>'
-
-
-def _data_url(picture: np.ndarray) -> str:
-    """A picture u8[H, W, 1 or 3] as PNG; a vector f[F] as a strip from its least to its most."""
+    """The sample u8[H, W, 1 or 3], or a vector f[F] as a strip, with its class and its answer."""
+    picture = one.picture
     if picture.ndim == 1:
         low, high = float(picture.min()), float(picture.max())
         picture = ((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)[None, :, None]
@@ -200,4 +180,9 @@ def _data_url(picture: np.ndarray) -> str:
         picture = np.repeat(picture, max(1, picture.shape[1] // 8), axis=0)
     file = io.BytesIO()
     Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    answer = f"{names[one.answer]} ({100 * one.confidence:.0f} %)"
+    text = on_page(f"sample {one.sample} is {names[one.label]}, answered {answer}")
+    data = base64.b64encode(file.getvalue()).decode()
+    image = f'<img alt="{text}" src="data:image/png;base64,{data}">'
+    caption = f"{on_page(answer)}<br>is {on_page(names[one.label])}"
+    return f'<figure title="{text}">{image}<figcaption>{caption}</figcaption></figure>'

@@ -20,6 +20,7 @@ _IN_LATEX = {
     "^": r"\textasciicircum{}",
     **{one: f"\\{one}" for one in "&%$#_{}"},
 }
+_WHOSE = {"internal": "internal clients, each with its own model", "unseen": "unseen domains"}
 _FIELDS = (
     *("dataset", "table", "variant", "adaptation", "column", "score", "low", "high"),
     *("seeds", "test_samples", "baseline", "difference", "difference_low", "difference_high"),
@@ -53,38 +54,34 @@ def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
     Markdown and LaTeX (tabulars of booktabs) have the best of a column bold, and limits in
     brackets. CSV has all digits, a line a cell and published number.
     """
-    return {
-        ".md": "\n".join(_markdown(*one) for one in named.items()),
-        ".tex": "\n".join(_latex(*one) for one in named.items()),
-        ".csv": _long_csv(named),
-    }
+    markdown, latex = [], []
+    for title, tables in named.items():
+        one, other = [f"## {_in_markdown(title)}"], [f"% {texts.shown(title)}"]
+        for table in tables:
+            caption = (
+                f"Test {table.score} in percent, {_WHOSE[table.name]}; best bold; 95 % intervals "
+                f"in brackets; differences are to {table.baseline}."
+            )
+            head, *rows = _texts(table, _in_markdown, "**{}**", " [{}]")
+            lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+            one += [_in_markdown(caption), "\n".join(lines)]
+            rows = _texts(table, _in_latex, "\\textbf{{{}}}", "$_{{[{}]}}$")
+            first, *body = (" & ".join(row) + r" \\" for row in rows)
+            inside = "\n".join((r"\toprule", first, r"\midrule", *body, r"\bottomrule"))
+            columns = "l" + "r" * (len(head) - 1)
+            tabular = f"\\begin{{tabular}}{{{columns}}}\n{inside}\n\\end{{tabular}}"
+            other.append(f"% {texts.shown(caption)}\n{tabular}")
+        markdown.append("\n\n".join(one) + "\n")
+        latex.append("\n\n".join(other) + "\n")
+    return {".md": "\n".join(markdown), ".tex": "\n".join(latex), ".csv": _long_csv(named)}
 
 
-def _markdown(title: str, tables: Sequence[Table]) -> str:
-    def escape(text: str) -> str:
-        return texts.shown(text).replace("|", "\\|")
-
-    parts = [f"## {escape(title)}"]
-    for table in tables:
-        head, *rows = _texts(table, escape, "**{}**", " [{}]")
-        lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
-        parts += [escape(_caption(table)), "\n".join(lines)]
-    return "\n\n".join(parts) + "\n"
+def _in_markdown(text: str) -> str:
+    return texts.shown(text).replace("|", "\\|")
 
 
-def _latex(title: str, tables: Sequence[Table]) -> str:
-    def escape(text: str) -> str:
-        return "".join(_IN_LATEX.get(one, one) for one in texts.shown(text))
-
-    parts = [f"% {texts.shown(title)}"]
-    for table in tables:
-        rows = _texts(table, escape, "\\textbf{{{}}}", "$_{{[{}]}}$")
-        head, *body = (" & ".join(row) + r" \\" for row in rows)
-        inside = "\n".join((r"\toprule", head, r"\midrule", *body, r"\bottomrule"))
-        columns = "l" + "r" * (len(rows[0]) - 1)
-        tabular = f"\\begin{{tabular}}{{{columns}}}\n{inside}\n\\end{{tabular}}"
-        parts.append(f"% {texts.shown(_caption(table))}\n{tabular}")
-    return "\n\n".join(parts) + "\n"
+def _in_latex(text: str) -> str:
+    return "".join(_IN_LATEX.get(one, one) for one in texts.shown(text))
 
 
 def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
@@ -104,14 +101,6 @@ def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
                        for p in beside(table, row, column)]  # fmt: skip
             writer.writerows([*line, *end] for end in printed or [("", "", "")])
     return file.getvalue()
-
-
-def _caption(table: Table) -> str:
-    whose = {"internal": "internal clients, each with its own model", "unseen": "unseen domains"}
-    return (
-        f"Test {table.score} in percent, {whose[table.name]}; best bold; 95 % intervals in "
-        f"brackets; differences are to {table.baseline}."
-    )
 
 
 def _limits(interval: Interval, form: str) -> list[str]:
@@ -176,10 +165,9 @@ def _verdict(table: Table) -> str:
     column = table.columns[0]
     first, *others = table.ranked(column)
     best = first.cells[column]
-    if table.name == "internal":
-        whom = "Internal clients, each with its own model"
-    else:
-        whom = "Unseen domains" if column == MEAN else f"Unseen domain {column}"
+    whom = _WHOSE[table.name].capitalize()
+    if table.name == "unseen" and column != MEAN:
+        whom = f"Unseen domain {column}"
     start = f"{whom}: {first.label} has {best.value.mean:.1f} %"
     basis = f", {best.seeds} seed{'s' * (best.seeds > 1)}"
     basis += f", {best.samples:,} test samples" if best.samples else ""
@@ -208,7 +196,7 @@ def _verdict(table: Table) -> str:
 
 
 def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[str]:
-    """What a reader must know before believing the tables."""
+    """Sentences on what limits the meaning of the tables."""
     cells = [one for table in tables for row in table.rows for one in row.cells.values()]
     runs = [run for variant in variants for run in variant.runs]
     counted = any(one.samples for one in cells)
@@ -262,7 +250,7 @@ def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
 
 
 def _paper_notes(tables: Sequence[Table]) -> Iterator[str]:
-    """In what runs differ from the protocols of the papers whose numbers stand beside them."""
+    """Sentences on how runs differ from the protocols of the papers whose numbers are shown."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for table in tables:
         for row in table.rows:

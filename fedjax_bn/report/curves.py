@@ -69,47 +69,38 @@ def _section(title: str, table: Table, panels: Mapping[str, _Columns], fold: boo
     if all(len(line.x) < 2 for line in lines):
         note = html_parts.paragraphs(["One round was evaluated: there is no curve."], "soft")
         return f"<h3>{title}</h3>{note}"
-    looks = _looks_of({line.name: line.look for line in lines}, table)
+    looks = {line.name: line.look for line in lines}
+    if len(looks) > _MOST_LINES:  # the baseline and the table's best rows stand out
+        best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
+        chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
+        chosen += [table.baseline] if table.baseline in looks else []
+        order = [*sorted(chosen, key=best.index), *(one for one in looks if one not in chosen)]
+        looks = {label: Look(i, 0, label in chosen) for i, label in enumerate(order)}
     grids = []
     for number, (head, columns) in enumerate(panels.items()):
         drawn = {
             column: chart(column, [one._replace(look=looks[one.name]) for one in each], "round")
             for column, each in columns.items()
         }
-        grid = _grid(drawn, fold or number > 0)
+        # the charts of clients stand after that of the mean, folded in all panels but the first
+        first = [MEAN] if (fold or number) and MEAN in drawn else []
+        rest = sorted((c for c in drawn if c not in first), key=lambda column: column != MEAN)
+        shown = [rest[i] for i in some_of(len(rest), _MOST)] if rest else []
+        grid = _charts_of(drawn, shown)
+        if len(shown) < len(rest):
+            grid = html_parts.paragraphs([f"{len(shown)} of {len(rest)} are shown."]) + grid
+        if first and grid:
+            grid = html_parts.folded("By client", grid)
+        grid = _charts_of(drawn, first) + grid
         name = on_page(head)
         grids.append(f'<div class="panel" data-title="{name}"><h4>{name}</h4>{grid}</div>')
     inside = f'<div class="panels">{"".join(grids)}</div>' if len(grids) > 1 else grid
     return f'<section class="curves"><h3>{title}</h3>{key_of(looks)}{inside}</section>'
 
 
-def _grid(drawn: Mapping[str, str], fold: bool) -> str:
-    """Charts beside each other, the mean first; `fold` shows the others on demand."""
-
-    def charts(columns: Sequence[str]) -> str:
-        inside = "".join(drawn[column] for column in columns)
-        return f'<div class="charts">{inside}</div>' if inside else ""
-
-    first = [MEAN] if fold and MEAN in drawn else []
-    rest = sorted((c for c in drawn if c not in first), key=lambda column: column != MEAN)
-    shown = [rest[i] for i in some_of(len(rest), _MOST)] if rest else []
-    grid = charts(shown)
-    if len(shown) < len(rest):
-        grid = html_parts.paragraphs([f"{len(shown)} of {len(rest)} are shown."]) + grid
-    if first and grid:
-        grid = html_parts.folded("By client", grid)
-    return charts(first) + grid
-
-
-def _looks_of(looks: Mapping[str, Look], table: Table) -> dict[str, Look]:
-    """The look of each line; if there are many, the baseline and a table's best rows stand out."""
-    if len(looks) <= _MOST_LINES:
-        return dict(looks)
-    best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
-    chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
-    chosen += [table.baseline] if table.baseline in looks else []
-    order = [*sorted(chosen, key=best.index), *(one for one in looks if one not in chosen)]
-    return {label: Look(i, 0, label in chosen) for i, label in enumerate(order)}
+def _charts_of(drawn: Mapping[str, str], columns: Sequence[str]) -> str:
+    inside = "".join(drawn[column] for column in columns)
+    return f'<div class="charts">{inside}</div>' if inside else ""
 
 
 def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns:
@@ -130,19 +121,17 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
                     if value is not None and np.isfinite(value):
                         rounds = found.setdefault(column, {}).setdefault(label, {})
                         rounds.setdefault(number, []).append(value)
-    return {
-        column: [_mean_line(label, looks[label], by_round) for label, by_round in lines.items()]
-        for column, lines in found.items()
-    }
-
-
-def _mean_line(label: str, look: Look, by_round: Mapping[int, list[float]]) -> Line:
-    most = max(map(len, by_round.values()))
-    # seeds may stop early; a mean over the others alone would jump
-    rounds = sorted(number for number, values in by_round.items() if len(values) == most)
-    values = np.array([by_round[number] for number in rounds])
-    ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
-    return Line(label, look, rounds, values.mean(1), *ends)
+    columns: _Columns = {}
+    for column, lines in found.items():
+        columns[column] = []
+        for label, by_round in lines.items():
+            most = max(map(len, by_round.values()))
+            # seeds may stop early; a mean over the others alone would jump
+            rounds = sorted(number for number, values in by_round.items() if len(values) == most)
+            values = np.array([by_round[number] for number in rounds])
+            ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
+            columns[column].append(Line(label, looks[label], rounds, values.mean(1), *ends))
+    return columns
 
 
 def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Record]]:
@@ -151,8 +140,12 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
     The plain mean over clients is the first column; weights are there only if they vary.
     """
     records = [(record["round"], record[key]) for record in run.records if key in record]
-    if key == "weights" and all(_alike(values, records[0][1]) for _, values in records):
-        return
+    if key == "weights":
+        # null in JSON is a weight that is not finite; other clients may train in each round
+        rows = [np.nan_to_num(np.array([*values.values()], float)) for _, values in records]
+        same = all(values.keys() == records[0][1].keys() for _, values in records)
+        if same and all(np.allclose(row, rows[0], rtol=0, atol=1e-6) for row in rows):
+            return
     for number, values in records:
         if key.startswith("unseen"):
             by_adaptation: dict[str, Record] = {}
@@ -167,11 +160,6 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
             mean = {MEAN: row.get(MEAN, float(np.mean(known)) if known else None)}
             # weights sum to 1, so that their mean shows nothing
             yield "", number, (mean if key != "weights" else {}) | row
-
-
-def _alike(one: Record, other: Record) -> bool:
-    same = one.keys() == other.keys()
-    return same and all(abs((one[k] or 0) - (other[k] or 0)) < 1e-6 for k in one)
 
 
 def sensitivity(variants: Sequence[Variant], tables: Sequence[Table]) -> str:

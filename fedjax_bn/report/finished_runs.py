@@ -21,30 +21,22 @@ from fedjax_bn.run.training.records import Record
 APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
-        *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels"),
-        *(
-            "mesh.clients",
-            "mesh.batch",
-            "clients",
-            "population",
-            "checkpoint_every",
-            "clients_named",
-            "predictions",
-        ),
-        *("eval_batch_size", "eval_train_loss", "eval_unseen", "method", "wandb"),
+        *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels", "population"),
+        *("mesh.clients", "mesh.batch", "clients", "checkpoint_every", "clients_named", "wandb"),
+        *("predictions", "eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
     )
 )
 
 
 class Run(NamedTuple):
-    """A finished run, as it is in its workdir.
+    """A finished run, read from its workdir.
 
     Attributes:
       folder: the workdir.
       about: config.json.
       summary: summary.json.
       records: those of all rounds, in order.
-      data: data.json, see `data.data_facts`; empty if the run's version wrote none.
+      data: data.json, see `page.data_facts`; empty if the run's version wrote none.
       answers: (client, "") or (unseen domain, adaptation) -> who was right on what, see
         `run.evaluation.answers`; empty for a detector and for a version that wrote none.
     """
@@ -82,7 +74,7 @@ class Run(NamedTuple):
         return self.summary.get("score", "accuracy")
 
     def tested(self, name: str, adaptation: str = "") -> int:
-        """How many samples a client or an unseen domain was tested on; 0 if that is unknown."""
+        """Returns how many samples of a client or an unseen domain were tested; 0 if unknown."""
         if (name, adaptation) in self.answers:
             return len(self.answers[name, adaptation].right)
         known = self.data.get("unseen" if adaptation else "clients", {}).get(name)
@@ -136,23 +128,19 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
         if not folder.is_dir():
             raise WorkdirError(f"{folder} is not a folder: give workdirs of finished runs")
         for place in _workdirs(folder):
-            if (place / "summary.json").exists():
-                found.append(_read_run(place))
-            else:
+            if not (place / "summary.json").exists():
                 notes.append(f"{place} holds a run that has not finished: it is left out.")
+                continue
+            summary = read_json(place / "summary.json", SUMMARY)
+            records = read_lines(place / "metrics.jsonl", summary["rounds"])
+            about = read_json(place / "config.json", CLAIM)
+            about |= {"config": _lists(up_to_date(about["config"]))}
+            data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
+            found.append(Run(place, about, summary, records, data, read_answers(place)))
     if not found:
         named = ", ".join(map(str, folders))
         raise WorkdirError(f"no finished run (a summary.json) in {named}: give other folders")
     return found, notes
-
-
-def _read_run(folder: Path) -> Run:
-    summary = read_json(folder / "summary.json", SUMMARY)
-    records = read_lines(folder / "metrics.jsonl", summary["rounds"])
-    about = read_json(folder / "config.json", CLAIM)
-    about |= {"config": _lists(up_to_date(about["config"]))}
-    data = read_json(folder / "data.json", DATA) if (folder / "data.json").exists() else {}
-    return Run(folder, about, summary, records, data, read_answers(folder))
 
 
 def _workdirs(folder: Path) -> Iterator[Path]:
@@ -188,6 +176,24 @@ def relevant(run: Run) -> Record:
     }
 
 
+def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
+    """Returns domain -> training samples of a client, where they are not as many as planned.
+
+    Counts that differ by rounding, by one sample or two in a thousand, are alike.
+
+    Args:
+      data: data.json; empty for a run that has none, whose samples are unknown.
+      planned: domain -> training samples of each of its clients; others may have any number.
+    """
+    found: dict[str, int] = {}
+    for client, parts in data.get("clients", {}).items():
+        domain, count = client.partition("/")[0], parts["train"]["samples"]
+        wanted = planned.get(domain, count)
+        if abs(count - wanted) > max(1, wanted // 500):
+            found[domain] = count
+    return found
+
+
 def spell(value: Any) -> str:
     """Returns a value as the command line takes it."""
     if isinstance(value, list | tuple):
@@ -216,21 +222,15 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
     for (method, own), group in zip(configs, groups.values(), strict=True):
         others = [config for name, config in configs if name == method]
         differ = tuple(key for key in own if any(one.get(key) != own[key] for one in others))
-        texts = {key: [spell(one.get(key)) for one in others] for key in differ}
-        shown = [
-            f"{key}={spell(own[key])}"
-            for key in differ
-            if spell(own[key]) != _usual(method, key, texts[key])
-        ]
+        shown = []
+        for key in differ:
+            values = [spell(one.get(key)) for one in others]
+            # labels leave out the method's own rule, else the value of more than half
+            rule = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
+            value, count = Counter(values).most_common(1)[0]
+            usual = rule if rule in values else value if 2 * count > len(values) else None
+            if (text := spell(own[key])) != usual:
+                shown.append(f"{key}={text}")
         label = f"{method} ({', '.join(shown)})" if shown else method
         made.append(Variant(label, tuple(group), differ))
     return made, notes
-
-
-def _usual(method: str, key: str, values: Sequence[str]) -> str | None:
-    """The value of a key that labels leave out; None if they name each value."""
-    own = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
-    if own in values:
-        return own
-    value, count = Counter(values).most_common(1)[0]
-    return value if 2 * count > len(values) else None

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from fedjax_bn.engine.figures import on_plot, png
 
-OVERLAP = 0.5  # IoU from which on a box of the right class is right, as for mAP50
+_OVERLAP = 0.5  # IoU from which on a box of the right class is right, as for mAP50
 _COLOURS = {"right": "lime", "wrong": "red", "missed": "orange"}
 
 
@@ -41,7 +41,7 @@ def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> 
       rows: client -> its pictures, equally many.
       names: of the classes.
     """
-    count = max(map(len, rows.values()))
+    count, shown = max(map(len, rows.values())), [on_plot(name, 12) for name in names]
     figure = Figure(figsize=(2 * count + 1, 2 * len(rows) + 0.5), layout="constrained")
     grid = figure.subplots(len(rows), count, squeeze=False)
     for row, (client, pictures) in zip(grid, rows.items(), strict=True):
@@ -49,7 +49,14 @@ def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> 
             axes.set(xticks=[], yticks=[])
         for axes, picture in zip(row, pictures, strict=False):
             axes.imshow(picture.image)
-            _draw(axes, picture, names)
+            right, missed = _judge(picture)
+            for m in np.flatnonzero(missed):
+                box, text = picture.true_boxes[m], shown[picture.true_classes[m]]
+                draw_box(axes, picture.image, box, text, _COLOURS["missed"], at_end=True)
+            for d in np.flatnonzero(picture.classes >= 0)[::-1]:  # the best one on top
+                text = f"{shown[picture.classes[d]]} {picture.scores[d]:.2f}"
+                colour = _COLOURS["right" if right[d] else "wrong"]
+                draw_box(axes, picture.image, picture.boxes[d], text, colour)
         row[0].set_ylabel(on_plot(client))
     legend = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items()]
     figure.legend(handles=legend, loc="outside upper center", ncols=len(legend), fontsize="small")
@@ -88,18 +95,6 @@ def draw_box(
         ).get_bbox_patch().set_boxstyle("square", pad=0.1)
 
 
-def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
-    right, missed = _judge(picture)
-    shown = [on_plot(name, 12) for name in names]
-    for m in np.flatnonzero(missed):
-        text = shown[picture.true_classes[m]]
-        draw_box(axes, picture.image, picture.true_boxes[m], text, _COLOURS["missed"], at_end=True)
-    for d in np.flatnonzero(picture.classes >= 0)[::-1]:  # the best one on top
-        text = f"{shown[picture.classes[d]]} {picture.scores[d]:.2f}"
-        colour = _COLOURS["right" if right[d] else "wrong"]
-        draw_box(axes, picture.image, picture.boxes[d], text, colour)
-
-
 def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
     """Returns which found boxes are right, bool[D], and which true ones were missed, bool[M].
 
@@ -111,7 +106,7 @@ def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
     for d in np.flatnonzero(picture.classes >= 0):
         able = missed & (picture.true_classes == picture.classes[d])
         value = np.where(able, overlap[d], -1)
-        if value.max(initial=-1) >= OVERLAP:
+        if value.max(initial=-1) >= _OVERLAP:
             right[d] = True
             missed[value.argmax()] = False
     return right, missed

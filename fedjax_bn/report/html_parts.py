@@ -7,7 +7,8 @@ matplotlib takes a third of a second for each, and its pictures cannot be read o
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -218,8 +219,14 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
       logarithmic: whether x is drawn by its logarithm.
     """
     most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_IN_ALL // max(len(lines), 1)))
-    lines = [thin for line in lines if (thin := _thinned(line, most)).x]
-    if not lines:
+    drawn: list[Line] = []
+    for line in lines:
+        good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]  # which NaN is not
+        if good:
+            kept = [good[i] for i in some_of(len(good), most)]
+            values = ([float(v[i]) for i in kept] if len(v) else [] for v in line[2:])
+            drawn.append(Line(line.name, line.look, *values))
+    if not (lines := drawn):
         return ""
     lines.sort(key=lambda line: line.look.on)  # coloured lines are drawn above grey ones
     if len(lines) > _MOST_BANDS:
@@ -231,14 +238,15 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
     else:
         whole = all(x == int(x) for x in xs)
         ticks = _ticks(xs[0], xs[-1], whole) if len(xs) > 1 else xs
-    across = _Axis(ticks, _LEFT, right, logarithmic)
+    across = partial(_places, ticks=ticks, start=_LEFT, end=right, logarithmic=logarithmic)
     ys = [y for line in lines for y in (*line.y, *line.low, *line.high)]
-    up = _Axis(_ticks(min(ys), max(ys)), bottom, _TOP)
+    heights = _ticks(min(ys), max(ys))
+    up = partial(_places, ticks=heights, start=bottom, end=_TOP)
     parts = []
-    for y, tick in zip(up.places(up.ticks), up.ticks, strict=True):
+    for y, tick in zip(up(heights), heights, strict=True):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:g}" y2="{y:g}"/>')
         parts.append(f'<text x="{_LEFT - 5}" y="{y + 4:g}" text-anchor="end">{tick:g}</text>')
-    for x, tick in zip(across.places(ticks), ticks, strict=True):
+    for x, tick in zip(across(ticks), ticks, strict=True):
         parts.append(f'<text x="{x:g}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>')
     parts.append(f'<text x="{right}" y="{_HEIGHT - 4}" text-anchor="end">{on_page(unit)}</text>')
     parts += [_drawn(line, across, up) for line in lines]
@@ -251,19 +259,18 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
     )
 
 
-class _Axis(NamedTuple):
-    """From values to places: linear between the ends of its ticks, or in their logarithms."""
-
-    ticks: Sequence[float]
-    start: float
-    end: float
-    logarithmic: bool = False
-
-    def places(self, values: Sequence[float]) -> np.ndarray:
-        scale = np.log if self.logarithmic else np.asarray
-        low, high = scale(self.ticks[0]), scale(self.ticks[-1])
-        share = (scale(np.asarray(values, float)) - low) / ((high - low) or 1)
-        return (self.start + share * (self.end - self.start)).round(1)
+def _places(
+    values: Sequence[float],
+    ticks: Sequence[float],
+    start: float,
+    end: float,
+    logarithmic: bool = False,
+) -> np.ndarray:
+    """Where values are on an axis: linear between the ends of its ticks, or in logarithms."""
+    scale = np.log if logarithmic else np.asarray
+    low, high = scale(ticks[0]), scale(ticks[-1])
+    share = (scale(np.asarray(values, float)) - low) / ((high - low) or 1)
+    return (start + share * (end - start)).round(1)
 
 
 def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
@@ -275,33 +282,22 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
     return locator.tick_values(low, high).tolist()
 
 
-def _thinned(line: Line, most: int) -> Line:
-    """The line with at most so many points, all of them drawable."""
-    good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]
-    good = [good[i] for i in some_of(len(good), most)] if good else []
-    name, look, *columns = line
-    return Line(name, look, *([float(v[i]) for i in good] if len(v) else [] for v in columns))
-
-
-def _drawn(line: Line, across: _Axis, up: _Axis) -> str:
+def _drawn(line: Line, across: Callable, up: Callable) -> str:
     """A band where there are limits, the line, and points where they are few."""
-    style, x, y = line.look.style, across.places(line.x), up.places(line.y)
-
-    def points(x: np.ndarray, y: np.ndarray) -> str:
-        return " ".join(f"{a:g},{b:g}" for a, b in zip(x, y, strict=True))
-
+    style, x, y = line.look.style, across(line.x).tolist(), up(line.y).tolist()
+    points = [f"{a:g},{b:g}" for a, b in zip(x, y, strict=True)]
     parts = []
     if line.low:
-        ends = np.append(x, x[::-1]), np.append(up.places(line.high), up.places(line.low)[::-1])
-        parts.append(f'<polygon class="band {style}" points="{points(*ends)}"/>')
+        # there along the upper limits, and back along the lower ones
+        ends = zip([*x, *x[::-1]], [*up(line.high), *up(line.low)[::-1]], strict=True)
+        around = " ".join(f"{a:g},{b:g}" for a, b in ends)
+        parts.append(f'<polygon class="band {style}" points="{around}"/>')
     parts.append(
-        f'<polyline class="line {style}" points="{points(x, y)}" '
+        f'<polyline class="line {style}" points="{" ".join(points)}" '
         f'data-name="{on_page(line.name)}" data-x="{" ".join(f"{v:g}" for v in line.x)}" '
         f'data-y="{" ".join(f"{v:.4g}" for v in line.y)}"/>'
     )
     if len(x) <= _LEAST_POINTS:
-        parts += [
-            f'<circle class="{style}" cx="{a:g}" cy="{b:g}" r="2.5"/>'
-            for a, b in zip(x, y, strict=True)
-        ]
+        dots = zip(x, y, strict=True)
+        parts += [f'<circle class="{style}" cx="{a:g}" cy="{b:g}" r="2.5"/>' for a, b in dots]
     return f'<g class="series{"" if line.look.on else " off"}">{"".join(parts)}</g>'

@@ -4,17 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedjax_bn.arguments.text import on_page
-from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.report import comparison, html_parts, plots, unseen
+from fedjax_bn.data import label_trees
+from fedjax_bn.data.domain import Dataset, Domain, Split, splits
+from fedjax_bn.report import comparison, html_parts, plots
 from fedjax_bn.report.answers import measured, mistakes
 from fedjax_bn.report.curves import convergence, sensitivity
-from fedjax_bn.report.data import data_facts
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.results import Table, tables_of
 from fedjax_bn.report.sections import about_runs, batch_norms, data_section
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.files.workdir import write_atomically, write_json
+from fedjax_bn.run.training.records import Record
 
 _CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
 _MOST_SAMPLED = 40  # clients whose images are shown
@@ -35,7 +36,7 @@ def write_report(folder: Path) -> None:
         "loss": plots.curves(first.records, "loss", "training loss"),
         "weights": plots.curves(first.records, "weights", "aggregation weight"),
     }
-    for name, image in unseen.ablations(first.summary["accuracy"]["unseen"]):
+    for name, image in plots.ablations(first.summary["accuracy"]["unseen"]):
         drawn[f"unseen{name.removesuffix('.png')}"] = image
     if "mask_l1" in first.records[-1]:
         drawn["mask_l1"] = plots.curves(first.records, "mask_l1", "L1 norm of the mask")
@@ -61,7 +62,7 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
       ConfigError: a data set has no run of the baseline, or `out` does not end with .html.
     """
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out={out} must end with .html: the tables beside it have other ends")
+        raise ConfigError(f"--out={out} must end with .html: its tables are written beside it")
     runs, notes = find_runs(folders)
     groups = _groups(runs, baseline)
     title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(groups)}"
@@ -71,6 +72,43 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
     for path, text in files.items():
         write_atomically(path, text)
     return list(files)
+
+
+def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> Record:
+    """Returns the content of data.json.
+
+    Args:
+      internal: the clients.
+      unseen: the domains without a client; all of their samples are tested.
+      most: clients that are listed, evenly spaced if there are more.
+
+    Returns:
+      {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
+      "boxes": whether classes are of boxes, "number": of clients}, where counts are {"samples": n,
+      "classes": how many of each}.
+    """
+
+    def counts(parts: Sequence[Split]) -> Record:
+        parts = {id(part): part for part in parts}.values()  # an unseen domain may repeat one
+        each = sum(label_trees.class_counts(part.labels, number) for part in parts)
+        samples = sum(len(part.images) for part in parts)
+        return {"samples": samples, "classes": [int(count) for count in each]}
+
+    number = internal.num_classes
+    shown = [internal.domains[k] for k in some_of(len(internal.domains), most)]
+    return {
+        "classes": list(internal.classes or map(str, range(number))),
+        "clients": {
+            domain.name: {name: counts([split]) for name, split in splits(domain)}
+            for domain in shown
+        },
+        "unseen": {
+            domain.name: {"test": counts([split for _, split in splits(domain)])}
+            for domain in unseen
+        },
+        "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
+        "number": len(internal.domains),
+    }
 
 
 def write_data_plots(

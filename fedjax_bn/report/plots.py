@@ -1,12 +1,13 @@
-"""Plots of a run, as PNG bytes."""
+"""Plots of a run and of its unseen clients, as PNG bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedjax_bn.adaptation.choice import varied
+from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.engine.figures import in_lines, on_plot, png
@@ -15,6 +16,9 @@ from fedjax_bn.report.tables import columns, heading, score_of
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.training.records import Record
 
+_MOST_EMBEDDED = 1000  # samples drawn at random for t-SNE, whose time grows fast with them
+_NO_AMOUNTS = ("order", "affine", "seed", "about")  # settings between which a line means nothing
+_YLABEL, _DOTTED = "accuracy, %", " (dotted: plain inference)"
 _MOST_COUNTED = 200  # clients whose labels are shown
 
 
@@ -57,7 +61,7 @@ def methods(summaries: list[Record]) -> bytes:
 
 
 def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -> bytes:
-    """The first samples of each client, a row each: images, matrices of connectomes, or profiles.
+    """Draws the first samples of each client, a row each: images, connectomes, or profiles.
 
     They are training samples, or test samples for an unseen client, which has no others.
 
@@ -76,8 +80,12 @@ def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -
         first = next(splits(domain))[1]
         images = np.stack([*islice(first.images, count)])
         images = _as_matrices(images) if connectomes and images.ndim == 2 else images
-        if images.ndim == 2:
-            _profiles(axes, images, count)
+        if images.ndim == 2:  # profiles beside each other, all on one scale
+            width = images.shape[1]
+            for number, values in enumerate(images):
+                place = number * 1.1 * width + np.arange(width)
+                axes.plot(place, values, linewidth=0.8, color="C0")
+            axes.set_xlim(-0.05 * width, (1.1 * count - 0.05) * width)
         else:
             axes.imshow(_in_a_row(images, count), cmap="gray", vmin=0, vmax=1)
         for number, image in enumerate(images):
@@ -99,14 +107,6 @@ def _as_matrices(features: np.ndarray) -> np.ndarray:
     above = np.zeros((len(features), regions, regions), features.dtype)
     above[:, *np.triu_indices(regions, 1)] = features
     return (above + above.transpose(0, 2, 1) + np.eye(regions, dtype=features.dtype))[..., None]
-
-
-def _profiles(axes: Axes, features: np.ndarray, count: int) -> None:
-    """Features f[n, F] as curves beside each other, all on one scale."""
-    width = features.shape[1]
-    for number, values in enumerate(features):
-        axes.plot(number * 1.1 * width + np.arange(width), values, linewidth=0.8, color="C0")
-    axes.set_xlim(-0.05 * width, (1.1 * count - 0.05) * width)
 
 
 def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
@@ -135,11 +135,10 @@ def _gap(images: np.ndarray) -> int:
 
 
 def class_counts(dataset: Dataset) -> bytes:
-    """Training samples of each class (rows) that each client (columns) owns, as FedIG's Fig. 10.
+    """Draws how many training samples of each class (rows) each client (columns) owns.
 
-    If images have boxes, these are counted. Clients of one domain stand together; numbers are
-    written in where there is room for them. If there are many clients, some are shown, evenly
-    spaced.
+    It is as FedIG's Fig. 10. If images have boxes, these are counted. If there are many clients,
+    some are shown, evenly spaced.
     """
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
@@ -164,30 +163,23 @@ def class_counts(dataset: Dataset) -> bytes:
         axes.set_yticks(np.arange(classes) + 0.5, names, fontsize=8)
     axes.invert_yaxis()
     axes.set_ylabel("class")
-    _name_clients(axes, [domain.name.rpartition("/") for domain in domains])
+    # "mnist/3" is client 3 of mnist: numbers stand below the columns, domains below the numbers
+    places, _, own = zip(*(domain.name.rpartition("/") for domain in domains), strict=True)
+    look = {"fontsize": 8} if any(places) else {"fontsize": 8, "rotation": 30, "ha": "right"}
+    axes.set_xticks([])
+    if clients <= 40:
+        axes.set_xticks(np.arange(clients) + 0.5, map(on_plot, own), **look)
+    starts = [k for k in range(clients) if k == 0 or places[k] != places[k - 1]]
+    for start, end in zip(starts, [*starts[1:], clients], strict=True) if any(places) else ():
+        axes.axvline(start, color="black", linewidth=1.2)
+        below = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center", "va": "top"}
+        middle = ((start + end) / 2, 0)
+        axes.annotate(on_plot(places[start]), middle, xycoords=("data", "axes fraction"), **below)
     return png(figure)
 
 
-def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
-    """Client numbers below the columns and, where domains have several, domains below those."""
-    domains, _, own = zip(*names, strict=True)
-    numbered = any(domains)
-    look = {"fontsize": 8} if numbered else {"fontsize": 8, "rotation": 30, "ha": "right"}
-    axes.set_xticks([])
-    if len(names) <= 40:
-        axes.set_xticks(np.arange(len(names)) + 0.5, map(on_plot, own), **look)
-    if not numbered:
-        return
-    starts = [k for k in range(len(names)) if k == 0 or domains[k] != domains[k - 1]]
-    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
-        axes.axvline(start, color="black", linewidth=1.2)
-        below = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center", "va": "top"}
-        place = ((start + end) / 2, 0)
-        axes.annotate(on_plot(domains[start]), place, xycoords=("data", "axes fraction"), **below)
-
-
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:
-    """Mean features by channel of some domains, before and after their masks (FedCD, Fig. 4).
+    """Draws mean features by channel of domains, before and after their masks (FedCD, Fig. 4).
 
     Args:
       features: domain -> f[N, F], before the mask.
@@ -207,4 +199,135 @@ def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> by
         column[-1].set_xlabel("channel")
     for axes in grid[:, 0]:
         axes.set_ylabel("mean over samples")
+    return png(figure)
+
+
+def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
+    """Yields a plot for every key that adaptations of one name vary, as (file's name, PNG).
+
+    Args:
+      scores: domain -> adaptation -> accuracy in percent, such as a run's "unseen".
+    """
+    texts = list(next(iter(scores.values()), {}))
+    baseline = {d: row["running"] for d, row in scores.items() if "running" in row}
+    for (name, key), choices in varied(texts).items():
+        values = {
+            domain: {value: [row[text]] for value, text in choices.items()}
+            for domain, row in scores.items()
+        }
+        label = f"{key} of {name}"
+        if key in _NO_AMOUNTS:
+            picture = _bars(values, label, baseline)
+        else:
+            picture = ablation(values, label, baseline, logarithmic=key == "batch_size")
+        yield f"-{file_name(name)}-{file_name(key)}.png", picture
+
+
+def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
+    """Returns a point for every test sample and layer, the layers' medians marked (FedIG, Fig. 4a).
+
+    Args:
+      by_layer: layer name -> alpha f[N] in [0, 1].
+      title: above the plot.
+    """
+    figure = Figure(figsize=(max(6, 0.4 * len(by_layer) + 2), 4), layout="constrained")
+    axes = figure.subplots()
+    random = np.random.default_rng(0)
+    for place, values in enumerate(by_layer.values(), start=1):
+        across = place + random.uniform(-0.3, 0.3, len(values))
+        axes.plot(across, values, ".", markersize=2, alpha=0.3, rasterized=True)
+        axes.plot([place - 0.4, place + 0.4], [np.median(values)] * 2, color="black")
+    names = [on_plot(name) for name in by_layer]
+    axes.set_xticks(range(1, len(by_layer) + 1), names, rotation=60, ha="right", fontsize=7)
+    axes.set(ylabel="alpha", ylim=(-0.03, 1.03), title=on_plot(title, 80))
+    axes.grid(axis="y", alpha=0.3)
+    return png(figure)
+
+
+def embeddings(
+    features: Mapping[str, np.ndarray], labels: np.ndarray, classes: Sequence[str] = ()
+) -> bytes:
+    """Returns t-SNE of features, one panel a method, a colour a class (FedIG, Fig. 4b).
+
+    Args:
+      features: title -> f[N, F]; 1,000 samples are drawn at random if there are more.
+      labels: i32[N].
+      classes: their names, in the order of the labels.
+    """
+    from sklearn.manifold import TSNE
+
+    labels = np.asarray(labels)
+    chosen = np.random.default_rng(0).permutation(len(labels))[:_MOST_EMBEDDED]
+    figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
+    panels = figure.subplots(1, len(features), squeeze=False)[0]
+    for axes, (title, values) in zip(panels, features.items(), strict=True):
+        # t-SNE refuses perplexities of as many as its samples
+        perplexity = min(30, (len(chosen) - 1) / 3)
+        flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values[chosen])
+        for label in np.unique(labels):
+            own = labels[chosen] == label
+            name = classes[label] if classes else str(label)
+            axes.plot(*flat[own].T, ".", markersize=3, label=on_plot(name))
+        axes.set(xticks=[], yticks=[], title=on_plot(title))
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=5 * len(panels), markerscale=3)
+    return png(figure)
+
+
+def ablation(
+    values: Mapping[str, Mapping[float, Sequence[float]]],
+    label: str,
+    baseline: Mapping[str, float] = {},
+    logarithmic: bool = False,
+) -> bytes:
+    """Returns accuracy over a setting, a line a method: mean and range (TsmoBN, Fig. 3).
+
+    Args:
+      values: method -> setting -> accuracies of its repeats, percent.
+      label: what the setting is, such as "momentum".
+      baseline: method -> accuracy of plain inference, dotted.
+      logarithmic: whether the setting's axis is, such as for batch sizes.
+    """
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, row) in enumerate(values.items()):
+        places, color = sorted(row), f"C{i}"
+        repeats = [np.asarray(row[place], float) for place in places]
+        axes.plot(places, [r.mean() for r in repeats], "o-", color=color, label=on_plot(name))
+        axes.fill_between(
+            places, [r.min() for r in repeats], [r.max() for r in repeats], color=color, alpha=0.2
+        )
+        if name in baseline:
+            axes.axhline(baseline[name], color=color, linestyle=":")
+    if logarithmic:
+        axes.set_xscale("log", base=2)
+    axes.set(xlabel=on_plot(label), ylabel=_YLABEL + _DOTTED * bool(baseline))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return png(figure)
+
+
+def _bars(
+    values: Mapping[str, Mapping[object, Sequence[float]]],
+    label: str,
+    baseline: Mapping[str, float],
+) -> bytes:
+    """Accuracy by setting as bars, a group a method, as `ablation` (TsmoBN, Fig. 3c and 3d)."""
+    figure = Figure(figsize=(max(6, 1.5 * len(values) + 2), 4), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(setting for row in values.values() for setting in row))
+    width = 0.8 / len(names)
+    for i, setting in enumerate(names):
+        rows = [np.asarray(row.get(setting, [np.nan]), float) for row in values.values()]
+        means = np.array([row.mean() for row in rows])
+        reach = np.abs([[row.min(), row.max()] for row in rows] - means[:, None]).T
+        places = np.arange(len(rows)) + (i - (len(names) - 1) / 2) * width
+        axes.bar(places, means, width, yerr=reach, capsize=2, label=on_plot(str(setting)))
+    for i, name in enumerate(values):
+        if name in baseline:
+            axes.plot([i - 0.45, i + 0.45], [baseline[name]] * 2, ":", color="black")
+    axes.set_xticks(range(len(values)), [on_plot(name) for name in values])
+    axes.set(ylabel=_YLABEL + _DOTTED * bool(baseline), title=on_plot(label))
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(fontsize="small", loc="outside right upper")
     return png(figure)

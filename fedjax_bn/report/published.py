@@ -1,4 +1,4 @@
-"""What papers print, and beside which cell of a report it stands.
+"""What papers print, and beside which cell of a report it is shown.
 
 `paper_results.csv` has the numbers, a row for each cell of a table. `paper_protocols.json` has the
 configuration and the test of each row; `launch/sweeps/coverage.py --protocols` writes it from the
@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.report.data import other_samples
-from fedjax_bn.report.finished_runs import APART, as_json, spell
+from fedjax_bn.report.finished_runs import APART, as_json, other_samples, spell
 from fedjax_bn.report.results import MEAN, Row, Table
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import own_rules
@@ -29,10 +28,7 @@ _OF_ORIGINALS = {"data.fraction": 0.1, "data.truncate": True}
 # FedBN's Table 16 prints its columns in another order than its numbers have, evidently its authors'
 # order of clients: printed heading -> data set of the numbers.
 _TABLE_16 = {
-    "SVHN": "MNIST",
-    "USPS": "SVHN",
-    "SynthDigits": "USPS",
-    "MNIST-M": "SynthDigits",
+    **{"SVHN": "MNIST", "USPS": "SVHN", "SynthDigits": "USPS", "MNIST-M": "SynthDigits"},
     "MNIST": "MNIST-M",
 }
 
@@ -99,36 +95,20 @@ def published(**where: str) -> tuple[Cell, ...]:
 
 
 class _Protocol(NamedTuple):
-    """A published table, or one setting of a table, with the configuration that states how.
+    """A published table, or one setting of a table, with the configuration that states how."""
 
-    Attributes:
-      where: paper, table, dataset and setting of its cells.
-      name: such as "FedBN, Table 11", with the setting if the table has several.
-      kind: internal or unseen, the table of a report beside which it stands.
-      metric: accuracy or mAP50.
-      config: the packaged config.
-      dataset: its data.name, with the changes.
-      start: what training starts from: empty for random weights, or UNSTATED.
-      samples: domain -> training samples of each of its clients, if the paper or its authors' code
-        gives the number.
-      columns: domain here -> heading there.
-      rows: title -> {"adaptation": of the test, "changes": the row's own for each alternative}.
-      changes: of the config, which all rows make.
-      target: the domains left out; None if each is in turn.
-    """
-
-    where: Sequence[str]
-    name: str
-    kind: str
-    metric: str
-    config: str
-    dataset: str
-    start: str
-    samples: Mapping[str, int]
-    columns: Mapping[str, str]
-    rows: Mapping[str, Mapping[str, Any]]
-    changes: Mapping[str, Any]
-    target: str | None
+    where: Sequence[str]  # paper, table, dataset and setting of its cells
+    name: str  # such as "FedBN, Table 11", with the setting if the table has several
+    kind: str  # internal or unseen, the table of a report beside which it is shown
+    metric: str  # accuracy or mAP50
+    config: str  # the packaged config
+    dataset: str  # its data.name, with the changes
+    start: str  # what training starts from: empty for random weights, or UNSTATED
+    samples: Mapping[str, int]  # domain -> training samples of a client, where they are stated
+    columns: Mapping[str, str]  # domain here -> heading there
+    rows: Mapping[str, Mapping[str, Any]]  # title -> its test, and its changes by alternative
+    changes: Mapping[str, Any]  # of the config, which all rows make
+    target: str | None  # the domains left out; None if each is in turn
 
 
 class _Training(NamedTuple):
@@ -142,31 +122,22 @@ class _Training(NamedTuple):
 
 
 class _Printed(NamedTuple):
-    """A published number that stands beside a cell.
-
-    Attributes:
-      paper: such as FedBN.
-      table: its table, and the setting if it has several.
-      source: the table, or that it is our mean of numbers that the paper prints without one.
-      mean: percent.
-      std: standard deviation over runs in percent; None if the paper prints none.
-      differs: in what the run differs from the paper's protocol.
-    """
+    """A published number that is shown beside a cell."""
 
     paper: str
-    table: str
-    source: str
-    mean: float
-    std: float | None
-    differs: str
+    table: str  # with the setting if the table has several
+    source: str  # the table, or that it is our mean of numbers that the paper prints without one
+    mean: float  # percent
+    std: float | None  # over runs in percent; None if the paper prints none
+    differs: str  # in what the run differs from the paper's protocol
 
 
 def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     """Returns the published numbers of a cell, at most one a paper.
 
-    It is from the row whose rules are the run's, in the table whose protocol is nearest to the run;
-    of equally near ones in the largest. If a paper prints no mean, that of its numbers stands
-    beside the mean over the same clients.
+    A number is from the row that has the run's rules, in the table whose protocol is nearest to the
+    run; if several are equally near, in the largest. If a paper prints no mean, the mean of its
+    numbers is beside the mean over the same clients.
 
     Args:
       table: of the report.
@@ -194,7 +165,10 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
         rank = (len(differs), -len(protocol.rows))
         paper = protocol.where[0]
         if paper not in found or rank < found[paper][0]:
-            differs += _other_clients(protocol, table)
+            if protocol.kind == "internal":
+                here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
+                for missing, where in ((here - there, "there"), (there - here, "here")):
+                    differs += [f"no {', '.join(sorted(missing))} {where}"] * bool(missing)
             said = "; ".join(differs) or "nothing that its config states"
             found[paper] = rank, _Printed(paper, protocol.name, source, mean, std, said)
     return [printed for _, printed in found.values()]
@@ -269,12 +243,3 @@ def _differences(one: _Training, row: Row) -> Iterator[str]:
     if counts:
         each = ", ".join(f"{d} {n} ({samples[d]} there)" for d, n in counts.items())
         yield f"training samples of a client: {each}"
-
-
-def _other_clients(protocol: _Protocol, table: Table) -> Iterator[str]:
-    """Which clients train here and not there, and which there and not here."""
-    if protocol.kind == "internal":
-        here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
-        for missing, where in ((here - there, "there"), (there - here, "here")):
-            if missing:
-                yield f"no {', '.join(sorted(missing))} {where}"

@@ -23,20 +23,12 @@ _MANY = 8  # rows; a longer table is sorted
 
 
 class _Score(NamedTuple):
-    """A score of one seed.
+    """A score of one seed."""
 
-    Attributes:
-      value: percent.
-      parts: the shares of which it is the plain mean, with their test samples; empty if these are
-        not known.
-      right: for each part bool[n], who was right; empty if that is not known of all.
-      data: the hash of the data: only answers to the same samples are paired.
-    """
-
-    value: float
-    parts: tuple[Part, ...] = ()
-    right: tuple[np.ndarray, ...] = ()
-    data: str = ""
+    value: float  # percent
+    parts: tuple[Part, ...] = ()  # shares of which it is the plain mean; empty if not all are known
+    right: tuple[np.ndarray, ...] = ()  # bool[n] for each part: who was right; empty as above
+    data: str = ""  # hash of the data: only answers to the same samples are paired
 
 
 _Seeds = dict[int, _Score]
@@ -68,7 +60,7 @@ class Row(NamedTuple):
       adaptation: that of unseen domains; else empty.
       cells: column -> cell.
       config: the target, and the keys on which numbers depend, of the variant's first run.
-      data: data.json of each of the variant's runs, see `data.data_facts`.
+      data: data.json of each of the variant's runs, see `page.data_facts`.
     """
 
     method: str
@@ -81,7 +73,7 @@ class Row(NamedTuple):
     @property
     def label(self) -> str:
         """Its name in a table."""
-        return _label(self.variant, self.adaptation)
+        return f"{self.variant} [{self.adaptation}]" if self.adaptation else self.variant
 
 
 class Table(NamedTuple):
@@ -203,10 +195,6 @@ def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str =
     return _Score(value, shares, right, run.about["data"])
 
 
-def _label(variant: str, adaptation: str) -> str:
-    return f"{variant} [{adaptation}]" if adaptation else variant
-
-
 def _table(
     name: str,
     variants: Sequence[Variant],
@@ -216,19 +204,30 @@ def _table(
     """A table of rows (variant, adaptation) -> scores."""
     runs = {variant.label: variant.runs for variant in variants}
     score, dataset = variants[0].runs[0].score, variants[0].runs[0].summary["dataset"]
-    proportions = score == "accuracy"  # which are shares of samples, other scores are not
+    proportions = score == "accuracy"  # a share of the samples, which mAP50 is not
     columns = dict.fromkeys(column for scores in rows.values() for column in scores)
     columns = tuple(sorted(columns, key=lambda column: column != MEAN))
     made = []
     for (label, adaptation), scores in rows.items():
         other = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
-        cells = {c: _cell(seeds, other.get(c), proportions) for c, seeds in scores.items()}
+        cells = {}
+        for column, seeds in scores.items():
+            one = next(iter(seeds.values()))
+            value = intervals.over_seeds([score.value for score in seeds.values()])
+            # Student's interval does not end at 0 and 100; max and min keep a NaN in front
+            value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
+            if len(seeds) == 1 and proportions and one.parts:
+                value = intervals.mean_of_parts(one.parts)._replace(mean=value.mean)
+            theirs = other.get(column)
+            versus = _difference(seeds, theirs, proportions) if theirs else None
+            samples = sum(count for _, count in one.parts)
+            cells[column] = Cell(value, len(seeds), samples, versus)
         first = runs[label][0]
         config = relevant(first) | {"target": first.target}
         data = tuple(run.data for run in runs[label])
         made.append(Row(first.method, label, adaptation, cells, config, data))
-    table = Table(name, dataset, score, columns, tuple(made), _label(*baseline))
-
+    named = Row("", *baseline, {}).label  # which may have no row in this table
+    table = Table(name, dataset, score, columns, tuple(made), named)
     order = table.ranked(columns[0])
     best, *others = (rows[row.variant, row.adaptation][columns[0]] for row in order)
     gaps = [_difference(best, one, proportions) for one in others]
@@ -237,17 +236,6 @@ def _table(
     if len(made) > _MANY:  # a few rows stay in the order in which the folders were given
         made = [*order, *(row for row in made if columns[0] not in row.cells)]
     return table._replace(rows=tuple(made), tied=tuple(tied))
-
-
-def _cell(seeds: _Seeds, other: _Seeds | None, proportions: bool) -> Cell:
-    first = next(iter(seeds.values()))
-    value = intervals.over_seeds([score.value for score in seeds.values()])
-    # Student's interval does not end at 0 and 100; max and min keep a NaN in front
-    value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
-    if len(seeds) == 1 and proportions and first.parts:
-        value = intervals.mean_of_parts(first.parts)._replace(mean=value.mean)
-    versus = _difference(seeds, other, proportions) if other else None
-    return Cell(value, len(seeds), sum(count for _, count in first.parts), versus)
 
 
 def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:

@@ -4,21 +4,12 @@ import html
 import shlex
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from fedjax_bn.report import html_parts
 from fedjax_bn.report.finished_runs import Run, Variant, as_json, defaults, spell
-from fedjax_bn.report.html_parts import (
-    cell,
-    folded,
-    heat_map,
-    joined,
-    paragraphs,
-    picture,
-    side_by_side,
-    sortable,
-)
+from fedjax_bn.report.html_parts import cell, heat_map, joined, paragraphs, picture, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.files.workdir import not_readable, read_arrays
 from fedjax_bn.run.training.client_logs import read_distances
@@ -72,8 +63,9 @@ def batch_norms(variants: Sequence[Variant]) -> str:
                              ".2g", most)
                     for name, one in found.items()
                 )  # fmt: skip
-                rows.append(side_by_side(maps))
-        parts.append(folded(f"{variant.label}, seed {run.seed}", "".join(rows), not parts))
+                rows.append(html_parts.side_by_side(maps))
+        title = f"{variant.label}, seed {run.seed}"
+        parts.append(html_parts.folded(title, "".join(rows), is_open=not parts))
     notes = []
     if shared:
         notes.append(
@@ -93,46 +85,40 @@ def _alphas(variants: Sequence[Variant]) -> str:
     """A heat map for each file: quantiles over the samples, a column a layer; or how to get it."""
     parts = []
     for variant in variants:
-        run = variant.runs[0]
-        files = sorted((run.folder / "evaluations").glob("*-alphas-*.npz"))
-        parts += [_alpha_map(variant.label, path) for path in files]
-        served = [t for row in run.summary["accuracy"]["unseen"].values() for t in row]
-        if not files and _ADAPTER in served:
+        folder, label = variant.runs[0].folder, variant.label
+        files = sorted((folder / "evaluations").glob("*-alphas-*.npz"))
+        for path in files:
+            values = read_arrays(path)
+            try:
+                rows = [np.quantile(values[layer], [*_QUANTILES.values()]) for layer in values]
+            except (ValueError, IndexError, TypeError) as error:
+                raise not_readable(path, error) from error
+            title = f"{label}, {path.stem}: 0 takes the received statistics, 1 those of each sample"
+            columns = np.array(rows).T
+            parts.append(heat_map(title, list(_QUANTILES), list(values), columns, ".2f", 1.0))
+        unseen = variant.runs[0].summary["accuracy"]["unseen"]
+        if not files and any(_ADAPTER in row for row in unseen.values()):
             text = (
-                f"{variant.label}: no alphas by layer were recorded; `fedjax-bn evaluate --workdir "
-                f"{shlex.quote(str(run.folder))} --alphas` does, and then this report shows them."
+                f"{label}: no alphas by layer were recorded; `fedjax-bn evaluate --workdir "
+                f"{shlex.quote(str(folder))} --alphas` does, and then this report shows them."
             )
             parts.append(paragraphs([text], "missing"))
     return "\n".join(["<h3>Alphas of the adapter by layer</h3>", *parts]) if parts else ""
 
 
-def _alpha_map(label: str, path: Path) -> str:
-    values = read_arrays(path)
-    try:
-        rows = [np.quantile(values[layer], [*_QUANTILES.values()]) for layer in values]
-    except (ValueError, IndexError, TypeError) as error:
-        raise not_readable(path, error) from error
-    title = f"{label}, {path.stem}: 0 takes the received statistics, 1 those of each sample"
-    return heat_map(title, list(_QUANTILES), list(values), np.array(rows).T, ".2f", 1.0)
-
-
 def data_section(variants: Sequence[Variant]) -> str:
-    """Returns pictures of the first run's data, and its class counts with names, as HTML."""
+    """Returns pictures of the first run's data, and its class counts with names, as HTML.
+
+    Classes are counted in training, validation and test samples: a row a client, a column a class.
+    """
     run = variants[0].runs[0]
     plots = run.folder / "plots"
-    pictures = [picture(plots / f"{name}.png", text) for name, text in _PICTURES.items()]
-    counts = _class_counts(run)
-    if not counts:  # a version before 0.2 wrote no data.json
-        counts = picture(plots / "class_counts.png", "Training samples by class and client")
-    return joined(*pictures, counts)
-
-
-def _class_counts(run: Run) -> str:
-    """Tables of training, validation and test samples: a row a client and a column a class."""
-    if not (data := run.data):
-        return ""
+    parts = [picture(plots / f"{name}.png", text) for name, text in _PICTURES.items()]
+    if not (data := run.data):  # a version before 0.2 wrote no data.json
+        text = "Training samples by class and client"
+        return joined(*parts, picture(plots / "class_counts.png", text))
     what = "boxes" if data["boxes"] else "samples"
-    parts = [f"<h3>{what.capitalize()} by class and client</h3>"]
+    parts.append(f"<h3>{what.capitalize()} by class and client</h3>")
     if len(data["clients"]) < data["number"]:
         few = f"{len(data['clients'])} of {data['number']:,} clients."
         parts.append(paragraphs([few], "soft"))
@@ -145,7 +131,7 @@ def _class_counts(run: Run) -> str:
                 heads = [f"least of {len(heads)} classes", "median", "most"]
                 counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
             parts.append(heat_map(f"{split}: {what}", list(rows), heads, counts, ".0f"))
-    return "\n".join(parts)
+    return joined(*parts)
 
 
 def about_runs(variants: Sequence[Variant]) -> str:
@@ -155,47 +141,49 @@ def about_runs(variants: Sequence[Variant]) -> str:
     commands = list(dict.fromkeys(_command(run) for _, run in runs))
     if (more := len(commands) - _MOST_COMMANDS) > 0:
         commands[_MOST_COMMANDS:] = [f"... and {more} more"]
-    costs = [_costs(label, run) for label, run in runs]
+    costs, machines = [], {}
+    for label, run in runs:
+        summary, sent = run.summary, run.summary.get("traffic", {})
+        costs.append(
+            [
+                *(label, run.seed, run.target or "none"),
+                *(summary["rounds"], summary["selected_round"]),
+                f"{summary['seconds_per_round']:.3g}",
+                f"{sum(record['seconds'] for record in run.records) / 60:.1f}",
+                f"{summary['compile_seconds']:.3g}",
+                f"{summary['samples_per_second']:.0f}",
+                *(f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")),
+                cell(run.folder, kind="text"),
+            ]
+        )
+        about, machine = run.about, run.about.get("machine", {})
+        versions = ", ".join(f"{name} {n}" for name, n in about.get("versions", {}).items())
+        keys = ("device_kind", "cpu", "cores", "mesh")
+        what = ", ".join(str(machine[key]) for key in keys if machine.get(key))
+        devices = ", ".join(about.get("devices", ()))
+        machines[f"{versions or 'versions unknown'}; on {devices} ({what})"] = None
+    configs = [[run.config for run in variant.runs] for variant in variants]
+    every = [one for each in configs for one in each]
+    changed = []
+    for key in sorted({key for one in every for key in one if defaults().get(key) != one[key]}):
+        # all values that the seeds and targets of a variant have
+        texts = [" | ".join(dict.fromkeys(spell(one[key]) for one in each)) for each in configs]
+        if len(set(texts)) == 1:
+            texts[1:] = ["same"] * (len(texts) - 1)
+        changed.append([key, *(cell(text, kind="text") for text in texts)])
     heads = ["key", *(variant.label for variant in variants)]
     return joined(
         "<h3>Time and traffic</h3>",
         sortable("MB: what a client receives and sends in a round.", _COSTS, costs),
         "<h3>Keys that differ from the defaults</h3>",
-        sortable("All other keys have their defaults.", heads, _keys(variants)),
+        sortable("All other keys have their defaults.", heads, changed),
         "<h3>Commands</h3>",
         f"<pre>{html.escape(chr(10).join(commands))}</pre>",
         "<h3>Notes on the data and the start</h3>" if notes else "",
         paragraphs(notes),
         "<h3>Versions and devices</h3>",
-        paragraphs(list(dict.fromkeys(_machine(run) for _, run in runs))),
+        paragraphs(machines),
     )
-
-
-def _costs(label: str, run: Run) -> list[object]:
-    summary, sent = run.summary, run.summary.get("traffic", {})
-    return [
-        *(label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]),
-        f"{summary['seconds_per_round']:.3g}",
-        f"{sum(record['seconds'] for record in run.records) / 60:.1f}",
-        f"{summary['compile_seconds']:.3g}",
-        f"{summary['samples_per_second']:.0f}",
-        *(f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")),
-        cell(run.folder, kind="text"),
-    ]
-
-
-def _keys(variants: Sequence[Variant]) -> list[list[object]]:
-    """A row a key, a column a variant: all values that its seeds and targets have."""
-    configs = [[run.config for run in variant.runs] for variant in variants]
-    every = [one for each in configs for one in each]
-    changed = {key for one in every for key in one if defaults().get(key) != one[key]}
-    rows = []
-    for key in sorted(changed):
-        texts = [" | ".join(dict.fromkeys(spell(one[key]) for one in each)) for each in configs]
-        if len(set(texts)) == 1:
-            texts[1:] = ["same"] * (len(texts) - 1)
-        rows.append([key, *(cell(text, kind="text") for text in texts)])
-    return rows
 
 
 def _command(run: Run) -> str:
@@ -219,12 +207,3 @@ def _command(run: Run) -> str:
 def _packaged() -> dict[str, dict[str, object]]:
     """Name of a packaged config -> its keys."""
     return {name: as_json(read(name)) for name in packaged_configs()}
-
-
-def _machine(run: Run) -> str:
-    """Versions and devices."""
-    about, machine = run.about, run.about.get("machine", {})
-    versions = ", ".join(f"{name} {number}" for name, number in about.get("versions", {}).items())
-    keys = ("device_kind", "cpu", "cores", "mesh")
-    what = ", ".join(str(machine[key]) for key in keys if machine.get(key))
-    return f"{versions or 'versions unknown'}; on {', '.join(about.get('devices', ()))} ({what})"

@@ -29,14 +29,15 @@ data.split=official.
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from compared import Measured, measure, read_summary, table
+from domains import target_in
 from entries import Entry, chosen_rows
-from plan import Run, config_file, target_in, text
+from plan import Run, config_file, text
 from report import selected_validation
 from sweep import count, train_command
 
@@ -118,6 +119,7 @@ def runs_of(
     if entry.norm:
         changes["model"] = f"{changes['model']}:norm={entry.norm}"
     changes |= {"optimizer.learning_rate": rate, "seed": seed}
+    # one checkpoint, at the end: a run takes seconds, and there are hundreds
     changes |= {"checkpoint_every": changes["rounds"], "target": ""}
     found = []
     for target in bench.targets:
@@ -151,34 +153,6 @@ def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def settings(bench: Bench, changes: Sequence[tuple[str, str]]) -> str:
-    """Returns what the runs of a data set have in common."""
-    keys = {key: text(value) for key, value in bench.changes.items()} | dict(changes)
-    each = [f"{k}={v}" for k, v in keys.items() if k not in ("data.path", "compilation_cache")]
-    left_out = " or ".join(target.replace(",", " and ") for target in bench.targets)
-    return f"Made with {bench.config}, {left_out} left out: {', '.join(each)}."
-
-
-def execute(
-    options: argparse.Namespace,
-    bench: Bench,
-    rows: Mapping[str, Entry],
-    train: Callable[[Run], None],
-) -> None:
-    """Trains what is left, row after row: the first seed at each rate, the others at the best."""
-    done: set[str] = set()
-    for label, entry in rows.items():
-        if entry.folder in done:
-            continue
-        done.add(entry.folder)
-        print(f"{options.dataset}: {label}", file=sys.stderr, flush=True)
-        for seed in range(options.seeds):
-            best = best_rate(options, bench, entry) if seed else None
-            for rate in options.rates if seed == 0 else filter(None, [best]):
-                for run in runs_of(options, bench, entry, rate, seed):
-                    train(run)
-
-
 def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float | None:
     """Returns the rate whose first seed validates best; None if none has finished on all targets.
 
@@ -187,7 +161,7 @@ def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float 
     """
 
     def validation(rate: float) -> float:
-        total = 0.0
+        total = 0.0  # over targets; each has the same weight
         for run in runs_of(options, bench, entry, rate, 0):
             folder = options.workdir / run.name
             if (summary := read_summary(folder)) is None:
@@ -205,34 +179,46 @@ def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float 
     return best if validation(best) > -float("inf") else None
 
 
-def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> Callable[..., None]:
-    """Returns `train(run)`, which trains in this process what has not finished or failed."""
+def train_all(
+    options: argparse.Namespace,
+    bench: Bench,
+    rows: Mapping[str, Entry],
+    changes: Sequence[tuple[str, str]],
+) -> None:
+    """Trains in this process what has not finished or failed, row after row.
+
+    The first seed is trained at each rate, the others at the best.
+    """
     import jax
 
     from fedjax_bn.run.training import train
     from fedjax_bn.run.training.compilation_cache import keep_compiled
 
-    last = [""]
-
-    def one(run: Run) -> None:
-        folder, failure = options.workdir / run.name, _failure(options, run)
-        if read_summary(folder) or failure.exists():
-            return
-        if (row := run.name.split("/")[1]) != last[0]:
-            last[0] = row
-            jax.clear_caches()
-        config = config_of(run, changes)
-        keep_compiled(config.compilation_cache)
-        try:
-            train.run(config, folder, say=lambda text: None)
-        except InterruptedRun:
-            raise
-        except UserError as error:  # another process has it, or it cannot be run
-            print(f"{run.name}: {error}", file=sys.stderr)
-            if isinstance(error, NotFiniteError):  # which it would be again
-                write_atomically(failure, f"{error}\n")
-
-    return one
+    folders: set[str] = set()
+    for label, entry in rows.items():
+        if entry.folder in folders:
+            continue
+        folders.add(entry.folder)
+        print(f"{options.dataset}: {label}", file=sys.stderr, flush=True)
+        # programs of other rows are not needed again, and hundreds would fill the memory
+        jax.clear_caches()
+        for seed in range(options.seeds):
+            best = best_rate(options, bench, entry) if seed else None
+            rates = options.rates if seed == 0 else filter(None, [best])
+            for run in (one for r in rates for one in runs_of(options, bench, entry, r, seed)):
+                folder, failure = options.workdir / run.name, _failure(options, run)
+                if read_summary(folder) or failure.exists():
+                    continue
+                config = config_of(run, changes)
+                keep_compiled(config.compilation_cache)
+                try:
+                    train.run(config, folder, say=lambda text: None)
+                except InterruptedRun:
+                    raise
+                except UserError as error:  # another process has it, or it cannot be run
+                    print(f"{run.name}: {error}", file=sys.stderr)
+                    if isinstance(error, NotFiniteError):  # which it would be again
+                        write_atomically(failure, f"{error}\n")
 
 
 def _failure(options: argparse.Namespace, run: Run) -> Path:
@@ -266,19 +252,18 @@ def part_of(rows: Mapping[str, Entry], index: int, number: int) -> dict[str, Ent
     return {label: entry for label, entry in rows.items() if entry.folder in folders}
 
 
-def _part(text: str) -> tuple[int, int]:
-    index, _, number = text.partition("/")
-    if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/2 or 2/2")
-    return int(index), int(number)
-
-
-def _rate_list(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
-
-
 def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Returns the options, and the changes of the configuration as they were given."""
+
+    def part(text: str) -> tuple[int, int]:
+        index, _, number = text.partition("/")
+        if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/2 or 2/2")
+        return int(index), int(number)
+
+    def rates(text: str) -> tuple[float, ...]:
+        return tuple(map(float, text.split(",")))
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -289,8 +274,8 @@ def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--target", default="", help="domains left out one after the other")
     parser.add_argument("--only", default="", help="globs of rows, with commas between them")
     parser.add_argument("--seeds", type=partial(count, 1), default=SEEDS)
-    parser.add_argument("--rates", type=_rate_list, default=RATES, help="learning rates to try")
-    parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: every Nth row")
+    parser.add_argument("--rates", type=rates, default=RATES, help="learning rates to try")
+    parser.add_argument("--part", type=part, default=(1, 1), help="I/N: every Nth row")
     parser.add_argument("--workdir", type=Path, default=Path("runs") / "all_methods")
     options, given = parser.parse_known_args(arguments)
     for argument in given:
@@ -317,10 +302,15 @@ def main(arguments: Iterable[str] | None = None) -> int:
         return 0
     if options.action == "run":
         mine = part_of(rows, *options.part)
+        # all runs read the same data, so that one is enough
         for entry in [*mine.values()][:1]:
             check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
-        execute(options, bench, mine, trainer(options, changes))
-    shown = f"{report(options, bench, rows)}\n\n{settings(bench, changes)}"
+        train_all(options, bench, mine, changes)
+    keys = {key: text(value) for key, value in bench.changes.items()} | dict(changes)
+    each = [f"{k}={v}" for k, v in keys.items() if k not in ("data.path", "compilation_cache")]
+    left_out = " or ".join(target.replace(",", " and ") for target in bench.targets)
+    settings = f"Made with {bench.config}, {left_out} left out: {', '.join(each)}."
+    shown = f"{report(options, bench, rows)}\n\n{settings}"
     write_atomically(options.workdir / f"{options.dataset}.md", f"{shown}\n")
     print(shown)
     return 0

@@ -4,8 +4,8 @@
     python launch/sweeps/coverage.py --protocols
 
 A line a number: paper, table, data set, setting, method, column, value, and after a tab the
-command of the first run from which it comes. After a `#` stand the place of the number in a file of
-the run's folder, and the command of all runs where there are several: two numbers of one command
+command of the first run from which it comes. After a `#` follow the place of the number in a file
+of the run's folder, and the command of all runs where there are several: two numbers of one command
 have two places. The last line is a JSON object: `rows`, `with_command`, and `without`, reason ->
 count. All of it is read from the tables of the papers' sweeps.
 
@@ -34,7 +34,7 @@ import fedig
 import tsmobn
 import unifed
 from ml_collections import ConfigDict
-from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, all_runs, config_file
+from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, config_file
 from sweep import commands, locate
 
 from fedjax_bn.report.published import PROTOCOLS, UNSTATED, cells
@@ -71,9 +71,9 @@ class Answer(NamedTuple):
 
 
 def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
-    """One for each published number, in the papers' order."""
+    """Yields an answer for each published number, in the papers' order."""
     by_paper = {
-        paper: (placed(sweep), {run.name: run for run in all_runs(sweep.parts)})
+        paper: (placed(sweep), {run.name: run for run in sweep.runs})
         for paper, sweep in SWEEPS.items()
     }
     for number in cells():
@@ -81,13 +81,19 @@ def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
         cell = places.get(number)
         if cell is None or not cell.runs:
             yield Answer(number, "", "", "", cell.missing if cell else NO_TABLE)
-        else:
-            folder = workdir / SWEEPS[number.paper].name
-            yield _answer(number, cell, runs, SWEEPS[number.paper], folder, data)
+            continue
+        run, name = runs[cell.runs[0]], SWEEPS[number.paper].name
+        tests = tuple(test for test in run.tests if test.name == cell.test)
+        made = commands(run._replace(tests=tests), workdir / name, data)
+        command = " && ".join(shlex.join(["python", *one]) for one in made)
+        folders = dict.fromkeys(f"{name.rpartition('/')[0]}/*" for name in cell.runs)
+        only = shlex.quote(",".join(folders))
+        every = f"python launch/sweeps/{name}.py --only {only}" if len(cell.runs) > 1 else ""
+        yield Answer(number, command, place_of(cell, run), every, "")
 
 
 def placed(sweep: Sweep) -> dict[Published, Cell]:
-    """Published number -> the cell that stands beside it."""
+    """Returns published number -> the cell beside which a report prints it."""
     return {
         cell.published[0]: cell
         for table in sweep.tables
@@ -97,29 +103,8 @@ def placed(sweep: Sweep) -> dict[Published, Cell]:
     }
 
 
-def _answer(
-    number: Published,
-    cell: Cell,
-    runs: Mapping[str, Run],
-    sweep: Sweep,
-    workdir: Path,
-    data: Mapping[str, str],
-) -> Answer:
-    run = runs[cell.runs[0]]
-    tests = tuple(test for test in run.tests if test.name == cell.test)
-    made = commands(run._replace(tests=tests), workdir, data)
-    command = " && ".join(shlex.join(["python", *one]) for one in made)
-    place = place_of(cell, run)
-    if len(cell.runs) == 1:
-        return Answer(number, command, place, "", "")
-    folders = dict.fromkeys(f"{name.rpartition('/')[0]}/*" for name in cell.runs)
-    only = shlex.quote(",".join(folders))
-    every = f"python launch/sweeps/{sweep.name}.py --only {only}"
-    return Answer(number, command, place, every, "")
-
-
 def place_of(cell: Cell, run: Run) -> str:
-    """Where a run's file has the number, as `summary.json: accuracy.unseen.fog.tsmobn`."""
+    """Returns where a run's file has the number: `summary.json: accuracy.unseen.fog.tsmobn`."""
     (test,) = [test for test in run.tests if test.name == cell.test] or [None]
     file, top = (f"evaluations/{test.name}.json", "") if test else ("summary.json", "accuracy.")
     domain = {MEAN: "mean", UNSEEN: "*"}.get(cell.domain, cell.domain)
@@ -137,7 +122,7 @@ def _is_unseen(cell: Cell, run: Run) -> bool:
     return pooled or (bool(target) and cell.domain != MEAN)
 
 
-@cache
+@cache  # reading a config file takes 50 ms
 def _read(config: str) -> ConfigDict:
     """The configuration of a config file."""
     return read(config_file(config))
@@ -157,13 +142,15 @@ def protocols() -> list[dict[str, Any]]:
     """
     tables: dict[str, dict[str, Any]] = {}
     for sweep in SWEEPS.values():
-        runs = {run.name: run for run in all_runs(sweep.parts)}
+        runs = {run.name: run for run in sweep.runs}
         for number, cell in placed(sweep).items():
             every = [runs[name] for name in cell.runs]
             tests = [test for run in every for test in run.tests if test.name == cell.test]
+            # a test with flags, such as --internal, is in no report
             if every and not any(test.flags for test in tests):
                 _add(tables, number, cell, every, tests[0].changes if tests else {})
     for table in tables.values():
+        # what all rows change is written once
         rows = [changes for row in table["rows"].values() for changes in row["changes"]]
         table["changes"] = {k: v for k, v in rows[0].items() if all(r.get(k) == v for r in rows)}
         for changes in rows:
@@ -210,13 +197,13 @@ def _add(
             table["targets"].append(target)
         changes = {k: v for k, v in run.changes.items() if k not in KEPT_APART}
         changes |= {"data.corruptions": ()} if "data.corruptions" in tested else {}
-        changes = json.loads(json.dumps(changes))
+        changes = json.loads(json.dumps(changes))  # lists for tuples, as in the file
         if changes not in row["changes"]:
             row["changes"].append(changes)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="The command of each published accuracy.")
     parser.add_argument("--workdir", type=Path, default=Path("runs"))
     parser.add_argument("--data", type=Path, help="folder with the data sets by their names")
@@ -226,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         lines = ",\n".join(json.dumps(table) for table in protocols())
         write_atomically(ROOT / "fedjax_bn" / "report" / PROTOCOLS, f"[\n{lines}\n]\n")
         return 0
-    names = {n for s in SWEEPS.values() for r in all_runs(s.parts) for n in r.needs.values()}
+    names = {n for s in SWEEPS.values() for r in s.runs for n in r.needs.values()}
     data = locate(options.data, names) if options.data else {}
     without: Counter[str] = Counter()
     rows = with_command = 0

@@ -1,8 +1,11 @@
 """Headings of the papers' tables, and the domains of ours that they name."""
 
-import plan  # noqa: F401, puts the checkout on Python's path
+from pathlib import Path
+
+from plan import STAND_INS
 
 from fedjax_bn.data.corruptions import INTERNAL, TYPES
+from fedjax_bn.data.sets.arrays import names_in_npz
 
 _CORRUPTIONS = (
     *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
@@ -33,3 +36,22 @@ DOMAINS: dict[str, dict[str, str]] = {
     },
 }
 TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
+
+
+def target_in(path: str, target: str) -> str:
+    """Returns the domain to leave out: `target`, or its stand-in if the data have that one.
+
+    Args:
+      path: of the digits, a folder of the originals or a `.npz`.
+      target: the domain that the plan leaves out.
+    """
+    other = STAND_INS.get(target)
+    if not other or not Path(path).exists():
+        return target
+    if Path(path).is_dir():
+        return "synth_digits"
+    try:
+        domains = {name.partition("__")[0] for name in names_in_npz(Path(path))}
+    except ValueError:  # which the run itself explains
+        return target
+    return other if target not in domains and other in domains else target

@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     Attributes:
       changes: of the config, the method among them; rows of the same changes share their runs.
       adaptation: how its unseen clients are served.
-      norm: what stands in the places of the model's batch norms, "" for these.
+      norm: what replaces the model's batch norms; "" keeps them.
     """
 
     changes: Mapping[str, Any]
@@ -98,7 +98,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 def chosen_rows(only: str) -> dict[str, Entry]:
-    """The rows whose names fit one of some globs.
+    """Returns the rows whose names fit one of some globs.
 
     Raises:
       SystemExit: none does.

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -73,7 +72,7 @@ class Processes:
         return status
 
     def stop(self, number: int, frame: Any = None) -> None:
-        """A handler of signals that passes them on."""
+        """Handles a signal: passes it on to the processes."""
         del frame
         self.signal = number
         # SLURM sends SIGTERM to every process of a step; a second one would end a run at once.
@@ -106,7 +105,7 @@ def execute(
       at_once: how many run at a time, each on its share of this process's cores (Linux) and of the
         GPUs in CUDA_VISIBLE_DEVICES.
       retries: how often a step that fails is tried again.
-      logs: the folder of files that take what each run prints; None: it goes where ours goes.
+      logs: the folder of files that take what each run prints; None: it is printed where ours is.
 
     Returns:
       One outcome a job. After Ctrl-C or SIGTERM runs save their state, and the rest is "stopped".
@@ -119,9 +118,20 @@ def execute(
         if processes.signal:
             return Outcome(job.name, STOPPED)
         log = logs / f"{job.name}.txt" if logs else None
+
+        def call(step: Sequence[str]) -> int:
+            """Runs a step with this Python; returns its exit status."""
+            command = [sys.executable, *step]
+            variables = environment(_place.number, at_once, os.environ)
+            if log is None:
+                return processes.call(command, env=variables)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a") as file:
+                return processes.call(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
+
         began = time.monotonic()
         try:
-            outcome = _attempt(job, partial(_call, processes, at_once, log), retries)
+            outcome = _attempt(job, call, retries)
         except OSError as error:  # of its log or its folder: the other runs continue
             outcome = Outcome(job.name, FAILED, f"before it could start: {error}")
         if processes.signal:
@@ -143,12 +153,12 @@ def execute(
 def _settle(number: int, at_once: int) -> None:
     """Gives this thread, and what it starts, its share of the cores."""
     _place.number = number
-    if at_once > 1 and hasattr(os, "sched_setaffinity"):
+    if at_once > 1 and hasattr(os, "sched_setaffinity"):  # Linux has it; 0 is this thread alone
         os.sched_setaffinity(0, share(sorted(os.sched_getaffinity(0)), number, at_once))
 
 
 def share(cores: Sequence[int], number: int, at_once: int) -> Sequence[int]:
-    """The cores of one of so many runs: no two share one unless there are more runs than cores."""
+    """Returns the cores of a run; two runs share a core only if there are more runs than cores."""
     first, end = (len(cores) * i // at_once for i in (number, number + 1))
     return cores[first:end] or [cores[number % len(cores)]]
 
@@ -171,7 +181,7 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
             tried = f", try {again + 1} of {retries + 1}" if again else ""
             print(f"{job.name} starts{tried}", file=sys.stderr, flush=True)
             status = call(step)
-            if status in (0, MISTAKE):
+            if status in (0, MISTAKE):  # a mistake would only be repeated
                 break
         if status:
             owner = owner_of(job.folder)  # it may have been faster
@@ -180,19 +190,8 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
     return Outcome(job.name, DONE if todo else BEFORE)
 
 
-def _call(processes: Processes, at_once: int, log: Path | None, step: Sequence[str]) -> int:
-    """The exit status of a step, which runs with this Python."""
-    command = [sys.executable, *step]
-    variables = environment(_place.number, at_once, os.environ)
-    if log is None:
-        return processes.call(command, env=variables)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as file:
-        return processes.call(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
-
-
 def table(outcomes: Sequence[Outcome]) -> str:
-    """How many runs came to what, and which of them did not finish, and why."""
+    """Returns how many runs came to what, and which of them did not finish, and why."""
     lines = []
     for state in STATES:
         found = [outcome for outcome in outcomes if outcome.state == state]
@@ -209,7 +208,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def exit_status(outcomes: Sequence[Outcome]) -> int:
-    """130 where the sweep was stopped, 1 where a run failed, 3 where one is still open, else 0."""
+    """Returns 130 if the sweep was stopped, 1 if a run failed, 3 if one is still open, else 0."""
     states = {outcome.state for outcome in outcomes}
     if STOPPED in states:
         return 130

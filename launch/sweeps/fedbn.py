@@ -28,25 +28,9 @@ from functools import partial
 from typing import Any
 
 import figures
+import plan
 from domains import DOMAINS
-from plan import (
-    Column,
-    Evaluation,
-    Figure,
-    Protocol,
-    Row,
-    Sweep,
-    Table,
-    Training,
-    cell,
-    dotted,
-    internal,
-    left_out,
-    names,
-    runs_of,
-    stacked,
-    table,
-)
+from plan import Column, Protocol, Row, Table, Training, columns_of, table, training
 from sweep import main
 
 from fedjax_bn.report.published import published
@@ -63,8 +47,7 @@ DIGITS = DOMAINS["digits"] | {"fonts": "fonts"}
 SYNTHETIC = {"identity covariance": "identity", "correlated": "correlated"}
 
 TRAININGS = {
-    label: Training(label.lower(), {"method": label.lower()})
-    for label in ("SingleSet", "FedAvg", "FedProx", "FedBN")
+    label: training(label.lower()) for label in ("SingleSet", "FedAvg", "FedProx", "FedBN")
 }
 TWO = ("FedAvg", "FedBN")
 FEDERATED = ("FedAvg", "FedProx", "FedBN")
@@ -74,9 +57,9 @@ CLIENTS = tuple(range(1, 11))
 MUS = (0.001, 0.01, 0.1, 1.0)  # FedProx's own grid
 
 
-def rows(*methods: str) -> dict[str, Row]:
-    """One row a method."""
-    return {label: Row((TRAININGS[label],)) for label in methods or TRAININGS}
+def rows(*methods: str) -> dict[str, Training]:
+    """Returns a row for each method."""
+    return {label: TRAININGS[label] for label in methods}
 
 
 NEEDS_DIGITS = {"data.path": "digits"}
@@ -84,19 +67,21 @@ TENTH = {"data.fraction": 0.1, "data.truncate": True}  # whatever form the data 
 
 
 def each(count: int) -> dict[str, int]:
-    """As many training samples of every digit domain."""
+    """Returns the same number of training samples for every digit domain."""
     return dict.fromkeys(DIGITS.values(), count)
 
 
-def digits(
-    setting: str, seeds: int = 1, samples: Mapping[str, int] | None = None, **changes: object
-) -> Protocol:
-    """configs/digits.py, a tenth of the data, with changes; dots are two underscores.
+OF_EACH_DIGIT = each(743)
 
-    `samples` as of `Protocol`, by default the paper's 743.
-    """
-    samples = each(743) if samples is None else samples
-    ends = (internal(DIGITS), seeds, NEEDS_DIGITS, TENTH | dotted(changes), samples)
+
+def digits(
+    setting: str,
+    changes: Mapping[str, object],
+    seeds: int = 1,
+    samples: Mapping[str, int] = OF_EACH_DIGIT,
+) -> Protocol:
+    """Returns configs/digits.py with a tenth of the data and with changes."""
+    ends = (columns_of(DIGITS), seeds, NEEDS_DIGITS, TENTH | dict(changes), samples)
     return Protocol(f"digits/{setting}", "configs/digits.py", *ends)
 
 
@@ -117,31 +102,27 @@ def unequal(percent: int) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 CURVES = {"eval_train_loss": True, "eval_every": 1}
-DEFAULT = digits("E1", 5, **CURVES)
-BY_EPOCHS = {e: DEFAULT if e == 1 else digits(f"E{e}", **CURVES, **epochs(e)) for e in LOCAL_EPOCHS}
+DEFAULT = digits("E1", CURVES, 5)
+BY_EPOCHS = {e: digits(f"E{e}", CURVES | epochs(e)) for e in LOCAL_EPOCHS} | {1: DEFAULT}
 BY_PERCENT = {
-    p: DEFAULT
-    if p == 10
-    else digits(f"data{p}", samples=each(7438 * p // 100), data__fraction=p / 100)
+    p: digits(f"data{p}", {"data.fraction": p / 100}, samples=each(7438 * p // 100))
     for p in PERCENTS
-}
+} | {10: DEFAULT}
 BY_CLIENTS = {  # 743 training images a client
-    n: DEFAULT
-    if n == 1
-    else digits(f"clients{n}", data__clients_per_domain=n, data__fraction=n / 10)
+    n: digits(f"clients{n}", {"data.clients_per_domain": n, "data.fraction": n / 10})
     for n in CLIENTS
-}
+} | {1: DEFAULT}
 BY_BATCH = {
-    (b, e): digits(f"B{b}-E{e}", batch_size=size, **epochs(e))
+    (b, e): digits(f"B{b}-E{e}", {"batch_size": size, **epochs(e)})
     for b, size in BATCHES.items()
     for e in (1, 4, 16)
 }
-UNEQUAL = {p: digits(f"unequal{p}", 1, samples, **keys)
+UNEQUAL = {p: digits(f"unequal{p}", keys, 1, samples)
            for p in (10, 100) for keys, samples in [unequal(p)]}  # fmt: skip
-CENTRALIZED = digits("centralized", 5, {"pooled": 5 * 743}, data__partition="pooled")
+CENTRALIZED = digits("centralized", {"data.partition": "pooled"}, 5, {"pooled": 5 * 743})
 REAL = {
     printed: Protocol(
-        *(name, f"configs/{config}.py", internal(DOMAINS[config]), 5, {"data.path": name}, {}),
+        *(name, f"configs/{config}.py", columns_of(DOMAINS[config]), 5, {"data.path": name}, {}),
         dict.fromkeys(DOMAINS[config].values(), OF_EACH[config]) if config in OF_EACH else {},
     )
     for printed, name, config in (
@@ -151,10 +132,7 @@ REAL = {
     )
 }
 UNSEEN_DIGITS = Protocol(
-    "morpho",
-    "configs/digits.py",
-    internal(DOMAINS["digits_morpho"]),
-    1,
+    *("morpho", "configs/digits.py", columns_of(DOMAINS["digits_morpho"]), 1),
     {"data.path": "morpho"},
     {
         **TENTH,
@@ -162,40 +140,35 @@ UNSEEN_DIGITS = Protocol(
         "target": ",".join(DOMAINS["digits_morpho"].values()),
         "adaptations": ("running", OWN_STATISTICS),
     },
-    each(743),
+    OF_EACH_DIGIT,
 )
-JOINED = Evaluation("joined", {}, program=("launch/joining.py",))
+JOINED = plan.Evaluation("joined", {}, program=("launch/joining.py",))
 JOINING = Protocol(
-    "join",
-    "configs/digits.py",
-    left_out(DOMAINS["digits"]),
-    1,
-    NEEDS_DIGITS,
-    TENTH,
-    each(743),
+    *("join", "configs/digits.py", plan.left_out(DOMAINS["digits"]), 1, NEEDS_DIGITS, TENTH),
+    OF_EACH_DIGIT,
 )
-GAUSSIANS = Protocol("synthetic", "configs/synthetic.py", internal(SYNTHETIC), 5, {}, {})
+GAUSSIANS = Protocol("synthetic", "configs/synthetic.py", columns_of(SYNTHETIC), 5, {}, {})
 
 
 def where(number: int | str, **more: str) -> dict[str, str]:
-    """Fields of the published cells of a table."""
+    """Returns the fields of the published cells of a table."""
     return {"paper": "FedBN", "table": str(number), **more}
 
 
 def combinations() -> Table:
-    """Table 13, whose settings are protocols of their own."""
+    """Returns Table 13, whose settings are protocols of their own."""
     parts = []
     for (b, e), protocol in BY_BATCH.items():
         setting = f"B={b}, E={e}"
         part = table("", "", protocol, rows(*TWO), where(13, setting=setting))
         parts.append((f"{setting}, ", part))
-    return stacked("table13", "Table 13: local epochs E and batch size B", parts)
+    return plan.stacked("table13", "Table 13: local epochs E and batch size B", parts)
 
 
 def over(
     name: str, title: str, protocols: dict[str, Protocol], methods: tuple[str, ...], number: str
 ) -> Table:
-    """A table of settings: a row a domain and method, a column a setting.
+    """Returns a table of settings: a row a domain and method, a column a setting.
 
     Args:
       name, title: of the table.
@@ -205,8 +178,8 @@ def over(
     """
     found, made = {}, []
     for domain, client in DIGITS.items():
-        for label, row in rows(*methods).items():
-            cells = []
+        for label in methods:
+            row, cells = Row((TRAININGS[label],)), []
             for heading, protocol in protocols.items():
                 printed = ()
                 if number and domain != "fonts":
@@ -214,52 +187,41 @@ def over(
                     printed = published(
                         **where(number, setting=setting, method=label, column=domain)
                     )
-                cells.append(cell(protocol, row, Column(("",), client), printed))
-                made += runs_of(protocol, row.trainings)
+                cells.append(protocol.cell(row, Column(("",), client), printed))
+                made += protocol.runs(row.trainings)
             found[f"{domain}, {label}"] = tuple(cells)
     return Table(name, title, tuple(protocols), found, tuple(made))
 
 
 def centralized() -> Table:
-    """Table 12."""
-    pooled = {"Centralized": Row((TRAININGS["FedAvg"],))}
-    return stacked(
-        "table12",
-        "Table 12: centralized training",
-        [
-            ("", table("", "", CENTRALIZED, pooled, where(12))),
-            ("", table("", "", DEFAULT, rows("FedBN"), where(12))),
-        ],
-    )
+    """Returns Table 12."""
+    pooled = table("", "", CENTRALIZED, {"Centralized": TRAININGS["FedAvg"]}, where(12))
+    parts = [("", pooled), ("", table("", "", DEFAULT, rows("FedBN"), where(12)))]
+    return plan.stacked("table12", "Table 12: centralized training", parts)
 
 
-def unseen_rows() -> dict[str, Row]:
-    """Table 17: as printed, and all three methods with both statistics."""
-    found = {"FedBN": Row((TRAININGS["FedBN"],), OWN_STATISTICS)}
+def unseen_rows() -> dict[str, Row | Training]:
+    """Returns Table 17's rows as printed, and all three methods with both statistics."""
+    found: dict[str, Row | Training] = {"FedBN": Row((TRAININGS["FedBN"],), OWN_STATISTICS)}
     for label in ("FedProx", "FedAvg"):
-        found[label] = Row((TRAININGS[label],))
+        found[label] = TRAININGS[label]
         found[f"{label}, statistics of test batches"] = Row((TRAININGS[label],), OWN_STATISTICS)
     return found
 
 
-def joining_rows() -> dict[str, Row]:
-    """The text describes it and prints no number: each of the digits joins the other four."""
-    training = Training("fedbn", {"method": "fedbn"}, (JOINED,))
-    return {
-        "FedBN, as received": Row((training,), "received", test=JOINED.name),
-        "FedBN, own batch norm learned": Row((training,), "joined", test=JOINED.name),
-    }
+# The text describes it and prints no number: each of the digits joins the other four.
+THEN_JOINED = training("fedbn", tests=(JOINED,))
+JOINING_ROWS = {
+    "FedBN, as received": Row((THEN_JOINED,), "received", test=JOINED.name),
+    "FedBN, own batch norm learned": Row((THEN_JOINED,), "joined", test=JOINED.name),
+}
 
 
 def grid(dataset: str, protocol: Protocol, usual: float, validated: bool) -> Table:
-    """FedProx over its mu; its run in the other tables is that of the usual mu."""
-    by_mu = {
-        mu: TRAININGS["FedProx"]
-        if mu == usual
-        else Training(f"fedprox-mu{mu}", {"method": "fedprox", "fedprox.mu": mu})
-        for mu in MUS
-    }
-    found = {f"mu = {mu}": Row((training,)) for mu, training in by_mu.items()}
+    """Returns FedProx over its mu; its run in the other tables is that of the usual mu."""
+    by_mu = {mu: training("fedprox", f"fedprox-mu{mu}", fedprox__mu=mu) for mu in MUS}
+    by_mu[usual] = TRAININGS["FedProx"]
+    found: dict[str, Row | Training] = {f"mu = {mu}": one for mu, one in by_mu.items()}
     if validated:
         found["by validation"] = Row(tuple(by_mu.values()))
     title = f"mu: FedProx on {dataset}"
@@ -273,10 +235,10 @@ DATA_TABLE = over(
     ("SingleSet", *TWO),
     "14",
 )
-METHODS_TABLE = table("table11", "Table 11: methods, 10 % of data", DEFAULT, rows(), where(11))
+METHODS_TABLE = table("table11", "Table 11: methods, 10 % of data", DEFAULT, TRAININGS, where(11))
 TABLES = (
     *(
-        table(f"table1-{p.name}", f"Table 1: {d}", p, rows(), where(1, dataset=d))
+        table(f"table1-{p.name}", f"Table 1: {d}", p, TRAININGS, where(1, dataset=d))
         for d, p in REAL.items()
     ),
     METHODS_TABLE,
@@ -286,7 +248,7 @@ TABLES = (
     table("table15", "Table 15: unequal sizes, 10 %", UNEQUAL[10], rows(*FEDERATED), where(15)),
     table("table16", "Table 16: unequal sizes, 100 %", UNEQUAL[100], rows(*FEDERATED), where(16)),
     table("table17", "Table 17: unseen clients", UNSEEN_DIGITS, unseen_rows(), where(17)),
-    table("joining", "Appendix G: a client that joins later", JOINING, joining_rows()),
+    table("joining", "Appendix G: a client that joins later", JOINING, JOINING_ROWS),
     grid("digits", DEFAULT, 0.01, False),
     *(grid(p.name, p, 0.01 if d == "ABIDE" else 0.001, d != "ABIDE") for d, p in REAL.items()),
 )
@@ -294,61 +256,50 @@ TABLES = (
 
 def loss_figure(
     name: str, title: str, protocol: Protocol, domains: dict[str, str], key: str = "train_loss"
-) -> Figure:
-    """Training losses of both methods by client: after aggregation, or "loss", of local steps."""
-    methods = {label: names(protocol, "", TRAININGS[label]) for label in TWO}
+) -> plan.Figure:
+    """Returns training losses of both methods by client: after aggregation, or of local steps.
+
+    The latter have the key "loss".
+    """
+    methods = {label: protocol.names("", TRAININGS[label]) for label in TWO}
     panels = {
         heading: {label: (own, (key, client)) for label, own in methods.items()}
         for heading, client in domains.items()
     }
-    runs = runs_of(protocol, [TRAININGS[label] for label in TWO])
     draw = partial(figures.curves, panels=panels, ylabel="training loss")
-    return Figure(name, title, runs, draw)
-
-
-def line_figure(source: Table, xlabel: str, log: bool = False) -> Figure:
-    """A table's numbers as lines."""
-    draw = partial(figures.lines, table=source, xlabel=xlabel, log=log)
-    return Figure(source.name, source.title, source.runs, draw)
+    return plan.Figure(name, title, protocol.runs(TRAININGS[label] for label in TWO), draw)
 
 
 ALL_E = over("fig4a", "Fig. 4a: local epochs", {str(e): p for e, p in BY_EPOCHS.items()}, TWO, "")
 FRACTIONS = {f"{p}%": protocol for p, protocol in BY_PERCENT.items()}
 ALL_FRACTIONS = over("fig4b", "Fig. 4b: amount of data", FRACTIONS, ("SingleSet", "FedBN"), "")
-ALL_CLIENTS = over(
-    "fig4c", "Fig. 4c: heterogeneity", {str(n): p for n, p in BY_CLIENTS.items()}, TWO, ""
-)
+NUMBERS = {str(n): protocol for n, protocol in BY_CLIENTS.items()}
+ALL_CLIENTS = over("fig4c", "Fig. 4c: heterogeneity", NUMBERS, TWO, "")
 ALL_BATCHES = [
     over(f"fig8-B{b}", f"Fig. 8: B = {b}", {str(e): BY_BATCH[b, e] for e in (1, 4, 16)}, TWO, "")
     for b in BATCHES
 ]
+PLAIN = TRAININGS["FedBN"]
 FIGURES = (
     loss_figure("fig3", "Fig. 3: training loss, E = 1", DEFAULT, DIGITS),
-    line_figure(ALL_E, "local epochs E"),
-    line_figure(ALL_FRACTIONS, "percentage of the data", log=True),
-    line_figure(ALL_CLIENTS, "clients a domain"),
-    Figure(
-        "fig5",
-        "Fig. 5: methods",
-        METHODS_TABLE.runs,
-        partial(figures.bars, table=METHODS_TABLE),
-    ),
-    Figure(
-        "fig6",
-        "Fig. 6: what the clients see, and their pixels",
-        runs_of(DEFAULT, [TRAININGS["FedBN"]]),
-        partial(figures.pixels, runs=names(DEFAULT, "", TRAININGS["FedBN"])),
+    figures.line_figure(ALL_E, "local epochs E"),
+    figures.line_figure(ALL_FRACTIONS, "percentage of the data", log=True),
+    figures.line_figure(ALL_CLIENTS, "clients a domain"),
+    figures.bar_figure("fig5", "Fig. 5: methods", METHODS_TABLE),
+    plan.Figure(
+        *("fig6", "Fig. 6: what the clients see, and their pixels", DEFAULT.runs([PLAIN])),
+        partial(figures.pixels, runs=DEFAULT.names("", PLAIN)),
     ),
     *(
         loss_figure(f"fig7-E{e}", f"Fig. 7: training loss, E = {e}", protocol, DIGITS)
         for e, protocol in BY_EPOCHS.items()
     ),
-    *(line_figure(one, "local epochs E") for one in ALL_BATCHES),
+    *(figures.line_figure(one, "local epochs E") for one in ALL_BATCHES),
     loss_figure(
         "fig9", "Fig. 9: training loss on synthetic Gaussians", GAUSSIANS, SYNTHETIC, "loss"
     ),
 )
-SWEEP = Sweep("fedbn", "FedBN (Li et al., ICLR 2021)", TABLES, FIGURES)
+SWEEP = plan.Sweep("fedbn", "FedBN (Li et al., ICLR 2021)", TABLES, FIGURES)
 
 if __name__ == "__main__":
     sys.exit(main(SWEEP))

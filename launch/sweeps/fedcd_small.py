@@ -19,106 +19,69 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import fedcd
 import figures
 import numpy as np
+import plan
 from domains import DOMAINS
 from matplotlib.figure import Figure as Canvas
-from plan import (
-    MEAN,
-    Column,
-    Figure,
-    Protocol,
-    Row,
-    Sweep,
-    Table,
-    Training,
-    finished,
-    left_out,
-    names,
-    runs_of,
-    table,
-)
+from plan import MEAN, Column, Figure, Protocol, Row, Sweep, Table, Training, left_out, table
 from sweep import main
 
 from fedjax_bn.engine.figures import png
 
 ADAPTER = "zero_shot_adapter"
-SIZE = {"weigh": "by_size"}
-# row -> its folder and what it changes
 TRAININGS = {
-    "FedAvg": Training("fedavg", {"method": "fedavg", **SIZE}),
-    "FedProx": Training("fedprox", {"method": "fedprox", **SIZE}),
-    "FedBN": Training("fedbn", {"method": "fedbn", **SIZE}),
-    "FedIG-A": Training(
-        "fedig-a", {"method": "fediga", **SIZE, "adaptations": ("running", ADAPTER)}
-    ),
-    "REA": Training("rea", {"method": "fedavg", "weigh": "risk_extrapolation:eta=0.5"}),
-    "FedCD-SCI": Training("fedcd-sci", {"method": "fedcd", **SIZE}),
-    "FedCD-SCI + REA": Training("fedcd-sci-rea", {"method": "fedcd", "fedcd.eta": 0.5}),
+    "FedAvg": fedcd.by_size("fedavg"),
+    "FedProx": fedcd.by_size("fedprox"),
+    "FedBN": fedcd.by_size("fedbn"),
+    "FedIG-A": fedcd.by_size("fediga", "fedig-a", adaptations=("running", ADAPTER)),
+    "REA": plan.training("fedavg", "rea", weigh="risk_extrapolation:eta=0.5"),
+    "FedCD-SCI": fedcd.by_size("fedcd", "fedcd-sci"),
+    "FedCD-SCI + REA": plan.training("fedcd", "fedcd-sci-rea", fedcd__eta=0.5),
 }
 METHODS = {
     label: Row((one,), ADAPTER if label == "FedIG-A" else "running")
     for label, one in TRAININGS.items()
 }
-DIGITS = ("mnist", "svhn", "usps", "fonts", "mnist_m")
 SMALL = {
-    "model": "SmallCNN",
-    "batch_size": 16,
-    "optimizer.learning_rate": 0.02,
-    "optimizer.momentum": 0.9,
+    **{"model": "SmallCNN", "batch_size": 16},
+    **{"optimizer.learning_rate": 0.02, "optimizer.momentum": 0.9},
 }
 SMALL_PACS = Protocol(
-    "small",
-    "configs/pacs.py:protocol=fedcd",
-    left_out(DOMAINS["pacs"]),
-    2,
+    *("small", "configs/pacs.py:protocol=fedcd", left_out(DOMAINS["pacs"]), 2),
     {"data.path": "pacs"},
     {
-        **SMALL,
-        "rounds": 8,
-        "data.image_size": 32,
-        "data.fraction": 0.3,
-        "data.augment": "none",
-        "eval_every": 3,
+        **{**SMALL, "rounds": 8, "data.image_size": 32, "data.fraction": 0.3},
+        **{"data.augment": "none", "eval_every": 3},
     },
 )
+DIGITS = {name: name for name in ("mnist", "svhn", "usps", "fonts", "mnist_m")}
 SMALL_DIGITS = Protocol(
-    "digits",
-    "configs/digits.py",
-    left_out({name: name for name in DIGITS}),
-    2,
-    {"data.path": "digits"},
+    *("digits", "configs/digits.py", left_out(DIGITS), 2, {"data.path": "digits"}),
     # of an `.npz` of 554 to 743 images a domain
     {**SMALL, "data.fraction": 1.0, "data.truncate": False, "rounds": 20, "eval_every": 5},
 )
-BEACH = Protocol(
-    "beach",
-    "configs/cow_on_beach.py",
-    {
-        "clients": Column(("",), MEAN),
-        "zoo": Column(("",), "zoo"),  # the colour has no meaning
-        "beach": Column(("",), "beach"),  # it misleads
-    },
-    3,
-    {},
-    {},
-)
+PLACES = {
+    "clients": Column(("",), MEAN),
+    "zoo": Column(("",), "zoo"),  # the colour has no meaning
+    "beach": Column(("",), "beach"),  # it misleads
+}
+BEACH = Protocol("beach", "configs/cow_on_beach.py", PLACES, 3, {}, {})
 TWO_SEEDS = BEACH._replace(seeds=2)
 
 
 def on_the_beach(label: str) -> Training:
-    """A method with all adaptations that its rows need."""
-    training = TRAININGS[label]
-    own = training.changes.get("adaptations", ("running",))
+    """Returns a method with all adaptations that its rows need."""
+    known = TRAININGS[label].changes
     masked = ("running:mask=False",) if label.startswith("FedCD") else ()
-    return training._replace(changes={**training.changes, "adaptations": (*own, "tsmobn", *masked)})
+    served = (*known.get("adaptations", ("running",)), "tsmobn", *masked)
+    return TRAININGS[label]._replace(changes={**known, "adaptations": served})
 
 
 def beach() -> Table:
-    """The cow on the beach."""
+    """Returns the table of the cow on the beach."""
     made = {label: on_the_beach(label) for label in TRAININGS}
     rows = {label: Row((one,), METHODS[label].adaptation) for label, one in made.items()}
     rows |= {f"{label} + TsmoBN": Row((one,), "tsmobn") for label, one in made.items()}
@@ -127,25 +90,13 @@ def beach() -> Table:
     return table("beach", "The cow on the beach", BEACH, rows)
 
 
-class Channels(NamedTuple):
-    """The channels of one run before the classifier.
-
-    Attributes:
-      colour, digit: f[F], shares of a channel's variance in the zoo that each explains, in [0, 1].
-      mask: f[F], the mean mask.
-    """
-
-    colour: np.ndarray
-    digit: np.ndarray
-    mask: np.ndarray
-
-
 def suppressed(workdir: Path, names: Sequence[str]) -> bytes | None:
-    """A point a channel of all finished runs: share by colour and by digit, coloured by its mask.
+    """Draws a point for each channel of all finished runs; None if no run has finished.
 
-    Beside it the mean mask of channels by which of the two explains more.
+    Left: the shares that colour and digit explain, coloured by the mean mask. Right: the mean mask
+    over the difference of the two shares.
     """
-    runs = [_channels(workdir / name) for name in names if finished(workdir, name)]
+    runs = [_channels(workdir / name) for name in names if plan.finished(workdir, name)]
     if not runs:
         return None
     colour, digit, mask = (np.concatenate(parts) for parts in zip(*runs, strict=True))
@@ -170,8 +121,12 @@ def suppressed(workdir: Path, names: Sequence[str]) -> bytes | None:
     return png(figure)
 
 
-def _channels(folder: Path) -> Channels:
-    """The channels of a finished run's selected round, with the features of the zoo."""
+def _channels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The channels before the classifier in a finished run's selected round, f[F] each.
+
+    The shares of a channel's variance in the zoo that colour and digit explain, in [0, 1], and the
+    mean mask.
+    """
     import jax
 
     from fedjax_bn.adaptation import running
@@ -188,15 +143,13 @@ def _channels(folder: Path) -> Channels:
     variables = global_variables(state)
     (zoo,) = (whole(domain) for domain in experiment.unseen if domain.name == "zoo")
     features = features_of(running, experiment.model, experiment.prepare, variables, zoo)
-    return Channels(
-        explained(features, ground_of(np.asarray(zoo.images))),
-        explained(features, zoo.labels),
-        np.asarray(variables["mask"]["features"]),
-    )
+    colour = explained(features, ground_of(np.asarray(zoo.images)))
+    mask = np.asarray(variables["mask"]["features"])
+    return colour, explained(features, zoo.labels), mask
 
 
 def explained(features: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """f[F]: the share of each feature's variance over N samples that is between groups i[N]."""
+    """Returns f[F]: the share of a feature's variance over N samples between groups i[N]."""
     mean, total = features.mean(0), features.var(0)
     between = sum(
         (groups == g).mean() * np.square(features[groups == g].mean(0) - mean)
@@ -207,56 +160,45 @@ def explained(features: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 BY_LAMBDA = {v: one._replace(folder=f"lambda{v}") for v, one in fedcd.SCI.items()}
 BY_ETA = {v: one._replace(folder=f"eta{v}") for v, one in fedcd.REA.items()}
-SETTINGS = {f"SCI, lambda = {value}": Row((one,)) for value, one in BY_LAMBDA.items()}
-SETTINGS |= {f"REA, eta = {value}": Row((one,)) for value, one in BY_ETA.items()}
+SETTINGS = {f"SCI, lambda = {value}": one for value, one in BY_LAMBDA.items()}
+SETTINGS |= {f"REA, eta = {value}": one for value, one in BY_ETA.items()}
 ON_BEACH = beach()
 BARS = ON_BEACH._replace(rows={label: ON_BEACH.rows[label] for label in TRAININGS})
 MASKED = on_the_beach("FedCD-SCI")
-NORMS = {
-    f"lambda = {value}": (names(TWO_SEEDS, "", one), fedcd.NORM) for value, one in BY_LAMBDA.items()
-}
-
-SWEEP = Sweep(
-    "fedcd_small",
-    "FedCD at a small size",
-    (
-        table(
-            "small",
-            "PACS at 32x32, three tenths of the images, SmallCNN",
-            SMALL_PACS,
-            METHODS,
-            average="mean",
-        ),
-        table("digits", "Digits, leaving one domain out", SMALL_DIGITS, METHODS, average="mean"),
-        ON_BEACH,
-        table("beach-settings", "The cow on the beach: lambda and eta", TWO_SEEDS, SETTINGS),
+NORMS = {f"lambda = {v}": (TWO_SEEDS.names("", one), fedcd.NORM) for v, one in BY_LAMBDA.items()}
+TABLES = (
+    table(
+        *("small", "PACS at 32x32, three tenths of the images, SmallCNN", SMALL_PACS, METHODS),
+        average="mean",
     ),
-    (
-        Figure(
-            "beach-bars",
-            "The cow on the beach: how far methods fall from the clients to the zoo and the beach",
-            ON_BEACH.runs,
-            partial(figures.bars, table=BARS),
+    table("digits", "Digits, leaving one domain out", SMALL_DIGITS, METHODS, average="mean"),
+    ON_BEACH,
+    table("beach-settings", "The cow on the beach: lambda and eta", TWO_SEEDS, SETTINGS),
+)
+FIGURES = (
+    figures.bar_figure(
+        "beach-bars",
+        "The cow on the beach: how far methods fall from the clients to the zoo and the beach",
+        BARS,
+    ),
+    Figure(
+        "norms",
+        "L1 norm of the clients' masks on the cow on the beach",
+        TWO_SEEDS.runs(BY_LAMBDA.values()),
+        partial(
+            figures.curves,
+            panels={"the cow on the beach": NORMS},
+            ylabel="L1 norm of the masks, mean",
         ),
-        Figure(
-            "norms",
-            "L1 norm of the clients' masks on the cow on the beach",
-            runs_of(TWO_SEEDS, BY_LAMBDA.values()),
-            partial(
-                figures.curves,
-                panels={"the cow on the beach": NORMS},
-                ylabel="L1 norm of the masks, mean",
-            ),
-        ),
-        Figure(
-            "suppressed",
-            "What the masks suppress: channels that follow the colour, and those that follow the "
-            "digit",
-            runs_of(BEACH, [MASKED]),
-            partial(suppressed, names=names(BEACH, "", MASKED)),
-        ),
+    ),
+    Figure(
+        "suppressed",
+        "What the masks suppress: channels that follow the colour, and those that follow the digit",
+        BEACH.runs([MASKED]),
+        partial(suppressed, names=BEACH.names("", MASKED)),
     ),
 )
+SWEEP = Sweep("fedcd_small", "FedCD at a small size", TABLES, FIGURES)
 
 if __name__ == "__main__":
     sys.exit(main(SWEEP))

@@ -13,8 +13,8 @@ their internal clients: a client's number is the mean over the three targets tha
 Its samples are the validation samples that chose the round: DomainBed's split, which the paper
 follows, has no others, and the text names none. --config.data.test=0.1 keeps some for the test.
 FedProx has mu = 0.1 everywhere, which the text names for Table 3a, and no other. Fig. 5 and 6 print
-no values: their lambdas are points around the ranges that A.1 names. The text says nothing of how
-the methods of domain generalization were made federated: here their objectives stand in FedAvg,
+no values: their lambdas are points around the ranges that A.1 names. The text does not state
+how the methods of domain generalization were made federated: here FedAvg has their objectives,
 with our defaults, whose sources docs/rivals.md names; RandAug takes the place of DomainBed's
 augmentation. FedDG shows every client the means of 64 images of each other one, as many as a batch.
 """
@@ -24,24 +24,8 @@ from functools import partial
 
 import domains
 import figures
-from plan import (
-    MEAN,
-    OWN,
-    Column,
-    Evaluation,
-    Figure,
-    Protocol,
-    Row,
-    Sweep,
-    Table,
-    Training,
-    cell,
-    dotted,
-    left_out,
-    names,
-    runs_of,
-    table,
-)
+import plan
+from plan import Column, Figure, Protocol, Row, Table, Training, left_out, table, training
 from sweep import main
 
 DOMAINS = {name: domains.DOMAINS[name.lower()] for name in ("PACS", "VLCS", "OfficeHome")}
@@ -59,7 +43,7 @@ INFERENCE = {
 }
 LAMBDA_1 = (0.01, 0.1, 0.3, 0.5, 1.0)
 LAMBDA_2 = (0.5, 1.0, 2.0, 4.0, 5.0, 8.0)
-INSIDE = Evaluation("inside", {}, ("--internal", "--alphas", "--tsne"))
+INSIDE = plan.Evaluation("inside", {}, ("--internal", "--alphas", "--tsne"))
 RANGES = {
     "FedIG-A, u ~ U(0.0, 0.5)": "uniform:low=0.0:high=0.5",
     "FedIG-A, u ~ U(0.5, 1.0)": "uniform:low=0.5:high=1.0",
@@ -68,32 +52,25 @@ RANGES = {
 
 
 def plain(method: str, folder: str = "", **keys: object) -> Training:
-    """A method without adapter; keys of a group as fedig__mixing."""
-    changes = {"method": method, "adaptations": ("running",), **dotted(keys)}
-    return Training(folder or method, changes)
+    """Returns a method that is served without adapter, with keys of the config."""
+    return training(method, folder, adaptations=("running",), **keys)
+
+
+def adapted(folder: str, **keys: object) -> Training:
+    """Returns FedIG-A with other arguments."""
+    return training("fediga", folder, adaptations=("running", ADAPTER), **keys)
 
 
 FEDAVG, FEDPROX, FEDBN = plain("fedavg"), plain("fedprox", fedprox__mu=0.1), plain("fedbn")
-FEDIGA = Training(
-    "fediga",
-    {"method": "fediga", "adaptations": ("running", *dict.fromkeys(INFERENCE.values()))},
-    (INSIDE,),
-)
-
-
-def varied(folder: str, **keys: object) -> Training:
-    """FedIG-A with other arguments."""
-    changes = {"method": "fediga", "adaptations": ("running", ADAPTER), **dotted(keys)}
-    return Training(folder, changes)
-
-
-BIN = Training("bin", {"method": "fedig", "fedig.gates": True, "adaptations": ("learned_alpha",)})
-COPA = Training("copa", {"method": "copa", "adaptations": ("learned_alpha",)})
+SERVED = ("running", *dict.fromkeys(INFERENCE.values()))
+FEDIGA = training("fediga", tests=(INSIDE,), adaptations=SERVED)
+BIN = training("fedig", "bin", fedig__gates=True, adaptations=("learned_alpha",))
+COPA = training("copa", adaptations=("learned_alpha",))
 PRINTED = {"fedig.cafl": "sum"}  # for ImageNet's weights
 
 
 def protocol(dataset: str) -> Protocol:
-    """One domain left out after the other."""
+    """Returns a protocol that leaves one domain out after the other."""
     name = dataset.lower()
     needs = {"data.path": name, "pretrained": "resnet18"}
     columns = left_out(DOMAINS[dataset])
@@ -101,65 +78,63 @@ def protocol(dataset: str) -> Protocol:
 
 
 def where(number: int, **more: str) -> dict[str, str]:
-    """Fields of the published cells of a table."""
+    """Returns the fields of the published cells of a table."""
     return {"paper": "FedIG-A", "table": str(number), **more}
 
 
 PROTOCOLS = {dataset: protocol(dataset) for dataset in DOMAINS}
 PACS = PROTOCOLS["PACS"]
-METHODS: dict[str, Row | str] = {
-    "FedAvg": Row((FEDAVG,)),
-    "FedProx": Row((FEDPROX,)),
-    "FedBN": Row((FEDBN,)),
-    "RandAug": Row((plain("fedavg", "randaug", data__augment="randaug"),)),
-    "Mixstyle": Row((plain("mixstyle"),)),
-    "SFA": Row((plain("sfa"),)),
-    "RandConv": Row((plain("randconv"),)),
-    "L2D": Row((plain("l2d"),)),
-    "JiGen": Row((plain("jigen"),)),
-    "RSC": Row((plain("rsc"),)),
-    "SelfReg": Row((plain("selfreg"),)),
+METHODS: dict[str, Row | Training | str] = {
+    "FedAvg": FEDAVG,
+    "FedProx": FEDPROX,
+    "FedBN": FEDBN,
+    "RandAug": plain("fedavg", "randaug", data__augment="randaug"),
+    "Mixstyle": plain("mixstyle"),
+    "SFA": plain("sfa"),
+    "RandConv": plain("randconv"),
+    "L2D": plain("l2d"),
+    "JiGen": plain("jigen"),
+    "RSC": plain("rsc"),
+    "SelfReg": plain("selfreg"),
     "COPA": Row((COPA,), "learned_alpha"),
-    "FedDG": Row((plain("feddg", feddg__spectra=SPECTRA),)),
-    "CSAC": Row((plain("csac"),)),
-    "FedIG": Row((FEDIGA,)),
+    "FedDG": plain("feddg", feddg__spectra=SPECTRA),
+    "CSAC": plain("csac"),
+    "FedIG": FEDIGA,
     "FedIG-A": Row((FEDIGA,), ADAPTER),
 }
 MIXING = {
-    "FedBN": Row((FEDBN,)),
-    "FedIG, Global: u = 0.0": Row((plain("fedig", "fedig-u0", fedig__mixing="constant:u=0.0"),)),
-    "FedIG, Instance: u = 1.0": Row((plain("fedig", "fedig-u1", fedig__mixing="constant:u=1.0"),)),
-    "FedIG, Global & instance: u = 0.5": Row(
-        (plain("fedig", "fedig-u0.5", fedig__mixing="constant:u=0.5"),)
+    "FedBN": FEDBN,
+    "FedIG, Global: u = 0.0": plain("fedig", "fedig-u0", fedig__mixing="constant:u=0.0"),
+    "FedIG, Instance: u = 1.0": plain("fedig", "fedig-u1", fedig__mixing="constant:u=1.0"),
+    "FedIG, Global & instance: u = 0.5": plain(
+        "fedig", "fedig-u0.5", fedig__mixing="constant:u=0.5"
     ),
-    "FedIG, Global & instance: u ~ U(0, 1)": Row((FEDIGA,)),
+    "FedIG, Global & instance: u ~ U(0, 1)": FEDIGA,
 }
 LOSSES = {
-    "FedBN": Row((FEDBN,)),
-    "FedIG, CACL": Row((plain("fedig", "fedig-cacl", fedig__lambda_2=0.0),)),
-    "FedIG, CAFL": Row((plain("fedig", "fedig-cafl", fedig__lambda_1=0.0),)),
-    "FedIG, CAFL+CACL": Row((FEDIGA,)),
+    "FedBN": FEDBN,
+    "FedIG, CACL": plain("fedig", "fedig-cacl", fedig__lambda_2=0.0),
+    "FedIG, CAFL": plain("fedig", "fedig-cafl", fedig__lambda_1=0.0),
+    "FedIG, CAFL+CACL": FEDIGA,
 }
 COMPONENTS = {
-    "FedBN": Row((FEDBN,)),
-    "FedBN + FedProx": Row(
-        (plain("fedprox", "fedbn-fedprox", share="all_but_batch_norm", fedprox__mu=0.1),)
+    "FedBN": FEDBN,
+    "FedBN + FedProx": plain(
+        "fedprox", "fedbn-fedprox", share="all_but_batch_norm", fedprox__mu=0.1
     ),
-    "FedBN + MixStyle + CAL": Row((plain("fedig", "fedig-mixstyle", fedig__mixing="mixstyle"),)),
-    "FedIG": Row((FEDIGA,)),
+    "FedBN + MixStyle + CAL": plain("fedig", "fedig-mixstyle", fedig__mixing="mixstyle"),
+    "FedIG": FEDIGA,
     "FedIG + BIN (learned alpha)": Row((BIN,), "learned_alpha"),
     **{label: Row((FEDIGA,), adaptation) for label, adaptation in INFERENCE.items()},
 }
 UNIFORM = {
     "FedIG-A, u ~ U(0, 1)": Row((FEDIGA,), ADAPTER),
     **{
-        label: Row((varied(f"fediga-{mixing.replace(':', '-')}", fedig__mixing=mixing),), ADAPTER)
+        label: Row((adapted(f"fediga-{mixing.replace(':', '-')}", fedig__mixing=mixing),), ADAPTER)
         for label, mixing in RANGES.items()
     },
 }
-
-
-THIRTY = varied("fediga")
+THIRTY = adapted("fediga")
 CROWDED = {  # folder -> changes of configs/pacs_30_clients.py
     "iid": {},
     "dirichlet0.5": {"data.partition": "dirichlet", "data.alpha": 0.5},
@@ -168,32 +143,28 @@ CROWDED = {  # folder -> changes of configs/pacs_30_clients.py
 
 
 def crowd(folder: str) -> Protocol:
-    """30 clients, of which ten train a round."""
+    """Returns the protocol of 30 clients, ten of which train in a round."""
     name, config = f"pacs_30_clients/{folder}", "configs/pacs_30_clients.py"
     return PACS._replace(name=name, config=config, changes=PRINTED | CROWDED[folder])
 
 
 def crowded(number: int, folder: str) -> Table:
-    """Tables 9 to 11."""
-    rows = {
-        "FedProx": Row((FEDPROX,)),
-        "FedBN": Row((FEDBN,)),
-        "FedIG-A": Row((THIRTY,), ADAPTER),
-    }
+    """Returns one of Tables 9 to 11."""
+    rows = {"FedProx": FEDPROX, "FedBN": FEDBN, "FedIG-A": Row((THIRTY,), ADAPTER)}
     title = f"Table {number}: 30 clients, {folder}"
     return table(f"table{number}", title, crowd(folder), rows, where(number), average="Avg")
 
 
 def inside(dataset: str) -> Table:
-    """Table 12: FedIG-A's runs on their own clients."""
+    """Returns Table 12: FedIG-A's runs on their own clients."""
     domains = DOMAINS[dataset]
     columns = {
         heading: Column(tuple(t for t in domains.values() if t != domain), domain)
         for heading, domain in domains.items()
     }
-    columns["Avg"] = Column(tuple(domains.values()), MEAN)
+    columns["Avg"] = Column(tuple(domains.values()), plan.MEAN)
     rows = {
-        "FedIG (local statistics)": Row((FEDIGA,), OWN, test=INSIDE.name),
+        "FedIG (local statistics)": Row((FEDIGA,), plan.OWN, test=INSIDE.name),
         "FedIG (global statistics)": Row((FEDIGA,), "running", test=INSIDE.name),
         "FedIG-A (global statistics)": Row((FEDIGA,), ADAPTER, test=INSIDE.name),
     }
@@ -206,23 +177,16 @@ def inside(dataset: str) -> Table:
     )
 
 
-def lambdas(name: str, number: int, key: str, values: tuple[float, ...], usual: float) -> Table:
-    """Fig. 5 and 6: FedIG-A over one lambda, a row a target."""
-    trainings = {
-        value: FEDIGA
-        if value == usual
-        else varied(f"fediga-{key}-{value}", **{f"fedig__{key}": value})
-        for value in values
-    }
+def lambdas(key: str, number: int, values: tuple[float, ...], usual: float) -> Figure:
+    """Returns Fig. 5 or 6: FedIG-A over one lambda, a row a target."""
+    made = {v: adapted(f"fediga-{key}-{v}", **{f"fedig__{key}": v}) for v in values}
+    made[usual] = FEDIGA  # trained for the tables already
     rows = {
-        f"{heading}, FedIG-A": tuple(
-            cell(PACS, Row((training,), ADAPTER), column) for training in trainings.values()
-        )
-        for heading, column in PACS.columns.items()
+        f"{heading}, FedIG-A": tuple(PACS.cell(Row((one,), ADAPTER), c) for one in made.values())
+        for heading, c in PACS.columns.items()
     }
-    title = f"Fig. {number}: {name} on PACS"
-    runs = runs_of(PACS, trainings.values())
-    return Table(f"fig{number}", title, tuple(map(str, values)), rows, runs)
+    title, runs = f"Fig. {number}: {key} on PACS", PACS.runs(made.values())
+    return figures.line_figure(Table(f"fig{number}", title, (*map(str, values),), rows, runs), key)
 
 
 TABLES = (
@@ -235,12 +199,8 @@ TABLES = (
     ),
     *(
         table(
-            f"table6-{d.lower()}",
-            f"Table 6: MixIG's distribution, {d}",
-            PROTOCOLS[d],
-            UNIFORM,
-            where(6, dataset=d),
-            "Avg",
+            *(f"table6-{d.lower()}", f"Table 6: MixIG's distribution, {d}", PROTOCOLS[d], UNIFORM),
+            *(where(6, dataset=d), "Avg"),
         )
         for d in ("PACS", "VLCS")
     ),
@@ -249,53 +209,45 @@ TABLES = (
     *(crowded(number, folder) for number, folder in zip((9, 10, 11), CROWDED, strict=True)),
     *map(inside, DOMAINS),
 )
-SWEEPS = (
-    (lambdas("lambda_1", 5, "lambda_1", LAMBDA_1, 0.1), "lambda_1"),
-    (lambdas("lambda_2", 6, "lambda_2", LAMBDA_2, 4.0), "lambda_2"),
-)
 
 
 def first(dataset: str, target: str) -> str:
-    """The folder of the first seed's evaluation of FedIG-A."""
-    return f"{names(PROTOCOLS[dataset], target, FEDIGA)[0]}/evaluations/{INSIDE.name}"
+    """Returns the folder of the first seed's evaluation of FedIG-A."""
+    return f"{PROTOCOLS[dataset].names(target, FEDIGA)[0]}/evaluations/{INSIDE.name}"
 
 
 def alphas(number: int, dataset: str) -> Figure:
-    """Fig. 7 to 9: the adapter's alphas on every domain left out."""
+    """Returns Fig. 7 to 9: the adapter's alphas on every domain left out."""
     files = [f"{first(dataset, d)}-alphas-*.png" for d in DOMAINS[dataset].values()]
     title = f"Fig. {number}: alphas on {dataset}"
-    runs = runs_of(PROTOCOLS[dataset], [FEDIGA])
+    runs = PROTOCOLS[dataset].runs([FEDIGA])
     return Figure(f"fig{number}", title, runs, partial(figures.pictures, files=files))
 
 
 def partitions() -> Figure:
-    """Fig. 10: who owns which classes, where photographs are left out."""
+    """Returns Fig. 10: who owns which classes, where photographs are left out."""
     photo = {"P": Column(("photo",), "photo")}
     protocols = [crowd(folder)._replace(columns=photo) for folder in CROWDED]
-    files = [f"{names(p, 'photo', THIRTY)[0]}/plots/class_counts.png" for p in protocols]
-    runs = tuple(run for p in protocols for run in runs_of(p, [THIRTY]))
+    files = [f"{p.names('photo', THIRTY)[0]}/plots/class_counts.png" for p in protocols]
+    runs = tuple(run for p in protocols for run in p.runs([THIRTY]))
     draw = partial(figures.pictures, files=files)
     return Figure("fig10", "Fig. 10: classes of the 30 clients, photo left out", runs, draw)
 
 
+PAINTINGS = [f"{first('PACS', 'art_painting')}-{kind}-*.png" for kind in ("alphas", "tsne")]
 FIGURES = (
     Figure(
         "fig4",
         "Fig. 4: alphas and t-SNE, art paintings left out",
-        runs_of(PACS._replace(columns={"A": PACS.columns["A"]}), [FEDIGA]),
-        partial(
-            figures.pictures,
-            files=[f"{first('PACS', 'art_painting')}-{kind}-*.png" for kind in ("alphas", "tsne")],
-        ),
+        PACS._replace(columns={"A": PACS.columns["A"]}).runs([FEDIGA]),
+        partial(figures.pictures, files=PAINTINGS),
     ),
-    *(
-        Figure(one.name, one.title, one.runs, partial(figures.lines, table=one, xlabel=xlabel))
-        for one, xlabel in SWEEPS
-    ),
+    lambdas("lambda_1", 5, LAMBDA_1, 0.1),
+    lambdas("lambda_2", 6, LAMBDA_2, 4.0),
     *(alphas(number, dataset) for number, dataset in zip((7, 8, 9), DOMAINS, strict=True)),
     partitions(),
 )
-SWEEP = Sweep("fedig", "FedIG-A (FedIG: client-agnostic learning)", TABLES, FIGURES)
+SWEEP = plan.Sweep("fedig", "FedIG-A (FedIG: client-agnostic learning)", TABLES, FIGURES)
 
 if __name__ == "__main__":
     sys.exit(main(SWEEP))

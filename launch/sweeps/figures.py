@@ -1,30 +1,72 @@
 """Figures of a sweep from its finished runs, as PNG bytes; None if none of them has finished.
 
 Bars and lines are drawn from a table's numbers, curves from the records of runs. The runs of a
-curve may differ in length: every round is the mean over those that have it.
+curve may differ in length: every round is the mean over those that have it. Ablations are figures
+of test batches: their size, momentum and order (TsmoBN, Fig. 3; UniFed, Fig. 6).
 """
 
 import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from plan import Table, finished
+from matplotlib.figure import Figure as Canvas
+from plan import Column, Evaluation, Figure, Protocol, Table, Training, finished
 from report import measured, printed, read_results
 
-from fedjax_bn.data.domain import Dataset
 from fedjax_bn.engine.figures import png
-from fedjax_bn.report.unseen import ablation
+from fedjax_bn.report.plots import ablation
 from fedjax_bn.run.errors import UserError
 
 STYLES = ("--o", "-s", ":^", "-.v")  # of methods
 IMAGES, SAMPLES = 8, 100  # of a client: images that are shown, and whose pixels are counted
 Records = list[dict[str, Any]]
 Keys = tuple[str, ...]  # that lead to a value of a record
+BATCH_SIZES = tuple(2**k for k in range(1, 10))
+ORDERS = tuple(range(10))
+ABLATIONS = "ablations"  # the evaluation of the ablations
+VARIED = {  # kind -> a figure's title, axis, adaptation, settings, and how it is drawn
+    "a": ("one batch at a time", "batch size", "batch:batch_size={}", BATCH_SIZES, "log"),
+    "b": ("momentum", "momentum", "tsmobn:momentum={}", [k / 10 for k in range(10)], "line"),
+    "c": ("order of the samples", "random order", "tsmobn:order={}", ORDERS, "box"),
+    "five": ("order of the samples", "random order", "tsmobn:order={}", ORDERS[:5], "line"),
+}
+
+
+def bar_figure(name: str, title: str, table: Table) -> Figure:
+    """Returns the figure of a table's numbers as bars."""
+    return Figure(name, title, table.runs, partial(bars, table=table))
+
+
+def line_figure(table: Table, xlabel: str, log: bool = False) -> Figure:
+    """Returns the figure of a table's numbers as lines."""
+    draw = partial(lines, table=table, xlabel=xlabel, log=log)
+    return Figure(table.name, table.title, table.runs, draw)
+
+
+def ablations(first: Sequence[str], orders: Sequence[int] = ORDERS) -> Evaluation:
+    """Returns the evaluation with all statistics of the ablations, after some others."""
+    settings = {**VARIED, "c": (*VARIED["c"][:3], orders)}
+    varied = [settings[kind][2].format(one) for kind in "abc" for one in settings[kind][3]]
+    return Evaluation(ABLATIONS, {"adaptations": (*first, *varied)})
+
+
+def ablation_figure(
+    name: str, kind: str, protocol: Protocol, training: Training, columns: Mapping[str, Column]
+) -> Figure:
+    """Returns the figure of a training's runs tested with a `kind` of statistics, see `VARIED`."""
+    what, label, text, settings, drawn = VARIED[kind]
+    runs = {c.domain: protocol.names(c.targets[0], training) for c in columns.values()}
+    texts = {setting: text.format(setting) for setting in settings}
+    draw = partial(adaptations, runs=runs, label=label, texts=texts, test=ABLATIONS, kind=drawn)
+    wanted = {name for group in runs.values() for name in group}
+    title = f"Fig. {name.removeprefix('fig').partition('-')[0]}: {what}"
+    shown = tuple(run for run in protocol.runs([training]) if run.name in wanted)
+    return Figure(name, title, shown, draw)
 
 
 def bars(workdir: Path, table: Table) -> bytes | None:
@@ -33,7 +75,7 @@ def bars(workdir: Path, table: Table) -> bytes | None:
     used = [i for i in range(len(table.columns)) if any(row[i] for row in values.values())]
     if not used:
         return None
-    figure = Figure(figsize=(max(6, 1.6 * len(used)), 3.6), layout="constrained")
+    figure = Canvas(figsize=(max(6, 1.6 * len(used)), 3.6), layout="constrained")
     axes, width = figure.subplots(), 0.8 / len(values)
     for row, (label, cells) in enumerate(values.items()):
         place = np.arange(len(used)) + (row - (len(values) - 1) / 2) * width
@@ -62,7 +104,7 @@ def lines(workdir: Path, table: Table, xlabel: str, log: bool = False) -> bytes 
     settings = [float(column.rstrip("%")) for column in table.columns]
     domains = list(dict.fromkeys(label.rpartition(", ")[0] for label in values))
     methods = list(dict.fromkeys(label.rpartition(", ")[2] for label in values))
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Canvas(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     for label, cells in values.items():
         domain, _, method = label.rpartition(", ")
@@ -108,29 +150,7 @@ def adaptations(
       kind: line, log (a line over a logarithmic axis), or box: over the seeds for each setting
         (TsmoBN, Fig. 3c).
     """
-    values, baseline = _by_setting(workdir, runs, texts, test)
-    if not values:
-        return None
-    if kind != "box":
-        return ablation(values, label, baseline, kind == "log")
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes, width, drawn = figure.subplots(), 0.8 / len(values), []
-    look = {"patch_artist": True, "manage_ticks": False, "medianprops": {"color": "black"}}
-    for k, row in enumerate(values.values()):
-        places = np.array([*row], float) + (k - (len(values) - 1) / 2) * width
-        given = {"positions": places, "widths": 0.8 * width, "boxprops": {"facecolor": f"C{k}"}}
-        drawn.append(axes.boxplot([*row.values()], **given, **look)["boxes"][0])
-    axes.set(xlabel=label, ylabel="test accuracy, %", xticks=sorted(texts))
-    axes.grid(axis="y", alpha=0.3)
-    figure.legend(drawn, [*values], loc="outside upper center", ncols=len(drawn), fontsize="small")
-    return png(figure)
-
-
-def _by_setting(
-    workdir: Path, runs: Mapping[str, Sequence[str]], texts: Mapping[float, str], test: str
-) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
-    """Domain -> setting -> percent of each run, and domain -> mean with running statistics."""
-    values: dict[str, dict[float, list[float]]] = {}
+    values: dict[str, dict[float, list[float]]] = {}  # domain -> setting -> percent of each run
     baseline: dict[str, float] = {}
     for domain, names in runs.items():
         paths = [workdir / name / "evaluations" / f"{test}.json" for name in names]
@@ -143,7 +163,21 @@ def _by_setting(
             values[domain] = row
         if row and plain:
             baseline[domain] = float(np.mean(plain))
-    return values, baseline
+    if not values:
+        return None
+    if kind != "box":
+        return ablation(values, label, baseline, kind == "log")
+    figure = Canvas(figsize=(7, 4), layout="constrained")
+    axes, width, drawn = figure.subplots(), 0.8 / len(values), []
+    look = {"patch_artist": True, "manage_ticks": False, "medianprops": {"color": "black"}}
+    for k, row in enumerate(values.values()):
+        places = np.array([*row], float) + (k - (len(values) - 1) / 2) * width
+        given = {"positions": places, "widths": 0.8 * width, "boxprops": {"facecolor": f"C{k}"}}
+        drawn.append(axes.boxplot([*row.values()], **given, **look)["boxes"][0])
+    axes.set(xlabel=label, ylabel="test accuracy, %", xticks=sorted(texts))
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(drawn, [*values], loc="outside upper center", ncols=len(drawn), fontsize="small")
+    return png(figure)
 
 
 def curves(
@@ -164,14 +198,15 @@ def curves(
             known[title] = drawn
     if not known:
         return None
-    columns = len(known) if len(known) <= 6 else 4
+    columns = len(known) if len(known) <= 6 else 4  # one row as long as it fits a page
     rows = -(-len(known) // columns)
-    figure = Figure(figsize=(2.8 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
+    figure = Canvas(figsize=(2.8 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     legend: dict[str, Any] = {}
     for axes, (title, lines) in zip(grid, known.items(), strict=False):
         for label, values in lines.items():
-            k = list(panels[title]).index(label)
+            k = list(panels[title]).index(label)  # one colour in all panels, whatever has finished
+            # rounds without the value are NaN: the line goes from one evaluation to the next
             x = 1 + np.flatnonzero(np.isfinite(values).reshape(len(values), -1).all(1))
             y, style = values[x - 1], {"color": f"C{k}", "linestyle": ("--", "-")[k % 2]}
             if y.ndim > 1:
@@ -245,7 +280,7 @@ def pictures(workdir: Path, files: Sequence[str]) -> bytes | None:
 
 
 def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
-    """Draws the images of every client and their pixel values (FedBN, Fig. 6).
+    """Draws a row for each client: images, and the histogram of their pixels (FedBN, Fig. 6).
 
     The data are read again as the first finished run had them.
 
@@ -260,25 +295,21 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
         try:
             about = json.loads((workdir / name / "config.json").read_text())
             config = configuration(about["config"])
-            return _histograms(configured_clients(DATASETS[config.data.name](config), config)[0])
+            clients = configured_clients(DATASETS[config.data.name](config), config)[0].domains
         except (UserError, OSError, ValueError) as error:
             print(f"Fig. 6 is left out: {error}", file=sys.stderr)
+            continue
+        figure = Canvas(figsize=(0.8 * IMAGES + 4, len(clients)), layout="constrained")
+        widths = [1] * IMAGES + [4]
+        grid = figure.subplots(len(clients), IMAGES + 1, squeeze=False, width_ratios=widths)
+        for row, domain in zip(grid, clients, strict=True):
+            images = np.asarray(domain.train.images[:SAMPLES])
+            for axes in row[:-1]:
+                axes.set(xticks=[], yticks=[])
+            for axes, image in zip(row[:-1], images, strict=False):
+                axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
+            row[0].set_ylabel(domain.name, rotation=0, ha="right", va="center")
+            row[-1].hist(images.ravel(), bins=64, range=(0, 255), density=True)
+            row[-1].set_yticks([])
+        return png(figure)
     return None
-
-
-def _histograms(clients: Dataset) -> bytes:
-    """A row a client: training images, and beside them the histogram of their pixels."""
-    figure = Figure(figsize=(0.8 * IMAGES + 4, len(clients.domains)), layout="constrained")
-    widths = [1] * IMAGES + [4]
-    rows = len(clients.domains)
-    grid = figure.subplots(rows, IMAGES + 1, squeeze=False, width_ratios=widths)
-    for row, domain in zip(grid, clients.domains, strict=True):
-        images = np.asarray(domain.train.images[:SAMPLES])
-        for axes in row[:-1]:
-            axes.set(xticks=[], yticks=[])
-        for axes, image in zip(row[:-1], images, strict=False):
-            axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
-        row[0].set_ylabel(domain.name, rotation=0, ha="right", va="center")
-        row[-1].hist(images.ravel(), bins=64, range=(0, 255), density=True)
-        row[-1].set_yticks([])
-    return png(figure)

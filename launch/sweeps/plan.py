@@ -1,18 +1,17 @@
 """A paper's tables and figures as data: which runs and tests they need, and which cell holds what.
 
-The files of the papers make them from protocols, trainings and rows. A *protocol* is a config file
-with what all rows of a table share, and what its columns are. A *training* is what one row changes.
-Together they name runs, one for each target and seed. A *row* names the test of these, and the row
-of the paper.
+A *protocol* is a config file with what all rows of a table share, and its columns. A *training* is
+what one row changes. Together they name runs, one for each target and seed. A *row* names the test
+of these runs, and the row of the paper.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
+sys.path.append(str(ROOT))  # an installed fedjax_bn comes first
 
 from fedjax_bn.report.published import Cell as Published  # noqa: E402
 from fedjax_bn.report.published import published as published_cells  # noqa: E402
@@ -139,6 +138,24 @@ class Sweep(NamedTuple):
         """Tables and figures."""
         return (*self.tables, *self.figures)
 
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of all parts, each once, with the tests that any part wants.
+
+        Raises:
+          ValueError: two different runs have one name.
+        """
+        found: dict[str, Run] = {}
+        for run in (run for part in self.parts for run in part.runs):
+            known = found.setdefault(run.name, run)
+            if known._replace(tests=()) != run._replace(tests=()):
+                raise ValueError(
+                    f"two different runs are named {run.name}: give them other folders"
+                )
+            tests = {test.name: test for test in (*known.tests, *run.tests)}
+            found[run.name] = known._replace(tests=tuple(tests.values()))
+        return tuple(found.values())
+
 
 class Training(NamedTuple):
     """What a row trains: a folder below its protocol's, changes of the config, later tests."""
@@ -156,6 +173,21 @@ class Column(NamedTuple):
 
     targets: tuple[str, ...]
     domain: str
+
+
+class Row(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+      trainings: one, or several from which validation chooses one.
+      adaptation, test: see `Cell`.
+      published: the method's name in the published table; empty: the row's label.
+    """
+
+    trainings: tuple[Training, ...]
+    adaptation: str = "running"
+    published: str = ""
+    test: str = ""
 
 
 class Protocol(NamedTuple):
@@ -179,41 +211,55 @@ class Protocol(NamedTuple):
     changes: Mapping[str, Any]
     samples: Mapping[str, int] = {}
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of all columns."""
+        return tuple(dict.fromkeys(t for column in self.columns.values() for t in column.targets))
 
-class Row(NamedTuple):
-    """A row of a table.
+    def names(self, target: str, training: Training) -> tuple[str, ...]:
+        """Returns the names of the runs of a target and a training, one a seed."""
+        folder = "/".join(filter(None, (self.name, target.replace(" ", "_"), training.folder)))
+        return tuple(f"{folder}/{seed}" for seed in range(self.seeds))
 
-    Attributes:
-      trainings: one, or several of which validation chooses one.
-      adaptation, test: see `Cell`.
-      published: the method's name in the published table; empty: the row's label.
+    def runs(self, trainings: Iterable[Training]) -> tuple[Run, ...]:
+        """Returns a run for each training, target and seed."""
+        found = []
+        for training in trainings:
+            for target in self.targets:
+                for seed, name in enumerate(self.names(target, training)):
+                    # "" keeps the config's own target
+                    given = {"target": target} if target else {}
+                    changes = {**self.changes, **training.changes, **given, "seed": seed}
+                    ends = (self.needs, training.tests, self.samples)
+                    found.append(Run(name, self.config, changes, *ends))
+        return tuple(found)
+
+    def cell(self, row: Row, column: Column, printed: Sequence[Published] = ()) -> Cell:
+        """Returns the cell of a row and a column, beside published numbers."""
+        parts = tuple(tuple(self.names(t, one) for one in row.trainings) for t in column.targets)
+        return Cell(parts, column.domain, tuple(printed), row.adaptation, row.test)
+
+
+def training(
+    method: str, folder: str = "", tests: tuple[Evaluation, ...] = (), **keys: Any
+) -> Training:
+    """Returns the training of a method with keys of the config, fedsr__cmi for fedsr.cmi.
+
+    Its folder is the method's name unless another is given.
     """
-
-    trainings: tuple[Training, ...]
-    adaptation: str = "running"
-    published: str = ""
-    test: str = ""
+    changes = {key.replace("__", "."): value for key, value in keys.items()}
+    return Training(folder or method, {"method": method, **changes}, tests)
 
 
-def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns keys of a configuration that were given as arguments: fedig__mixing=fedig.mixing."""
-    return {key.replace("__", "."): value for key, value in keys.items()}
-
-
-def internal(domains: Mapping[str, str]) -> dict[str, Column]:
-    """Returns columns of clients that train, from heading -> client."""
-    return outside(domains, "")
-
-
-def outside(domains: Mapping[str, str], target: str) -> dict[str, Column]:
-    """Returns columns of domains that are left out together as `target`."""
+def columns_of(domains: Mapping[str, str], target: str = "") -> dict[str, Column]:
+    """Returns columns from heading -> domain: clients, or domains left out together as `target`."""
     return {heading: Column((target,), domain) for heading, domain in domains.items()}
 
 
 def left_out(domains: Mapping[str, str]) -> dict[str, Column]:
     """Returns columns of domains that are left out one after the other, from heading -> domain.
 
-    The cell of a domain with a stand-in takes whichever was left out, see `target_in`.
+    The cell of a domain with a stand-in takes whichever was left out, see `domains.target_in`.
     """
     return {
         heading: Column((domain,), UNSEEN if domain in STAND_INS else domain)
@@ -221,41 +267,11 @@ def left_out(domains: Mapping[str, str]) -> dict[str, Column]:
     }
 
 
-def targets(protocol: Protocol) -> tuple[str, ...]:
-    """Returns all targets of a protocol's columns."""
-    return tuple(dict.fromkeys(t for column in protocol.columns.values() for t in column.targets))
-
-
-def names(protocol: Protocol, target: str, training: Training) -> tuple[str, ...]:
-    """Returns the names of the runs of a target and a training, one a seed."""
-    folder = "/".join(filter(None, (protocol.name, target.replace(" ", "_"), training.folder)))
-    return tuple(f"{folder}/{seed}" for seed in range(protocol.seeds))
-
-
-def runs_of(protocol: Protocol, trainings: Iterable[Training]) -> tuple[Run, ...]:
-    """Returns a run for each training, target and seed."""
-    found = []
-    for training in trainings:
-        for target in targets(protocol):
-            for seed, name in enumerate(names(protocol, target, training)):
-                given = {"target": target} if target else {}
-                changes = {**protocol.changes, **training.changes, **given, "seed": seed}
-                ends = (protocol.needs, training.tests, protocol.samples)
-                found.append(Run(name, protocol.config, changes, *ends))
-    return tuple(found)
-
-
-def cell(protocol: Protocol, row: Row, column: Column, printed: Sequence[Published] = ()) -> Cell:
-    """Returns the cell of a row and a column."""
-    parts = tuple(tuple(names(protocol, t, one) for one in row.trainings) for t in column.targets)
-    return Cell(parts, column.domain, tuple(printed), row.adaptation, row.test)
-
-
 def table(
     name: str,
     title: str,
     protocol: Protocol,
-    rows: Mapping[str, Row | str],
+    rows: Mapping[str, Row | Training | str],
     where: Mapping[str, str] | None = None,
     average: str = "",
 ) -> Table:
@@ -264,29 +280,29 @@ def table(
     Args:
       name, title: see `Table`.
       protocol: see there.
-      rows: label -> row, or why it has no runs.
+      rows: label -> row; a training alone, tested with running statistics; or why it has no runs.
       where: fields of the published cells beside it, such as {"paper": "FedBN", "table": "11"}.
       average: heading of a column of the mean over all others; empty for none.
     """
     printed = published_cells(**where) if where else ()
     printed = {(one.method, one.column): one for one in printed}
     columns = dict(protocol.columns)
-    if average:
+    if average:  # over unseen domains where each column is of the domain left out, else clients
         outside = all(c.domain == UNSEEN or c.targets == (c.domain,) for c in columns.values())
-        columns[average] = Column(targets(protocol), UNSEEN if outside else MEAN)
-
-    def cells(label: str, row: Row | str) -> Iterator[Cell]:
-        method = label if isinstance(row, str) else row.published or label
-        for heading, column in columns.items():
-            found = [printed[key] for key in [(method, heading)] if key in printed]
-            if isinstance(row, str):
-                yield Cell((), column.domain, tuple(found), missing=row)
-            else:
-                yield cell(protocol, row, column, found)
-
-    made = [one for row in rows.values() if isinstance(row, Row) for one in row.trainings]
-    found = {label: tuple(cells(label, row)) for label, row in rows.items()}
-    return Table(name, title, tuple(columns), found, runs_of(protocol, made))
+        columns[average] = Column(protocol.targets, UNSEEN if outside else MEAN)
+    found: dict[str, tuple[Cell, ...]] = {}
+    trainings: list[Training] = []
+    for label, row in rows.items():
+        row = Row((row,)) if isinstance(row, Training) else row
+        method = row.published or label if isinstance(row, Row) else label
+        theirs = {h: tuple(printed[k] for k in [(method, h)] if k in printed) for h in columns}
+        if isinstance(row, Row):
+            trainings += row.trainings
+            found[label] = tuple(protocol.cell(row, c, theirs[h]) for h, c in columns.items())
+        else:
+            cells = (Cell((), c.domain, theirs[h], missing=row) for h, c in columns.items())
+            found[label] = tuple(cells)
+    return Table(name, title, tuple(columns), found, protocol.runs(trainings))
 
 
 def stacked(name: str, title: str, parts: Sequence[tuple[str, Table]]) -> Table:
@@ -294,43 +310,6 @@ def stacked(name: str, title: str, parts: Sequence[tuple[str, Table]]) -> Table:
     rows = {f"{prefix}{label}": row for prefix, part in parts for label, row in part.rows.items()}
     runs = tuple(run for _, part in parts for run in part.runs)
     return Table(name, title, parts[0][1].columns, rows, runs)
-
-
-def all_runs(parts: Iterable[Table | Figure]) -> tuple[Run, ...]:
-    """Returns the runs of tables and figures, each once, with the tests that any of them wants.
-
-    Raises:
-      ValueError: two different runs have one name.
-    """
-    found: dict[str, Run] = {}
-    for run in (run for part in parts for run in part.runs):
-        known = found.setdefault(run.name, run)
-        if known._replace(tests=()) != run._replace(tests=()):
-            raise ValueError(f"two different runs are named {run.name}: give them other folders")
-        tests = {test.name: test for test in (*known.tests, *run.tests)}
-        found[run.name] = known._replace(tests=tuple(tests.values()))
-    return tuple(found.values())
-
-
-def target_in(path: str, target: str) -> str:
-    """Returns the domain to leave out: `target`, or its stand-in if the data have that one.
-
-    Args:
-      path: of the digits, a folder of the originals or a `.npz`.
-      target: the domain that the plan leaves out.
-    """
-    other = STAND_INS.get(target)
-    if not other or not Path(path).exists():
-        return target
-    if Path(path).is_dir():
-        return "synth_digits"
-    from fedjax_bn.data.sets.arrays import names_in_npz
-
-    try:
-        domains = {name.partition("__")[0] for name in names_in_npz(Path(path))}
-    except ValueError:  # which the run itself explains
-        return target
-    return other if target not in domains and other in domains else target
 
 
 def config_file(config: str) -> str:

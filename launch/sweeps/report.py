@@ -8,9 +8,9 @@ from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
-from plan import UNSEEN, Cell, Run, Sweep, Table, all_runs, by_folder, config_file, finished, text
+from plan import UNSEEN, Cell, Run, Sweep, Table, by_folder, config_file, finished, text
 
-from fedjax_bn.report.data import other_samples
+from fedjax_bn.report.finished_runs import other_samples
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import METHODS, group_of
@@ -31,7 +31,7 @@ def write_report(sweep: Sweep, workdir: Path) -> Path:
     Returns:
       The path of report.md.
     """
-    runs = all_runs(sweep.parts)
+    runs = sweep.runs
     done = {run.name: read_results(workdir, run) for run in runs if finished(workdir, run.name)}
     apart = {run.name: differences(workdir, run) for run in runs if run.name in done}
     parts = [
@@ -205,9 +205,11 @@ def notes(table: Table, done: Results, apart: Apart) -> str:
 def oddities(table: Table) -> Iterable[str]:
     """Yields sentences on published averages that are not those of their row."""
     for label, cells in table.rows.items():
+        # several numbers beside one cell are a mean that we made
         found = [c.published[0] for c in cells if c and len(c.published) == 1]
         averages = [number for number in found if number.column == "Avg"]
         others = [number.mean for number in found if number.column != "Avg"]
+        # two decimals of each number, and of the average, are rounded
         if averages and len(others) > 1 and abs(averages[0].mean - np.mean(others)) > 0.0151:
             yield (
                 f"{label}: the published numbers average {np.mean(others):.2f}, the paper prints "
@@ -236,10 +238,11 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
     others = set(METHODS) - {group_of(theirs.get("method", ""))}  # whose keys do not matter
     found = []
     for key in sorted(planned.keys() & theirs.keys() - set(APART)):
-        values = (planned[key], theirs[key])
-        ours, given = (list(one) if isinstance(one, tuple) else one for one in values)
         if key.partition(".")[0] in others:
             continue
+        # JSON has lists for tuples
+        values = (planned[key], theirs[key])
+        ours, given = (list(one) if isinstance(one, tuple) else one for one in values)
         if key in run.needs:
             if not given:
                 found.append(f"{key} is empty (planned: --data.{run.needs[key]})")
@@ -255,7 +258,7 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-@cache
+@cache  # reading a config file takes 50 ms, and thousands of runs share a few
 def _planned(config: str, changes: tuple[tuple[str, object], ...]) -> Mapping[str, object]:
     """The planned configuration, dotted key -> value."""
     return dict(flatten(read(config_file(config), [(key, text(one)) for key, one in changes])))

@@ -11,32 +11,24 @@ where the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percen
 
 import sys
 
+from fedcd import by_size
 from fedcd_small import TRAININGS
-from plan import MEAN, Column, Protocol, Row, Sweep, Table, Training, internal, table
+from plan import MEAN, Column, Protocol, Row, Sweep, Table, columns_of, table
 from sweep import main
 
-METHODS = {
-    "SingleSet": Training("singleset", {"method": "singleset", "weigh": "by_size"}),
-    **{label: one for label, one in TRAININGS.items() if label != "FedIG-A"},
+METHODS = {"SingleSet": by_size("singleset")}
+METHODS |= {label: one for label, one in TRAININGS.items() if label != "FedIG-A"}
+SCENES = {
+    **columns_of({name: name for name in ("clear", "night", "fog", "rain")}),
+    "clients": Column(("",), MEAN),
+    "dusk": Column(("",), "dusk"),
 }
-SCENES = ("clear", "night", "fog", "rain")
-SIGNS = Protocol(
-    "signs",
-    "configs/signs.py",
-    {
-        **internal({name: name for name in SCENES}),
-        "clients": Column(("",), MEAN),
-        "dusk": Column(("",), "dusk"),
-    },
-    3,
-    {},
-    {"baselines": ()},
-)
+SIGNS = Protocol("signs", "configs/signs.py", SCENES, 3, {}, {"baselines": ()})
 SHORTCUT = SIGNS._replace(name="shortcut", changes={**SIGNS.changes, "data.name": "signs_shortcut"})
 
 
 def scenes(name: str, title: str, protocol: Protocol) -> Table:
-    """The clients' scenes and dusk, with running statistics and with TsmoBN."""
+    """Returns the clients' scenes and dusk, with running statistics and with TsmoBN."""
     rows = {label: Row((one,)) for label, one in METHODS.items()}
     rows |= {f"{label} + TsmoBN": Row((one,), "tsmobn") for label, one in METHODS.items()}
     return table(name, title, protocol, rows)

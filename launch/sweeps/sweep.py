@@ -26,23 +26,24 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
+from domains import target_in
 from execute import WAITS, Job, Outcome, execute, exit_status, table
-from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished, target_in, text
+from plan import ROOT, Figure, Run, Sweep, Table, finished, text
 from report import write_report
 
 
 def train_command(
     run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
 ) -> list[str]:
-    """The arguments of Python that train a run; an unknown path is written PATH_OF_NAME."""
+    """Returns the arguments of Python that train a run; an unknown path becomes PATH_OF_NAME."""
     given = {key: data.get(name, f"PATH_OF_{name}") for key, name in run.needs.items()}
     planned = {**run.changes, **given}
-    if "target" in planned:
+    if "target" in planned:  # depends on the form in which PATH has the digits
         path = _changed(changes).get("data.path", planned.get("data.path", ""))
         planned["target"] = target_in(path, planned["target"])
     settings = [f"--config.{key}={text(value)}" for key, value in planned.items()]
@@ -56,32 +57,41 @@ def _changed(changes: Iterable[str]) -> dict[str, str]:
     return dict(change.removeprefix("--config.").split("=", 1) for change in changes)
 
 
-def test_command(run: Run, evaluation: Evaluation, workdir: Path) -> list[str]:
-    """The arguments of Python that test a finished run once more."""
-    settings = [f"--config.{key}={text(value)}" for key, value in evaluation.changes.items()]
-    folder = ["--workdir", str(workdir / run.name), f"--name={evaluation.name}"]
-    program = [os.path.relpath(ROOT / p) if p.endswith(".py") else p for p in evaluation.program]
-    return [*program, *folder, *evaluation.flags, *settings]
-
-
-test_command.__test__ = False  # not a test, for pytest
-
-
 def commands(
-    run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
+    run: Run,
+    workdir: Path,
+    data: Mapping[str, str],
+    changes: Iterable[str] = (),
+    left: bool = False,
 ) -> list[list[str]]:
-    """All that a run needs: the training, then its tests."""
-    tests = [test_command(run, evaluation, workdir) for evaluation in run.tests]
-    return [train_command(run, workdir, data, changes), *tests]
+    """Returns the arguments of Python of a run's training, then of its tests.
+
+    Args:
+      run: of the sweep.
+      workdir: of the sweep.
+      data: NAME -> path.
+      changes: arguments --config.KEY=VALUE of the training.
+      left: whether what has finished is left out.
+    """
+    folder, made = workdir / run.name, []
+    if not (left and finished(workdir, run.name)):
+        made.append(train_command(run, workdir, data, changes))
+    for test in run.tests:
+        if not (left and (folder / "evaluations" / f"{test.name}.json").exists()):
+            program = [os.path.relpath(ROOT / p) if p.endswith(".py") else p for p in test.program]
+            given = ["--workdir", str(folder), f"--name={test.name}", *test.flags]
+            settings = [f"--config.{key}={text(value)}" for key, value in test.changes.items()]
+            made.append([*program, *given, *settings])
+    return made
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
-    """The runs whose name fits a glob of `only`, or that a table or figure of that number needs.
+    """Returns the runs that fit a glob of `only`, or that a table or figure of that number needs.
 
     Raises:
       SystemExit: none does.
     """
-    every = all_runs(sweep.parts)
+    every = sweep.runs
     if not only:
         return every
     chosen: set[str] = set()
@@ -94,25 +104,21 @@ def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
         fitting = {run.name for run in every if fnmatch(run.name, pattern.strip())}
         fitting |= {run.name for part in parts for run in part.runs}
         if not fitting:
-            raise SystemExit(f"--only={pattern.strip()} {_why_not(sweep, parts)}")
+            # only tables may have no run
+            cells = [c for part in parts for row in part.rows.values() for c in row if c]
+            if cells:
+                why = f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells))}"
+            else:
+                known = dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs)
+                why = "fits no run of this sweep: give a glob of the names that `list` prints, "
+                why += f"or one of {', '.join(known)}"
+            raise SystemExit(f"--only={pattern.strip()} {why}")
         chosen |= fitting
     return tuple(run for run in every if run.name in chosen)
 
 
-def _why_not(sweep: Sweep, parts: Sequence[Table | Figure]) -> str:
-    """Why parts need no run, or what there is to choose."""
-    # only tables may have no run
-    cells = [c for part in parts for row in part.rows.values() for c in row]
-    if cells:
-        return f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells if c))}"
-    known = ", ".join(dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs))
-    return (
-        f"fits no run of this sweep: give a glob of the names that `list` prints, or one of {known}"
-    )
-
-
 def labels(part: Table | Figure) -> set[str]:
-    """What a part is called by: its name, its numbers in the paper, and these without a letter."""
+    """Returns what a part is called: its name, its numbers in the paper, these without a letter."""
     numbers = [part.name, *part.title.partition(":")[0].split(",")]
     return {_plain(form) for n in numbers for form in (n, re.sub(r"(?<=\d)[a-z]$", "", n.strip()))}
 
@@ -122,7 +128,7 @@ def _plain(label: str) -> str:
 
 
 def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
-    """Which of the needed names a folder has: NAME itself, or the only NAME.SUFFIX."""
+    """Returns name -> path of what a folder has: NAME itself, or the only NAME.SUFFIX."""
     found = {}
     for name in needed:
         fitting = [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{name}.*"))
@@ -131,30 +137,19 @@ def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def left(
-    run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
-) -> list[list[str]]:
-    """What of `commands` is still to be done."""
-    todo = [] if finished(workdir, run.name) else [train_command(run, workdir, data, changes)]
-    return todo + [
-        test_command(run, evaluation, workdir)
-        for evaluation in run.tests
-        if not (workdir / run.name / "evaluations" / f"{evaluation.name}.json").exists()
-    ]
-
-
 def execute_all(
     chosen: Sequence[Run], options: argparse.Namespace, data: Mapping[str, str], changes: list[str]
 ) -> int:
     """Runs what is not finished and prints the outcome; returns the exit status."""
     jobs, outcomes = [], []
     for run in chosen:
+        # a run that has finished needs its data no more
         lacks = sorted(set(run.needs.values()) - data.keys())
-        if lacks and left(run, options.workdir, data):
+        if lacks and commands(run, options.workdir, data, left=True):
             paths = " ".join(f"--data.{name}=PATH" for name in lacks)
             outcomes.append(Outcome(run.name, WAITS, f"for {paths}"))
         else:
-            todo = partial(left, run, options.workdir, data, changes)
+            todo = partial(commands, run, options.workdir, data, changes, left=True)
             jobs.append(Job(run.name, options.workdir / run.name, todo))
     logs = options.workdir / "logs" if options.jobs > 1 else None
     outcomes += execute(jobs, options.jobs, options.retries, logs)
@@ -162,28 +157,16 @@ def execute_all(
     return exit_status(outcomes)
 
 
-def array_lines(
-    sweep: Sweep, chosen: Sequence[Run], options: argparse.Namespace, rest: Iterable[str]
-) -> Iterator[str]:
-    """For each run that has not finished the command of this sweep that executes it alone."""
-    script = os.path.relpath(ROOT / "launch" / "sweeps" / f"{sweep.name}.py")
-    given = ["--workdir", str(options.workdir), f"--retries={options.retries}"]
-    given += ["--data", str(options.data)] if options.data else []
-    for run in chosen:
-        if left(run, options.workdir, {}):
-            yield shlex.join(["python", script, "run", "--only", run.name, *given, *rest])
-
-
 def count(least: int, text: str) -> int:
-    """A whole number of at least `least`, from the command line."""
+    """Returns a whole number of at least `least`, from the command line."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 
 def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
-    """The command line of a sweep; returns the exit status."""
-    needed = sorted({name for run in all_runs(sweep.parts) for name in run.needs.values()})
+    """Runs the command line of a sweep; returns the exit status."""
+    needed = sorted({name for run in sweep.runs for name in run.needs.values()})
     parser = argparse.ArgumentParser(
         description=f"The runs of {sweep.paper}.",
         epilog="--data.NAME=PATH and --config.KEY=VALUE may be given any number of times; NAMEs: "
@@ -198,6 +181,7 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the commands of `run`")
     parser.add_argument("--jobs", type=partial(count, 1), default=1, help="runs at a time")
     parser.add_argument("--retries", type=partial(count, 0), default=0, help="of a run that fails")
+    # --data.NAME and --config.KEY are any number of names, which argparse cannot declare
     options, rest = parser.parse_known_args(arguments)
     data = locate(options.data, needed) if options.data else {}
     changes = []
@@ -228,7 +212,12 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
                 print(shlex.join(["python", *command]))
         return 0
     if options.action == "commands":
-        for line in array_lines(sweep, chosen, options, rest):
-            print(line)
+        # each line executes one run alone, with the data and the changes of this call
+        script = os.path.relpath(ROOT / "launch" / "sweeps" / f"{sweep.name}.py")
+        again = ["--workdir", str(options.workdir), f"--retries={options.retries}"]
+        again += ["--data", str(options.data)] if options.data else []
+        for run in chosen:
+            if commands(run, options.workdir, {}, left=True):
+                print(shlex.join(["python", script, "run", "--only", run.name, *again, *rest]))
         return 0
     return execute_all(chosen, options, data, changes)

@@ -32,25 +32,11 @@ to 4 are those of Tables E.5 to E.10.
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 
-import ablations
 import figures
+import plan
 from domains import DOMAINS, TYPE_OF
-from plan import (
-    Column,
-    Evaluation,
-    Figure,
-    Protocol,
-    Row,
-    Sweep,
-    Table,
-    Training,
-    internal,
-    left_out,
-    outside,
-    table,
-)
+from plan import Column, Evaluation, Protocol, Row, Table, columns_of, table, training
 from sweep import main
 
 from fedjax_bn.data.corruptions import EXTRA, TYPES
@@ -72,7 +58,7 @@ EXTRAS = Evaluation("extra", {"data.corruptions": EXTRA, "target": "extra"})
 def both(
     *tests: Evaluation, orders: Sequence[int] = (), test: str = "", methods: Sequence[str] = METHODS
 ) -> dict[str, Row]:
-    """Every method, with running statistics and with TsmoBN.
+    """Returns every method, with running statistics and with TsmoBN.
 
     Args:
       *tests: of all runs.
@@ -82,58 +68,51 @@ def both(
     """
     rows = {}
     for label in methods:
-        also = (
-            (*tests, ablations.evaluation(AFFINE, orders))
-            if orders and label == "FedAvg"
-            else tests
-        )
-        training = Training(label.lower(), {"method": label.lower()}, also)
-        rows[label] = Row((training,), "running", test=test)
-        rows[label + TSMOBN] = Row((training,), "tsmobn", test=test)
+        ablated = orders and label == "FedAvg"
+        own = (*tests, figures.ablations(AFFINE, orders)) if ablated else tests
+        one = training(label.lower(), tests=own)
+        rows[label] = Row((one,), "running", test=test)
+        rows[label + TSMOBN] = Row((one,), "tsmobn", test=test)
     return rows
 
 
 def generalizing(*tests: Evaluation, test: str = "") -> dict[str, Row]:
-    """Rows of the methods of domain generalization."""
+    """Returns rows of the methods of domain generalization."""
     return both(*tests, test=test, methods=GENERALIZING)
 
 
 def where(number: str, **more: str) -> dict[str, str]:
-    """Fields of the published cells of a table."""
+    """Returns the fields of the published cells of a table."""
     return {"paper": "TsmoBN", "table": number, **more}
 
 
 def camelyon(name: str, changes: dict[str, object]) -> Protocol:
-    """Three hospitals train, two are unseen."""
-    needs, columns = {"data.path": "camelyon17"}, internal(DOMAINS["camelyon17"])
+    """Returns a protocol of three hospitals that train and two unseen ones."""
+    needs, columns = {"data.path": "camelyon17"}, columns_of(DOMAINS["camelyon17"])
     return Protocol(name, "configs/camelyon17.py", columns, SEEDS, needs, changes)
 
 
 LEFT_OUT_DIGITS = Protocol(
-    *("digits_dg", "configs/digits_dg.py", left_out(DOMAINS["digits_dg"]), SEEDS),
+    *("digits_dg", "configs/digits_dg.py", plan.left_out(DOMAINS["digits_dg"]), SEEDS),
     *({"data.path": "digits_dg"}, {}),
 )
 CIFAR = Protocol(
-    "cifar10_c",
-    "configs/cifar10_c.py",
-    CORRUPTIONS,
-    SEEDS,
-    {"data.path": "cifar10_c", "pretrained": "alexnet"},
-    {"data.image_size": 256},
+    *("cifar10_c", "configs/cifar10_c.py", CORRUPTIONS, SEEDS),
+    *({"data.path": "cifar10_c", "pretrained": "alexnet"}, {"data.image_size": 256}),
 )
 BALANCED = camelyon("camelyon17/balanced", {})
 IMBALANCED = camelyon("camelyon17/imbalanced", {"data.truncate": False})
-CIFAR_ROWS = both(EXTRAS, orders=ablations.ORDERS[:5])
-CAMELYON_ROWS = both(NO_AFFINE, orders=ablations.ORDERS)
+CIFAR_ROWS = both(EXTRAS, orders=figures.ORDERS[:5])
+CAMELYON_ROWS = both(NO_AFFINE, orders=figures.ORDERS)
 
 
 def extra_tables() -> list[Table]:
-    """Tables E.11 to E.13: the models of Table 1 on four more corruptions."""
+    """Returns Tables E.11 to E.13: the models of Table 1 on four more corruptions."""
     found = []
     for kind, number in (("noise", 11), ("blur", 11), ("weather", 12), ("digital", 12)):
-        protocol = CIFAR._replace(columns=outside({name: name for name in EXTRA}, kind))
+        protocol = CIFAR._replace(columns=columns_of({name: name for name in EXTRA}, kind))
         setting = f"trained with {kind} left out"
-        rows = both(EXTRAS, orders=ablations.ORDERS[:5], test=EXTRAS.name)
+        rows = both(EXTRAS, orders=figures.ORDERS[:5], test=EXTRAS.name)
         others = generalizing(EXTRAS, test=EXTRAS.name)
         for table_number, shown in ((f"E.{number}", rows), ("E.13", others)):
             title = f"Table {table_number}: four more corruptions, {setting}"
@@ -143,7 +122,7 @@ def extra_tables() -> list[Table]:
 
 
 def affine_table() -> Table:
-    """Fig. 3d: every method with and without its trained affine."""
+    """Returns Fig. 3d: every method with and without its trained affine."""
     rows = {}
     for label in METHODS:
         row = CAMELYON_ROWS[label]
@@ -152,68 +131,55 @@ def affine_table() -> Table:
     return table("fig3d-numbers", "Fig. 3d: without the affine", BALANCED, rows)
 
 
-E7 = table("tableE.7", "Table E.7: Camelyon17", BALANCED, CAMELYON_ROWS, where("E.7"))
-E10 = table(
-    "tableE.10",
-    "Table E.10: Camelyon17, domain generalization",
-    BALANCED,
-    generalizing(),
-    where("E.10"),
-)
+def compared(number: str, title: str, protocol: Protocol, rows: dict[str, Row]) -> Table:
+    """Returns a table beside the published one of its number, such as "E.7"."""
+    return table(f"table{number}", title, protocol, rows, where(number))
+
+
+E7 = compared("E.7", "Table E.7: Camelyon17", BALANCED, CAMELYON_ROWS)
+AGAINST = "Camelyon17, domain generalization"
+E10 = compared("E.10", f"Table E.10: {AGAINST}", BALANCED, generalizing())
 FIG_3D = affine_table()
+ON_CIFAR = {"FedAvg": CIFAR_ROWS["FedAvg"], **generalizing(EXTRAS)}
+ON_DIGITS = {"FedAvg": both()["FedAvg"], **generalizing()}
 TABLES = (
     table(
         "tableE.6", "Table 1, Table E.6: CIFAR-10-C, a type left out", CIFAR, CIFAR_ROWS, where("1")
     ),
-    table("tableE.4", "Table E.4: Camelyon17, uncut", IMBALANCED, both(), where("E.4")),
-    table("tableE.5", "Table 2, Table E.5: Digits-DG", LEFT_OUT_DIGITS, both(), where("E.5")),
+    compared("E.4", "Table E.4: Camelyon17, uncut", IMBALANCED, both()),
+    compared("E.5", "Table 2, Table E.5: Digits-DG", LEFT_OUT_DIGITS, both()),
     E7,
-    table(
-        "tableE.8",
-        "Table 3, Table E.8: Digits-DG, domain generalization",
-        LEFT_OUT_DIGITS,
-        {"FedAvg": both()["FedAvg"], **generalizing()},
-        where("E.8"),
+    compared(
+        *("E.8", "Table 3, Table E.8: Digits-DG, domain generalization"),
+        *(LEFT_OUT_DIGITS, ON_DIGITS),
     ),
-    table(
-        "tableE.9",
-        "Table 4, Table E.9: CIFAR-10-C, domain generalization",
-        CIFAR,
-        {"FedAvg": CIFAR_ROWS["FedAvg"], **generalizing(EXTRAS)},
-        where("E.9"),
-    ),
+    compared("E.9", "Table 4, Table E.9: CIFAR-10-C, domain generalization", CIFAR, ON_CIFAR),
     E10,
     *extra_tables(),
     FIG_3D,
 )
 
 
-def by_type(name: str, kind: str) -> list[Figure]:
-    """A figure of CIFAR-10-C, one panel a type of corruption."""
-    training = CIFAR_ROWS["FedAvg"].trainings[0]
-    found = []
+def by_type(name: str, kind: str) -> list[plan.Figure]:
+    """Returns a figure of CIFAR-10-C, one panel a type of corruption."""
+    one, found = CIFAR_ROWS["FedAvg"].trainings[0], []
     for left in TYPES:
         columns = {h: c for h, c in CORRUPTIONS.items() if c.targets == (left,)}
-        found.append(ablations.figure(f"{name}-{left}", kind, CIFAR, training, columns))
+        found.append(figures.ablation_figure(f"{name}-{left}", kind, CIFAR, one, columns))
     return found
 
 
 TESTED = CAMELYON_ROWS["FedAvg"].trainings[0]
 FIGURES = (
-    Figure("fig2", "Fig. 2: Camelyon17", E7.runs, partial(figures.bars, table=E7)),
-    *(ablations.figure(f"fig3{k}", k, BALANCED, TESTED, BALANCED.columns) for k in "abc"),
-    Figure("fig3d", FIG_3D.title, FIG_3D.runs, partial(figures.bars, table=FIG_3D)),
-    Figure(
-        "fig4",
-        "Fig. 4: Camelyon17, domain generalization",
-        E10.runs,
-        partial(figures.bars, table=E10),
-    ),
+    figures.bar_figure("fig2", "Fig. 2: Camelyon17", E7),
+    *(figures.ablation_figure(f"fig3{k}", k, BALANCED, TESTED, BALANCED.columns) for k in "abc"),
+    figures.bar_figure("fig3d", FIG_3D.title, FIG_3D),
+    figures.bar_figure("fig4", f"Fig. 4: {AGAINST}", E10),
     *by_type("figE.3", "a"),
     *by_type("figE.4", "b"),
     *by_type("figE.5", "five"),
 )
-SWEEP = Sweep("tsmobn", "TsmoBN (Jiang et al., 2021)", TABLES, FIGURES)
+SWEEP = plan.Sweep("tsmobn", "TsmoBN (Jiang et al., 2021)", TABLES, FIGURES)
 
 if __name__ == "__main__":
     sys.exit(main(SWEEP))

@@ -27,42 +27,23 @@ clients' batch norms, rows without published numbers do so too.
 Decisions where the paper is silent: severity 1, as TsmoBN, whose numbers Table 3 repeats; the
 columns A to O of Table 2 are the corruptions in the order of Table 3; the algorithms' own arguments
 are the defaults here, whose sources docs/decisions.md names. All 200 rounds are trained, because no
-early stop is named (TsmoBN stops after ten rounds without improvement: --config.patience=10). Nor
-is a cut: Camelyon17's hospitals keep their sizes (TsmoBN cuts them to the smallest:
+early stop is named (TsmoBN stops after ten rounds without improvement: --config.patience=10). No
+cut is named either, so Camelyon17's hospitals keep their sizes (TsmoBN cuts them to the smallest:
 --config.data.truncate=True). Its DenseNet-121 starts at random.
 """
 
 import sys
 from functools import partial
 
-import ablations
 import figures
+import plan
 from domains import DOMAINS, TYPE_OF
-from plan import (
-    MEAN,
-    Column,
-    Evaluation,
-    Figure,
-    Protocol,
-    Row,
-    Sweep,
-    Table,
-    Training,
-    internal,
-    names,
-    runs_of,
-    table,
-)
+from plan import MEAN, Column, Protocol, Row, Table, Training, columns_of, table
 from sweep import main
 
 from fedjax_bn.data.corruptions import INTERNAL
 
-METHODS = {
-    name: name.lower()
-    for name in (
-        *("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg"),
-    )
-}
+METHODS = ("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg")
 LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))  # of Table 2
 OWN_BN = "+client-specific BN"  # after a method's name in the tables
 # Rows of Table 3 whose global batch norms are not updated (section 4.1.3) -> adaptation.
@@ -75,22 +56,20 @@ EXTERNAL = {
     heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
 }
 HOSPITALS = {"hospital1": "center0", "hospital2": "center3", "hospital3": "center4"}
-OUTSIDE = DOMAINS["camelyon17"]
-ABLATIONS = ablations.evaluation(("running",))
+ABLATIONS = figures.ablations(("running",))
 DIVIDED = {"data.validation": 0.1, "data.test": 0.2}  # where internal clients are tested
 FULL_SIZE = {"data.image_size": 256, "patience": 0}
 
 
-def training(label: str, way: str, *tests: Evaluation) -> Training:
-    """An algorithm with batch norm averaged or kept."""
-    method = METHODS[label]
-    return Training(f"{method}/{way}", {"method": method, "share": SHARES[way]}, tests)
+def training(label: str, way: str, *tests: plan.Evaluation) -> Training:
+    """Returns an algorithm with batch norm averaged or kept."""
+    return plan.training(label.lower(), f"{label.lower()}/{way}", tests, share=SHARES[way])
 
 
 def protocols(
     config: str, needs: dict[str, str], inside: int, outside: int, changes: dict[str, object]
 ) -> tuple[Protocol, Protocol]:
-    """CIFAR-10-C with internal and with external clients.
+    """Returns the protocols of CIFAR-10-C with internal and with external clients.
 
     Args:
       config: its file.
@@ -99,7 +78,7 @@ def protocols(
       outside: seeds of the external one.
       changes: of the config.
     """
-    columns = internal(LETTERS) | {MEAN: Column(("",), MEAN)}
+    columns = columns_of(LETTERS) | {MEAN: Column(("",), MEAN)}
     divided = {**changes, **EQUAL, "target": "", **DIVIDED}
     return (
         Protocol("internal", config, columns, inside, needs, divided),
@@ -107,15 +86,18 @@ def protocols(
     )
 
 
+BOTH_WAYS = {
+    label + ours: training(label, way)
+    for label in METHODS
+    for way, ours in (("averaged", ""), ("own", OWN_BN))
+}
+
+
 def table2(protocol: Protocol) -> Table:
-    """Internal clients, each with its own model; the mean over them after the paper's columns."""
-    rows = {
-        label + ours: Row((training(label, way),))
-        for label in METHODS
-        for way, ours in (("averaged", ""), ("own", OWN_BN))
-    }
+    """Returns Table 2: internal clients with their own models, and the mean over them."""
     title = "Table 2: internal clients A to O (gaussian_noise to jpeg_compression)"
-    made = table("table2", title, protocol, rows, {"paper": "UniFed", "table": "2"})
+    made = table("table2", title, protocol, BOTH_WAYS, {"paper": "UniFed", "table": "2"})
+    # the paper prints no mean; that of its numbers stands beside ours
     with_mean = {
         label: (*cells[:-1], cells[-1]._replace(published=sum((c.published for c in cells), ())))
         for label, cells in made.rows.items()
@@ -124,93 +106,64 @@ def table2(protocol: Protocol) -> Table:
 
 
 def table3(protocol: Protocol) -> Table:
-    """External clients: both ways of training, both statistics at the test."""
-    rows = {}
-    fedbn = training("FedAvg", "own")
+    """Returns Table 3: external clients, both ways of training, both statistics at the test."""
+    # one run serves the paper's row FedBN and ours, which differ in the test alone
+    rows, fedbn = {}, training("FedAvg", "own")
     served = ("running", TRACKED, *NEVER_UPDATED.values())
     fedbn = fedbn._replace(changes={**fedbn.changes, "adaptations": served})
     for label in METHODS:
         for way in SHARES:
             one = fedbn if (label, way) == ("FedAvg", "own") else training(label, way)
+            # the paper prints numbers of averaged batch norm alone
+            name = label if way == "averaged" else f"{label}, trained with own batch norm"
             for ours, adaptation in (("", "running"), (OWN_BN, TRACKED)):
-                rows[external_name(label, way, ours)] = Row((one,), adaptation)
+                rows[name + ours] = Row((one,), adaptation)
     rows |= {label: Row((fedbn,), adaptation) for label, adaptation in NEVER_UPDATED.items()}
     title = "Table 3: external clients, one type of corruption left out"
     return table("table3", title, protocol, rows, {"paper": "UniFed", "table": "3"})
 
 
-def external_name(label: str, way: str, ours: str) -> str:
-    """A row of Table 3: its name in the paper, or ours where the paper has none."""
-    if way == "averaged":
-        return label + ours
-    return f"{label}, trained with own batch norm{ours}"
-
-
-INSIDE, LEFT_OUT = protocols(
-    "configs/cifar10_c.py",
-    {"data.path": "cifar10_c", "pretrained": "alexnet"},
-    SEEDS,
-    SEEDS,
-    FULL_SIZE,
-)
+NEEDS = {"data.path": "cifar10_c", "pretrained": "alexnet"}
+INSIDE, LEFT_OUT = protocols("configs/cifar10_c.py", NEEDS, SEEDS, SEEDS, FULL_SIZE)
 CAMELYON = Protocol(
-    "camelyon17",
-    "configs/camelyon17.py",
-    internal(HOSPITALS),
-    SEEDS,
+    *("camelyon17", "configs/camelyon17.py", columns_of(HOSPITALS), SEEDS),
     {"data.path": "camelyon17"},
     {"data.truncate": False, "patience": 0, **EQUAL, **DIVIDED},
 )
-CAMELYON_OUTSIDE = CAMELYON._replace(columns=internal(OUTSIDE))
+OUTSIDE = CAMELYON._replace(columns=columns_of(DOMAINS["camelyon17"]))
 TESTED = training("FedAvg", "averaged", ABLATIONS)
+EXTERNALLY = {
+    label + ours: Row((training(label, "averaged"),), adaptation)
+    for label in METHODS
+    for ours, adaptation in (("", "running"), (OWN_BN, TRACKED))
+}
+FIG5 = (
+    table("fig5a-numbers", "Fig. 5a: internal hospitals", CAMELYON, BOTH_WAYS),
+    table("fig5b-numbers", "Fig. 5b: external hospitals", OUTSIDE, EXTERNALLY),
+)
 
 
-def fig5_tables() -> tuple[Table, Table]:
-    """Camelyon17: internal hospitals with their own models, external ones both ways."""
-    inside, outside = {}, {}
-    for label in METHODS:
-        for way, ours in (("averaged", ""), ("own", OWN_BN)):
-            inside[label + ours] = Row((training(label, way),))
-        for ours, adaptation in (("", "running"), (OWN_BN, TRACKED)):
-            outside[label + ours] = Row((training(label, "averaged"),), adaptation)
-    return (
-        table("fig5a-numbers", "Fig. 5a: internal hospitals", CAMELYON, inside),
-        table("fig5b-numbers", "Fig. 5b: external hospitals", CAMELYON_OUTSIDE, outside),
-    )
-
-
-def convergence(protocol: Protocol) -> Figure:
-    """Fig. 3: training loss of every client and its mean, a panel an algorithm."""
+def convergence(protocol: Protocol) -> plan.Figure:
+    """Returns Fig. 3: training loss of every client and its mean, a panel an algorithm."""
     made = {label: {way: training(label, way) for way in SHARES} for label in METHODS}
     panels = {
         label: {
-            f"{way} batch norm": (names(protocol, "", one), ("loss",)) for way, one in ways.items()
+            f"{way} batch norm": (protocol.names("", one), ("loss",)) for way, one in ways.items()
         }
         for label, ways in made.items()
     }
-    runs = runs_of(protocol, [one for ways in made.values() for one in ways.values()])
+    runs = protocol.runs(one for ways in made.values() for one in ways.values())
     draw = partial(figures.curves, panels=panels, ylabel="training loss")
-    return Figure("fig3", "Fig. 3: convergence on internal clients", runs, draw)
+    return plan.Figure("fig3", "Fig. 3: convergence on internal clients", runs, draw)
 
 
-FIG5 = fig5_tables()
 FIGURES = (
     convergence(INSIDE),
-    *(
-        Figure(
-            one.name.removesuffix("-numbers"),
-            one.title,
-            one.runs,
-            partial(figures.bars, table=one),
-        )
-        for one in FIG5
-    ),
-    *(
-        ablations.figure(f"fig6{kind}", kind, CAMELYON, TESTED, CAMELYON_OUTSIDE.columns)
-        for kind in "abc"
-    ),
+    *(figures.bar_figure(one.name.removesuffix("-numbers"), one.title, one) for one in FIG5),
+    *(figures.ablation_figure(f"fig6{k}", k, CAMELYON, TESTED, OUTSIDE.columns) for k in "abc"),
 )
-SWEEP = Sweep("unifed", "UniFed (Jiang et al.)", (table2(INSIDE), table3(LEFT_OUT), *FIG5), FIGURES)
+TABLES = (table2(INSIDE), table3(LEFT_OUT), *FIG5)
+SWEEP = plan.Sweep("unifed", "UniFed (Jiang et al.)", TABLES, FIGURES)
 
 if __name__ == "__main__":
     sys.exit(main(SWEEP))

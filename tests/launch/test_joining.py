@@ -1,23 +1,16 @@
 """A client that joins a finished federation learns batch norm alone (FedBN, Appendix G)."""
 
 import json
-import sys
-from pathlib import Path
 
 import jax
+import joining
 import numpy as np
 import pytest
 
 import runs
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch"))
-
-import joining  # noqa: E402
-
-from fedjax_bn import sharing  # noqa: E402
-from fedjax_bn.federation import client_variables, global_variables  # noqa: E402
-from fedjax_bn.run.files import finished  # noqa: E402
+from fedjax_bn import sharing
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.run.files import finished
 
 
 @pytest.fixture(scope="module")

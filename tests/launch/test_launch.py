@@ -250,11 +250,11 @@ def test_the_jobset_agrees_with_itself():
     environment = {key: variables[key].get("value", "0") for key in VARIABLES}
     assert _read_place(environment) == (address, int(count), 0)
 
-    # A pod alone does not come back: the set starts again, and the run goes on.
+    # A pod alone does not come back: the set starts again, and the run continues.
     assert (pods["backoffLimit"], pods["template"]["spec"]["restartPolicy"]) == (0, "Never")
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
 
-    # Data and workdir lie in what is mounted.
+    # Data and workdir are in what is mounted.
     [mount], [volume] = container["volumeMounts"], pods["template"]["spec"]["volumes"]
     assert mount["name"] == volume["name"]
     assert container["command"] == ["python", "-m", "fedjax_bn.main", "--distributed"]
@@ -263,7 +263,7 @@ def test_the_jobset_agrees_with_itself():
     assert all(path.startswith(mount["mountPath"] + "/") for path in paths)
 
 
-# What a process is told
+# What a process reads from its environment
 
 
 def test_without_variables_jax_is_left_to_find_the_launcher():
@@ -317,7 +317,7 @@ def set_place(monkeypatch, address: str, number: int) -> None:
 
 
 def test_a_coordinator_that_does_not_answer_is_named(monkeypatch):
-    with socket.socket() as taken:  # bound, but nobody listens
+    with socket.socket() as taken:  # bound, but no one listens
         taken.bind(("localhost", 0))
         address = f"localhost:{taken.getsockname()[1]}"
         set_place(monkeypatch, address, 1)

@@ -1,29 +1,24 @@
 """Sweeps: listed, run and reported, on fabricated runs."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import execute
+import fedbn
+import fedcd
+import figures
 import numpy as np
+import plan
 import pytest
+import report
+import sweep
+import unseen
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
-
-import execute  # noqa: E402
-import fedbn  # noqa: E402
-import fedcd  # noqa: E402
-import figures  # noqa: E402
-import plan  # noqa: E402
-import report  # noqa: E402
-import sweep  # noqa: E402
-
-from fedjax_bn.run.config.file import read  # noqa: E402
-from fedjax_bn.run.config.keys import flatten  # noqa: E402
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import flatten
 
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
-RUNS = plan.all_runs(fedbn.SWEEP.parts)
+RUNS = fedbn.SWEEP.runs
 
 
 def fabricate(workdir, name, accuracy, rounds=300, unseen=None, validation=None, **config) -> None:
@@ -127,7 +122,7 @@ def calls(monkeypatch):
     return made
 
 
-def test_run_executes_what_is_not_finished_and_goes_on_after_a_failure(tmp_path, calls, capsys):
+def test_run_executes_what_is_not_finished_and_continues_after_a_failure(tmp_path, calls, capsys):
     fabricate(tmp_path, "abide/fedbn/3", {"NYU": 1.0})
     status = give(
         "run", "--workdir", str(tmp_path), "--only", "abide/[sf]*[a-z]/3", "--data.abide=x"
@@ -222,20 +217,12 @@ def test_figures_are_png_images_and_empty_ones_are_left_out(reported):
             assert image.format == "PNG"
 
 
-def test_a_report_on_nothing_names_every_run(tmp_path):
-    give("report", "--workdir", str(tmp_path))
-    text = (tmp_path / "report.md").read_text()
-    assert f"0 of {len(RUNS)} runs" in text
-    assert all(f"{run.name.rpartition('/')[0]}/{{0" in text for run in RUNS)
-    assert not (tmp_path / "figures").exists()
-
-
-def test_the_script_lists_from_any_folder(tmp_path):
-    script = str(ROOT / "launch" / "sweeps" / "fedbn.py")
-    arguments = [sys.executable, script, "--dry-run", "--workdir", "w", "--only", "fig9"]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 10
+def test_commands_are_for_the_folder_in_which_they_are_listed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert give("--dry-run", "--workdir", "w", "--only", "fig9") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert (tmp_path / lines[0].split()[4]).resolve() == plan.ROOT / "configs" / "synthetic.py"
 
 
 def test_a_number_says_in_what_its_runs_differ_from_the_plan(tmp_path):
@@ -325,10 +312,11 @@ def test_two_different_runs_of_one_name_are_refused():
     run = plan.Run("a/0", "configs/digits.py", {"method": "fedavg"}, {})
     part = plan.Table("t", "T", (), {}, (run, run._replace(changes={"method": "fedbn"})))
     with pytest.raises(ValueError, match="two different runs are named a/0"):
-        plan.all_runs([part])
+        assert plan.Sweep("t", "T", (part,)).runs
 
 
-def test_fig_6_shows_the_clients_of_the_first_run_that_has_finished(tmp_path):
+def test_fig_6_shows_the_clients_of_the_first_run_that_has_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "IMAGES", 1)  # drawing takes its time by the picture
     config = {"data__name": "scanners", "model": "DigitCNN"}
     fabricate(tmp_path, "x/0", {"flatbed": 1.0}, **config)
     assert figures.pixels(tmp_path, ("absent", "x/0")).startswith(b"\x89PNG")
@@ -374,3 +362,28 @@ def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
     said = "[a] training samples of a client: svhn 743 (planned: 7438)"
     assert f"Differs from the plan: {said}." in text
     assert "50.00 [a]" in text
+
+
+def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path):
+    chosen = [
+        run
+        for run in unseen.SWEEP.runs
+        if "/fedavg/" in run.name and run.name.startswith("digits/")
+    ]
+    random = np.random.default_rng(0)
+    values = {run.name: float(random.uniform(20, 80)) for run in chosen}
+    missing = chosen[0].name  # one target of seed 0
+    for run in chosen:
+        if run.name != missing:
+            row = {"running": values[run.name], "tsmobn": 0.0}
+            fabricate(tmp_path, run.name, {"a": 50.0}, unseen={run.changes["target"]: row})
+    report.write_report(unseen.SWEEP, tmp_path)
+    done = {r.name: report.read_results(tmp_path, r) for r in chosen if r.name != missing}
+    cell = unseen.TABLES[0].rows["FedAvg"][-1]
+    means = [
+        np.mean([value for name, value in values.items() if name.endswith(f"/{seed}")])
+        for seed in (1, 2)
+    ]
+    ours = report.measured(cell, done)
+    assert ours == pytest.approx((np.mean(means), np.std(means, ddof=1)))
+    assert (tmp_path / "figures" / "digits-bars.png").exists()

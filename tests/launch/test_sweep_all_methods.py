@@ -1,28 +1,19 @@
 """The comparison of all methods: its rows, its runs, its intervals, a table from start to end."""
 
 import json
-import sys
-from pathlib import Path
 
+import all_methods
+import compared
+import entries
 import numpy as np
 import pytest
 
 import runs
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
-
-import all_methods  # noqa: E402
-import compared  # noqa: E402
-import entries  # noqa: E402
-import plan  # noqa: E402
-
-from fedjax_bn import methods  # noqa: E402
-from fedjax_bn.run.config.file import read  # noqa: E402
-from fedjax_bn.run.config.keys import check  # noqa: E402
-from fedjax_bn.run.errors import NotFiniteError  # noqa: E402
-from fedjax_bn.run.experiment.datasets import DATASETS  # noqa: E402
-from fedjax_bn.run.training import train  # noqa: E402
+from fedjax_bn import methods
+from fedjax_bn.run.config.keys import check
+from fedjax_bn.run.errors import NotFiniteError
+from fedjax_bn.run.experiment.datasets import DATASETS
+from fedjax_bn.run.training import train
 
 TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
 TWO = ("--only", "fedavg,fedbn", "--config.model=MLP", "--config.rounds=1")
@@ -51,9 +42,7 @@ def test_every_run_has_a_valid_configuration(name):
     bench = all_methods.bench_of(options)
     for entry in entries.ENTRIES.values():
         run = all_methods.runs_of(options, bench, entry, 0.1, 1)[-1]
-        changes = [(key, plan.text(value)) for key, value in run.changes.items()]
-        config, colon, inline = run.config.partition(":")
-        check(read(f"{ROOT / config}{colon}{inline}", changes))
+        check(all_methods.config_of(run, ()))
 
 
 def test_every_digit_domain_of_the_data_is_left_out_in_each_form(tmp_path):

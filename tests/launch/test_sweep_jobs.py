@@ -1,24 +1,20 @@
-"""Runs of a sweep at a time: real processes that do what a test tells them."""
+"""Runs of a sweep at a time: real processes that do what a test wants."""
 
 import os
 import shlex
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
+import execute
+import fedbn
 import pytest
+import sweep
+
+from fedjax_bn.run.files.ownership import LOCK, OWNER, owned
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
-
-import execute  # noqa: E402
-import fedbn  # noqa: E402
-import sweep  # noqa: E402
-
-from fedjax_bn.run.files.ownership import LOCK, OWNER, owned  # noqa: E402
-
 ONLY = ("--only", "synthetic/*")
 NAMES = [run.name for run in sweep.select(fedbn.SWEEP, ONLY[1])]
 # A run: notes that it started, does what the test wants, and then has finished.
@@ -36,16 +32,16 @@ FINISH = "\n(folder / 'summary.json').write_text('{}')\n"
 
 @pytest.fixture
 def running(monkeypatch):
-    """`running(code)`: what a run does besides."""
+    """`running(code)`: what a run also does."""
 
-    def told(code=""):
+    def doing(code=""):
         monkeypatch.setattr(
             sweep,
             "train_command",
             lambda run, workdir, *_: ["-c", RUN + code + FINISH, str(workdir / run.name)],
         )
 
-    return told
+    return doing
 
 
 def give(folder, *arguments):
@@ -139,7 +135,7 @@ def test_a_stop_reaches_every_run_once_and_nothing_else_starts(tmp_path, running
         "    (folder / '.ready').touch(); time.sleep(60)\n"
     )
 
-    # Behind `&` or nohup the signal is ignored, and sweeps leave it so.
+    # After `&` or nohup the signal is ignored, and sweeps leave it so.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 

@@ -1,36 +1,32 @@
 """The sweeps of the papers and of their small forms: their runs, and beside which number."""
 
-import sys
 from functools import cache
 from pathlib import Path
 
+import fedbn
+import fedcd
+import fedcd_small
+import fedig
 import numpy as np
+import plan
 import pytest
+import report
+import signs
+import sweep
+import tsmobn
+import unifed
+import unifed_small
+import unseen
 from ml_collections import ConfigDict
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
-
-import fedbn  # noqa: E402
-import fedcd  # noqa: E402
-import fedcd_small  # noqa: E402
-import fedig  # noqa: E402
-import plan  # noqa: E402
-import signs  # noqa: E402
-import sweep  # noqa: E402
-import tsmobn  # noqa: E402
-import unifed  # noqa: E402
-import unifed_small  # noqa: E402
-import unseen  # noqa: E402
-
-from fedjax_bn.data.boxes import bdd100k, driving  # noqa: E402
-from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of  # noqa: E402
-from fedjax_bn.data.sets import digits  # noqa: E402
-from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
-from fedjax_bn.run.config.file import read  # noqa: E402
-from fedjax_bn.run.config.keys import assign, check  # noqa: E402
-from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
-from fedjax_bn.run.experiment.method import check_adaptations, method_maker  # noqa: E402
+from fedjax_bn.data.boxes import bdd100k, driving
+from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
+from fedjax_bn.data.sets import digits
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
+from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (*PAPERS, fedcd_small.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP)
@@ -68,7 +64,7 @@ def kinds(runs) -> dict[str, plan.Run]:
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_every_command_is_a_configuration_that_the_program_accepts(one):
-    for run in kinds(plan.all_runs(one.parts)).values():
+    for run in kinds(one.runs).values():
         config = config_of(run, **dict.fromkeys(run.needs, "x"))
         check(config)
         check_adaptations(config, config.adaptations)
@@ -106,7 +102,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
         "bdd100k": {*bdd100k.TABLE_3},
         "driving": {*driving.DOMAINS},
     }
-    for run in (run for one in ALL for run in plan.all_runs(one.parts)):
+    for run in (run for one in ALL for run in one.runs):
         if run.changes.get("target"):
             data = dict.fromkeys(run.needs.values(), str(forms[form]))
             command = sweep.train_command(run, Path("runs"), data)
@@ -116,7 +112,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
 
 
 def test_no_plan_takes_a_share_of_the_digits_that_depends_on_their_form():
-    for run in (run for one in ALL for run in plan.all_runs(one.parts)):
+    for run in (run for one in ALL for run in one.runs):
         if run.config.startswith("configs/digits.py"):
             assert {"data.fraction", "data.truncate"} <= run.changes.keys()
 
@@ -143,7 +139,7 @@ def test_percentages_are_shares_of_the_data_that_are_given(tmp_path):
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_every_cell_has_runs_that_make_its_adaptation_or_says_why_not(one):
-    runs = {run.name: run for run in plan.all_runs(one.parts)}
+    runs = {run.name: run for run in one.runs}
     for table in one.tables:
         own = {run.name for run in table.runs}
         for cells in table.rows.values():
@@ -168,7 +164,7 @@ def test_tables_and_figures_have_names_of_their_own():
 
 def test_seeds_are_the_papers():
     def seeds(one, prefix):
-        runs = [run for run in plan.all_runs(one.parts) if run.name.startswith(prefix)]
+        runs = [run for run in one.runs if run.name.startswith(prefix)]
         return {run.changes["seed"] for run in runs}
 
     assert seeds(fedig.SWEEP, "pacs/") == {0, 1, 2, 3}  # "four runs"
@@ -191,15 +187,13 @@ def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
 
 
 def test_unifeds_mean_over_clients_stands_beside_that_of_the_printed_numbers():
-    import report
-
     second = tables_of(unifed.SWEEP)["table2"]
     assert report.printed(second.rows["FedAvg"][-1])[0] == pytest.approx(73.80, abs=0.01)
 
 
 def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
     rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    runs = {run.name: run for run in fedcd.SWEEP.runs}
     both = [runs[group[0]].changes for group in rows["FedCD-SCI + REA"][0].parts[0]]
     assert len(both) == 15
     assert {c["fedcd.lambda_sci"] for c in both} == {0.5, 0.7, 0.8, 0.9, 1.0}
@@ -211,7 +205,7 @@ def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
 
 def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
     rows = tables_of(fedcd.SWEEP)["table1"].rows
-    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    runs = {run.name: run for run in fedcd.SWEEP.runs}
     weights = {
         label: runs[cells[0].runs[0]].changes.get("weigh")
         for label, cells in rows.items()
@@ -223,7 +217,7 @@ def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
 
 
 def test_fedcds_fedprox_has_the_mu_of_the_code_whose_setting_it_takes():
-    runs = [run for run in plan.all_runs(fedcd.SWEEP.parts) if "/fedprox/" in run.name]
+    runs = [run for run in fedcd.SWEEP.runs if "/fedprox/" in run.name]
     assert {run.name.partition("/")[0] for run in runs} == {"pacs", "driving", "bdd100k"}
     assert {run.changes["fedprox.mu"] for run in runs} == {0.1}
 
@@ -235,7 +229,7 @@ def test_tsmobns_figures_are_those_of_the_text():
     assert [*drawn["figE.5-blur"].keywords["texts"]] == [0, 1, 2, 3, 4]  # E.2.4
     orders = [
         text
-        for run in plan.all_runs(tsmobn.SWEEP.parts)
+        for run in tsmobn.SWEEP.runs
         if run.name == "cifar10_c/blur/fedavg/0"
         for test in run.tests
         for text in test.changes.get("adaptations", ())
@@ -258,10 +252,11 @@ def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_othe
 
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
-def test_a_report_on_nothing_has_every_table_and_figure(one, tmp_path):
+def test_a_report_on_nothing_has_every_table_and_figure_and_names_every_run(one, tmp_path):
     assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
-    assert f"0 of {len(plan.all_runs(one.parts))} runs have finished" in text
+    assert f"0 of {len(one.runs)} runs have finished" in text
+    assert all(f"{run.name.rpartition('/')[0]}/{{0" in text for run in one.runs)
     assert all(f"\n## {part.title}\n" in text for part in one.parts)
     assert not (tmp_path / "figures").exists()
 
@@ -276,6 +271,26 @@ def test_fedbns_loss_curves_are_taken_after_aggregation_in_every_round():
 
 def test_tsmobn_stops_early_and_unifed_does_not():
     for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
-        for run in plan.all_runs(one.parts):
+        for run in one.runs:
             if run.config != "configs/digits_dg.py":
                 assert run.changes.get("patience", config_file(run.config).patience) == patience
+
+
+def test_published_numbers_stand_beside_what_they_are_of():
+    digits, pacs = unseen.TABLES[:2]
+    row = dict(zip(digits.columns, digits.rows["FedBN + TsmoBN"], strict=True))
+    assert report.printed(row["SVHN"]) == (76.85, 0.25)
+    assert report.printed(row["USPS"]) is None
+    row = dict(zip(pacs.columns, pacs.rows["FedIG-A"], strict=True))
+    assert report.printed(row["S"]) == (83.79, 0.49)
+
+
+def test_the_share_that_groups_explain_is_between_none_and_all():
+    random = np.random.default_rng(0)
+    groups = np.arange(400) % 4
+    noise = random.normal(size=400)
+    features = np.stack([groups, noise, groups + np.sqrt(1.25) * noise, np.ones(400)], 1)
+    shares = fedcd_small.explained(features, groups)
+    np.testing.assert_allclose(shares[[0, 3]], [1, 0])
+    assert shares[1] < 0.05
+    assert abs(shares[2] - 0.5) < 0.1

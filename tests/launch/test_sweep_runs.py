@@ -1,19 +1,12 @@
 """A table of a sweep from its commands to its report, on runs that a test can afford."""
 
-import sys
-from pathlib import Path
-
+import execute
+import plan
 import pytest
+import report
+import sweep
 
 import runs
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
-
-import execute  # noqa: E402
-import plan  # noqa: E402
-import report  # noqa: E402
-import sweep  # noqa: E402
 
 CONFIG = """
 from fedjax_bn.run.config import base, override
@@ -67,7 +60,7 @@ def made(tmp_path_factory):
 
 def test_the_report_holds_what_runs_and_their_tests_measured(made):
     one, folder = made
-    results = report.read_results(folder, plan.all_runs(one.parts)[0])
+    results = report.read_results(folder, one.runs[0])
     outside = results["summary"]["accuracy"]["unseen"]["dog"]["running"]
     own = results["inside"]["internal"]["own"]
     text = (folder / "report.md").read_text()

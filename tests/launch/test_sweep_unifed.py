@@ -1,24 +1,17 @@
 """UniFed's sweep: which runs there are, and what they make of fabricated results."""
 
 import json
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "launch" / "sweeps"))
+import figures
+import sweep
+import unifed
+from test_sweep import fabricate, section
 
-import ablations  # noqa: E402
-import figures  # noqa: E402
-import plan  # noqa: E402
-import sweep  # noqa: E402
-import unifed  # noqa: E402
-from test_sweep import fabricate, section  # noqa: E402
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.data.corruptions import INTERNAL, TYPES
+from fedjax_bn.models import MLP
 
-from fedjax_bn.adaptation.choice import choose_adaptation  # noqa: E402
-from fedjax_bn.data.corruptions import INTERNAL, TYPES  # noqa: E402
-from fedjax_bn.models import MLP  # noqa: E402
-
-RUNS = plan.all_runs(unifed.SWEEP.parts)
+RUNS = unifed.SWEEP.runs
 STATISTICS = unifed.ABLATIONS.changes["adaptations"]
 
 
@@ -59,22 +52,22 @@ def test_orders_of_the_samples_are_drawn_as_boxes_over_the_seeds(tmp_path, monke
     for seed, percent in seeds.items():
         name = f"camelyon17/fedavg/averaged/{seed}"
         fabricate(tmp_path, name, {"center0": 90.0})
-        tested = {f"tsmobn:order={order}": percent + order for order in ablations.ORDERS}
+        tested = {f"tsmobn:order={order}": percent + order for order in figures.ORDERS}
         found = {"unseen": {"center1": tested, "center2": tested}, "internal": {}}
         (tmp_path / name / "evaluations").mkdir()
         (tmp_path / name / "evaluations/ablations.json").write_text(json.dumps(found))
     monkeypatch.setattr(figures, "png", lambda figure: figure)
     (axes,) = figure.draw(tmp_path).axes
-    assert len(axes.patches) == 2 * len(ablations.ORDERS)  # a box a hospital and order
+    assert len(axes.patches) == 2 * len(figures.ORDERS)  # a box a hospital and order
     levels = [y[0] for y in (line.get_ydata() for line in axes.lines) if len({*y}) == 1]
-    for percent in (seed + order for seed in seeds.values() for order in ablations.ORDERS):
+    for percent in (seed + order for seed in seeds.values() for order in figures.ORDERS):
         assert levels.count(percent) >= 2  # whiskers and median, of both
 
 
 def test_the_statistics_of_figure_6_are_spelled_as_the_program_reads_them():
     choices = [choose_adaptation(text, MLP()) for text in STATISTICS]
-    assert [choice.batch_size for choice in choices[1:10]] == list(ablations.BATCH_SIZES)
-    assert [choice.order for choice in choices[-10:]] == list(ablations.ORDERS)
+    assert [choice.batch_size for choice in choices[1:10]] == list(figures.BATCH_SIZES)
+    assert [choice.order for choice in choices[-10:]] == list(figures.ORDERS)
 
 
 def test_from_ten_to_twelve_clients_train_where_a_type_is_left_out():

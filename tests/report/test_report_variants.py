@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from fedjax_bn import methods, sharing
+from fedjax_bn.data.corruptions import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.report import write_comparison
@@ -16,12 +17,6 @@ from fedjax_bn.report.results import tables_of
 from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
 from pages import Page
-
-CORRUPTIONS = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
-    *("motion_blur", "zoom_blur", "snow", "frost", "fog", "brightness", "contrast"),
-    *("elastic_transform", "pixelate", "jpeg_compression"),
-)
 
 
 def variants(folder):
@@ -110,8 +105,8 @@ def table_of(**where):
 
 
 def test_unifeds_numbers_stand_beside_both_ways_of_batch_norm_inside(tmp_path):
-    keys = {"data__validation": 0.1, "data__test": 0.2, "data__corruptions": list(CORRUPTIONS)}
-    scores = dict.fromkeys(CORRUPTIONS, 70.0)
+    keys = {"data__validation": 0.1, "data__test": 0.2, "data__corruptions": list(INTERNAL)}
+    scores = dict.fromkeys(INTERNAL, 70.0)
     for name, more in {"averaged": {}, "own": {"share": "all_but_batch_norm"}}.items():
         place = tmp_path / name
         finished(place, "scaffold", 0, scores, None, "cifar10_c", **keys, **more)
@@ -130,7 +125,7 @@ def test_unifeds_numbers_stand_beside_both_ways_of_batch_norm_inside(tmp_path):
 def test_outside_two_papers_print_numbers_and_the_run_differs_from_each(tmp_path):
     never = ("initial:affine=False", "tsmobn:affine=False")  # updated, UniFed's FedBN
     unseen = {"frost": dict.fromkeys(("running", "tsmobn", "batch", *never), 60.0)}
-    keys = {"data__corruptions": list(CORRUPTIONS), "patience": 10}
+    keys = {"data__corruptions": list(INTERNAL), "patience": 10}
     for method in ("fedbn", "fedavg"):
         finished(tmp_path / "runs", method, 0, {"fog": 1.0}, unseen, "cifar10_c", **keys)
     found = {

@@ -11,7 +11,7 @@ import norm_nets as nets
 import runs
 from fedjax_bn import main
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.report import unseen
+from fedjax_bn.report import plots
 from fedjax_bn.run import commands
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
@@ -287,8 +287,8 @@ def test_every_ablation_has_its_plot():
     row = {"running": 50.0, "tsmobn": 60.0, "tsmobn:affine=False": 55.0}
     row |= {f"batch:batch_size={n}": float(n) for n in (2, 4, 8)}
     row |= {f"tsmobn:order={n}": 60.0 + n for n in range(4)}
-    plots = dict(unseen.ablations({"fax": row, "dog": row}))
+    drawn = dict(plots.ablations({"fax": row, "dog": row}))
     names = {"-batch-batch_size.png", "-tsmobn-affine.png", "-tsmobn-order.png"}
-    assert set(plots) == names
-    assert all(picture.startswith(b"\x89PNG") for picture in plots.values())
-    assert dict(unseen.ablations({})) == {}
+    assert set(drawn) == names
+    assert all(picture.startswith(b"\x89PNG") for picture in drawn.values())
+    assert dict(plots.ablations({})) == {}

@@ -17,7 +17,7 @@ from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.domain import Dataset, Domain, whole
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
-from fedjax_bn.report import unseen
+from fedjax_bn.report import plots
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check, flatten
 from fedjax_bn.run.config.trust import recorded_code
@@ -151,7 +151,7 @@ def _tested(
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]
-    files: dict[str, bytes | str] = dict(unseen.ablations(scores))
+    files: dict[str, bytes | str] = dict(plots.ablations(scores))
     files |= _plots(config, experiment, state, tested, request)
     if config.predictions and answers:
         end = f"-predictions.{config.predictions}"
@@ -257,11 +257,11 @@ def _plots(
         if request.alphas:
             values = alphas_of(model, prepare, variables, split)
             yield f"-alphas-{file_name(domain.name)}.npz", packed(values)
-            yield f"-alphas-{file_name(domain.name)}.png", unseen.alphas(values, title)
+            yield f"-alphas-{file_name(domain.name)}.png", plots.alphas(values, title)
         if request.tsne:
             features = {
                 name: features_of(make, model, prepare, variables, split)
                 for name, make in makers.items()
             }
-            picture = unseen.embeddings(features, split.labels, tested.classes)
+            picture = plots.embeddings(features, split.labels, tested.classes)
             yield f"-tsne-{file_name(domain.name)}.png", picture
