@@ -81,7 +81,7 @@ def folder(tmp_path):
 def test_morpho_mnist_is_unseen_and_has_its_test_part_alone(folder):
     data = morpho_mnist.load_beside_digits(folder, target=morpho_mnist._UNSEEN, fraction=0.5)
     internal, unseen = make_clients(data, target=morpho_mnist._UNSEEN)
-    assert [d.name for d in internal.domains] == list(digits._ORIGINALS)
+    assert [d.name for d in internal.domains] == list(digits.ORIGINALS)
     assert [d.name for d in unseen] == ["morpho_global", "morpho_local"]
     for domain in unseen:
         assert domain.test.images[:, 0, 0, 0].tolist() == list(range(200, 206))
