@@ -76,8 +76,8 @@ def test_every_command_is_a_configuration_that_the_program_accepts(one):
 
 
 FORMS = ("originals", "with SynthDigits", "with fonts")
-IN_FORM = {form: [*digits._ORIGINALS] for form in FORMS[:2]} | {
-    "with fonts": ["fonts" if name == "synth_digits" else name for name in digits._ORIGINALS]
+IN_FORM = {form: [*digits.ORIGINALS] for form in FORMS[:2]} | {
+    "with fonts": ["fonts" if name == "synth_digits" else name for name in digits.ORIGINALS]
 }
 
 
@@ -99,7 +99,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
     known = {
         **{name: {*about.domains} for name, about in IMAGE_FOLDERS.items()},
         "digits": set(IN_FORM[form]),
-        "digits_morpho": {*digits._ORIGINALS, "morpho_global", "morpho_local"},
+        "digits_morpho": {*digits.ORIGINALS, "morpho_global", "morpho_local"},
         "cifar10_c": {*CORRUPTIONS, *groups_of(tuple(CORRUPTIONS))},
         "camelyon17": {f"hospital{n}" for n in range(1, 6)},
         "cow_on_beach": {"zoo", "beach"},
