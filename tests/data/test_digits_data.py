@@ -110,11 +110,10 @@ def test_training_sets_are_cut_to_a_tenth_of_the_smallest_by_default(originals):
     assert [len(domain.train.labels) for domain in dataset.domains] == [smallest // 10] * 5
 
 
-@pytest.mark.parametrize("resplit", [True, False])
-def test_without_truncation_each_domain_gives_its_own_fraction(originals, resplit):
-    dataset = digits.load(originals, fraction=0.5, truncate=False, resplit=resplit)
+def test_without_truncation_each_domain_gives_its_own_fraction(originals):
+    dataset = digits.load(originals, fraction=0.5, truncate=False)
     totals = [TRAIN, TRAIN + 7, TRAIN, TRAIN + 7, TRAIN + 3]
-    pools = [4 * (total + TEST) // 5 if resplit else total for total in totals]
+    pools = [4 * (total + TEST) // 5 for total in totals]
     assert [len(domain.train.labels) for domain in dataset.domains] == [n // 2 for n in pools]
 
 
@@ -122,7 +121,7 @@ def test_the_resplit_of_usps_has_the_7438_samples_of_the_paper():
     labels = np.arange(7291 + 2007, dtype=np.int32) % 10
     one = digits.Original(labels[:7291], lambda index: index)
     two = digits.Original(labels[7291:], lambda index: index + 7291)
-    train, test = digits._divide(one, two, resplit=True)
+    train, test = digits._divide(one, two)
     assert len(train.labels) == 7438
     assert fraction_size(7438, 0.1) == 743
     both = np.concatenate([part.read(np.arange(len(part.labels))) for part in (train, test)])
@@ -141,18 +140,11 @@ def test_test_samples_are_whole_and_the_same_for_every_seed(originals):
     assert fingerprint(digits.load(originals, fraction=0.5)) == fingerprint(first)
 
 
-@pytest.mark.parametrize("resplit", [True, False])
-def test_no_sample_is_in_both_training_and_test(originals, resplit):
-    for domain in digits.load(originals, fraction=1.0, resplit=resplit).domains:
+def test_no_sample_is_in_both_training_and_test(originals):
+    for domain in digits.load(originals, fraction=1.0).domains:
         train, test = set(grey(domain.train.images)), set(grey(domain.test.images))
         assert not train & test
         assert len(train) == len(domain.train.labels)
-
-
-def test_official_tests_are_kept_whole_without_the_resplit(originals):
-    dataset = digits.load(originals, resplit=False)
-    assert [len(domain.test.labels) for domain in dataset.domains] == [TEST] * 5
-    assert [len(domain.train.labels) for domain in dataset.domains] == [TRAIN // 10] * 5
 
 
 def test_names_of_folders_may_have_other_case_and_joints(own):
@@ -351,8 +343,9 @@ def test_a_libsvm_line_of_another_form_is_refused_naming_the_fault(tmp_path, lin
 
 
 def test_an_empty_training_set_is_refused_naming_the_domain(own):
-    for kind, array in (("images-idx3", np.zeros((0, 28, 28))), ("labels-idx1", np.zeros(0))):
-        path = own / "MNIST" / f"train-{kind}-ubyte.gz"
-        path.write_bytes(gzip.compress(idx_bytes(array)))
+    for part in ("train", "t10k"):
+        for kind, array in (("images-idx3", np.zeros((0, 28, 28))), ("labels-idx1", np.zeros(0))):
+            path = own / "MNIST" / f"{part}-{kind}-ubyte.gz"
+            path.write_bytes(gzip.compress(idx_bytes(array)))
     with pytest.raises(ValueError, match="mnist has no training samples"):
-        digits.load(own, resplit=False)
+        digits.load(own)
