@@ -79,10 +79,8 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
             f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
             "unpack the archive again, or drop their rows"
         )
-    counts = np.bincount([patch.center for patch in patches], minlength=5)
-    wrong = [f"center{k} {counts[k]} of {n}" for k, n in enumerate(_COUNTS) if counts[k] != n]
-    notes = []
-    if wrong:
+    counts, notes = np.bincount([patch.center for patch in patches], minlength=5), []
+    if wrong := [f"center{k} {counts[k]} of {n}" for k, n in enumerate(_COUNTS) if counts[k] != n]:
         kind = "a reduced copy" if counts.sum() < sum(_COUNTS) else "another version"
         notes.append(
             f"{root} has {counts.sum()} patches of Camelyon17's {sum(_COUNTS)} "
@@ -105,16 +103,10 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
 
 
 def _read_table(path: Path) -> list[_Patch]:
-    """Reads the rows of metadata.csv.
-
-    Raises:
-      ValueError: a column is missing, a cell is not a number, or tumor, center or split is out of
-        range.
-    """
+    """Reads the rows of metadata.csv."""
     patches = []
     with open_table(path) as table:
-        lacking = [column for column in _COLUMNS if column not in (table.fieldnames or ())]
-        if lacking:
+        if lacking := [name for name in _COLUMNS if name not in (table.fieldnames or ())]:
             raise ValueError(f"it lacks the columns {', '.join(lacking)}; {_WHERE}")
         for row in table:
             cells = {column: (row[column] or "").strip() for column in _COLUMNS}

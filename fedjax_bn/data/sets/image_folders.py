@@ -19,13 +19,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import read_list, without_suffix
-from fedjax_bn.data.sets.folders import (
-    Listing,
-    Published,
-    domain_folders,
-    list_domain,
-    to_source,
-)
+from fedjax_bn.data.sets.folders import Listing, Published, domain_folders, list_domain, to_source
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -227,10 +221,9 @@ def load(
 def _divide_by_lists(
     listing: Listing, dataset: Published, folder: Path, notes: list[str]
 ) -> Listing:
-    """Returns the listing with the parts of PACS' lists, DOMAIN_PART_kfold.txt, see `_TABLE`.
+    """Returns the listing with the parts of PACS' lists, see `_TABLE`; appends to `notes`.
 
-    The class in a list is the folder's in any case, images in no list go to validation, and
-    suffixes may differ from those of the images. Appends to `notes` what is odd.
+    Images in no list go to validation; case of classes and suffixes may differ from the images'.
     """
     train_list, validation_list, whole_list = (
         folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval", "test")
@@ -256,12 +249,7 @@ def _divide_by_lists(
 
 
 def _places(path: Path, listing: Listing, dataset: Published) -> list[int]:
-    """Returns the positions in the listing of the images that a list names, in the list's order.
-
-    Raises:
-      FileNotFoundError: the list is missing, or names images that are.
-      ValueError: its labels count from 0, or are not those of the class folders.
-    """
+    """Returns the positions in the listing of the images that a list names, in the list's order."""
     places = {
         without_suffix(f"{listing.name}/{file.parent.name.lower()}/{file.name}"): k
         for k, file in enumerate(listing.files)
@@ -279,12 +267,11 @@ def _places(path: Path, listing: Listing, dataset: Published) -> list[int]:
             f"{path}: labels count from 0, but those of {dataset.title} count from {_FIRST_LABEL}; "
             f"add {_FIRST_LABEL} to each"
         )
-    wrong = [
+    if wrong := [
         f"{name} {label} (not {expected})"
         for name, label, expected in zip(names, labels, right, strict=True)
         if label not in (expected, dataset.slips.get(name))
-    ]
-    if wrong:
+    ]:
         raise ValueError(
             f"{path}: {len(wrong)} labels are not those of the class folders, counted from "
             f"{_FIRST_LABEL}: {first_few(wrong)}; fetch the list again"

@@ -147,14 +147,13 @@ def _images(
 def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
     """Returns left, top and side of one to three plates, none over another."""
     wanted, places = rng.integers(1, MOST + 1), []
-    for _ in range(50):
+    for _ in range(50):  # tries
         side = round(rng.uniform(*SIDES) * SIZE)
         x, y = rng.integers(SIZE - side + 1, size=2).tolist()
-        clear = all(
+        if all(
             np.hypot(x + side / 2 - a - s / 2, y + side / 2 - b - s / 2) > (side + s) / 2
             for a, b, s in places
-        )
-        if clear:
+        ):
             places.append((x, y, side))
         if len(places) == wanted:
             break
