@@ -83,10 +83,6 @@ def load(
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
       does not vary within a window correlates 0 with all others; the notes count them.
 
-    Raises:
-      FileNotFoundError: the folder, the table or all series are missing.
-      ValueError: an argument is out of range, or a file does not suit; up to ten are named.
-
     Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, those of 110 regions,
     and it does not state which of the Harvard-Oxford atlas it leaves out. The published series have
     111, which are all kept here: 111 * 110 / 2 = 6105.

@@ -61,10 +61,6 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
       centers 0, 3 and 4 by the column `split` (0 train, 1 validation), center 1 is validation and
       center 2 test, whole. Names are paths of patches.
-
-    Raises:
-      FileNotFoundError: the table or patches are missing; up to ten are named.
-      ValueError: the table is not of that form, or a patch cannot be read.
     """
     places = (Path(path), Path(path) / "camelyon17_v1.0")
     root = next((place for place in places if (place / "metadata.csv").is_file()), None)

@@ -88,12 +88,6 @@ def load(
     Returns:
       Source "cifar10_c", normalized by CIFAR-10's channels; `groups` are the four types and
       "extra". Published severities that follow one another, in their size, are memory-mapped.
-
-    Raises:
-      FileNotFoundError: files are missing; all are named.
-      ValueError: files are cut short or of another form (all are named), labels are out of range,
-        or an argument is unknown.
-      ModuleNotFoundError: frost or spatter is to be made without the extra package.
     """
     # a configuration has texts
     severities = [int(one) if is_label(str(one)) else one for one in severities]

@@ -88,10 +88,6 @@ def load(
       Dataset "digits" without validation splits, as in the paper (`make_clients` holds some out of
       the training splits where `split` is "official"); test splits are whole.
 
-    Raises:
-      FileNotFoundError: a file is missing; the message names what is needed.
-      ValueError: a file is corrupt or an argument out of range.
-
     Differs from the paper: the random sample of the training set is stratified by class. As in the
     paper, MNIST-M shows digits of MNIST: a digit that trains in one of the two may test in the
     other.
@@ -203,10 +199,6 @@ def load_morpho_mnist(path: str | Path) -> Source:
       Source "morpho_mnist" with the domains "morpho_global" and "morpho_local", normalized by
       (0.5, 0.5). Samples of a part are named by the digit of MNIST that they come from, such as
       "train/00017", in both: the forms of one digit belong together.
-
-    Raises:
-      FileNotFoundError: folders or files are missing; all missing folders are named.
-      ValueError: a file is corrupt.
     """
     path = Path(path)
     if missing := [name for name in _MORPHO_FOLDERS if not (path / name).is_dir()]:
@@ -241,10 +233,6 @@ def load_with_morpho_mnist(path: str | Path, *, target: Sequence[str], **how: An
       Dataset "digits_morpho". It has Morpho-MNIST's published test part, 10,000 images each, made
       of the digits of MNIST's published test part. MNIST and MNIST-M, which show these digits too,
       train on their published training parts alone, so that no digit both trains and tests.
-
-    Raises:
-      FileNotFoundError: a file is missing.
-      ValueError: a file is corrupt, or Morpho-MNIST is not a target.
     """
     if missing := [name for name in _UNSEEN if name not in target]:
         raise ValueError(

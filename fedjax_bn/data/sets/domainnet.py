@@ -84,11 +84,6 @@ def load(
 
     Returns:
       Source "domainnet".
-
-    Raises:
-      FileNotFoundError: a folder or list is missing, or a list names images that are.
-      ValueError: a class is in no list, a list is wrong, or an image cannot be read.
-      OSError: the cache cannot be written.
     """
     root, folders = domain_folders(path, DOMAINNET)
     places = [base / name for base in (root, Path(path)) for name in ("", "splits")]

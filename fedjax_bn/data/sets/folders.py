@@ -292,12 +292,6 @@ def load(
 
     Returns:
       Source "folders", without parts.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or no folder of a domain that is asked for.
-      ValueError: a domain or class is asked for twice, a domain lacks a class, or an image cannot
-        be read.
-      OSError: the cache cannot be written.
     """
     for key, names in (("domains", domains), ("classes", classes)):
         plain = [_plain(name) for name in names]

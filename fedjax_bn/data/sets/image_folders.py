@@ -192,12 +192,6 @@ def load(
 
     Returns:
       Source, with official parts where lists or folders divide the domains.
-
-    Raises:
-      FileNotFoundError: a folder or list is missing, or a list names images that are.
-      ValueError: there is no such dataset, a class has no images, an image cannot be read, or a
-        list's labels are wrong.
-      OSError: the cache cannot be written.
     """
     if isinstance(dataset, str):
         if dataset not in IMAGE_FOLDERS:

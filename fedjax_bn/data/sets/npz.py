@@ -57,11 +57,6 @@ def load(
     Returns:
       Source "npz", with official parts where a domain is divided. Samples are named DOMAIN/NUMBER
       or DOMAIN/PART/NUMBER.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
-        does not belong to a class.
     """
     if not path or not Path(path).is_file():
         raise FileNotFoundError(f"data.path {path} is not a file; it must be a .npz with {_FORM}")

@@ -89,11 +89,6 @@ def load(
       Source; splits train, validation and test are the official parts. Samples are named by
       their `name`, DOMAIN/`id`, or DOMAIN/SPLIT/NUMBER in the order of the copy. Photographs of
       CIFAR-10-C have one name in all domains, such as "test/00017".
-
-    Raises:
-      ModuleNotFoundError: tensorflow-datasets is not installed.
-      FileNotFoundError: there is no prepared copy, and none could be made.
-      ValueError: an argument is unknown, or a copy is not in the format array_record.
     """
     given, (name, _, severity) = name, name.partition("/")
     if name not in NAMES or (severity and name != "cifar10_c"):
