@@ -66,15 +66,14 @@ READINGS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 def main() -> None:
     """Trains with every reading and prints a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--path", required=True)
-    parser.add_argument("--model", default="ResNet18:width=16")
-    parser.add_argument("--target", default="sketch")
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm", type=int, default=0, help="rounds without CAFL first")
-    parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
+    add = parser.add_argument
+    add("--path", required=True)
+    add("--model", default="ResNet18:width=16")
+    add("--target", default="sketch")
+    for name, default in {"size": 64, "batch": 32, "steps": 20, "rounds": 5}.items():
+        add(f"--{name}", type=int, default=default)
+    add("--warm", type=int, default=0, help="rounds without CAFL first")
+    add("--only", default=",".join(READINGS), help="readings, comma-separated")
     options = parser.parse_args()
     changes = [("data.path", options.path), ("data.image_size", str(options.size))]
     changes += [("model", options.model), ("target", options.target), ("data.validation", "0.1")]
@@ -94,16 +93,11 @@ def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[
     random = np.random.default_rng(number)
     splits = [domain.train for domain in experiment.internal.domains]
     chosen = [random.integers(len(split.labels), size=(steps, batch)) for split in splits]
-    return {
-        "image": np.stack(
-            [
-                s.images[c.ravel()].reshape(*c.shape, *s.images.shape[1:])
-                for s, c in zip(splits, chosen, strict=True)
-            ]
-        ),
-        "label": np.stack([s.labels[c] for s, c in zip(splits, chosen, strict=True)]),
-        "valid": np.ones((len(splits), steps, batch), bool),
-    }
+    images, labels = (
+        np.stack([getattr(s, kind)[c] for s, c in zip(splits, chosen, strict=True)])
+        for kind in ("images", "labels")
+    )
+    return {"image": images, "label": labels, "valid": np.ones(labels.shape, bool)}
 
 
 def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, FederatedState]:

@@ -88,12 +88,7 @@ def round_of(
 ) -> Callable[[], None]:
     """Returns a loop over clients, each from a copy of the server's model; then plain averaging.
 
-    Args:
-      setting: how PyTorch runs.
-      server: the model.
-      clients: the batches of each, which `loss(model, *batch)` reads.
-      loss: of a batch.
-      rate: of plain SGD.
+    Each makes a step of plain SGD for each of its batches by `loss(model, *batch)`.
     """
     server = server.to(memory_format=setting.layout)
 

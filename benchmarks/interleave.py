@@ -24,17 +24,11 @@ Run = Callable[[], object]
 
 
 class Samples(NamedTuple):
-    """Seconds of one program's R pieces.
+    """Seconds of one program's R pieces, f64[R] each."""
 
-    Attributes:
-      wall: f64[R], as a clock on the wall has them.
-      user: f64[R], of all cores in this process's own code.
-      system: f64[R], of all cores in the system on behalf of this process.
-    """
-
-    wall: np.ndarray
-    user: np.ndarray
-    system: np.ndarray
+    wall: np.ndarray  # as a clock on the wall has them
+    user: np.ndarray  # of all cores in this process's own code
+    system: np.ndarray  # of all cores in the system on behalf of this process
 
     def per(self, count: float) -> "Samples":
         """The same for one of `count` equal parts of a piece."""
@@ -42,21 +36,13 @@ class Samples(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """How many times as long one program takes as another.
+    """How many times as long one program takes as another."""
 
-    Attributes:
-      of_minima: ratio of the shortest pieces.
-      median: of the ratios, each of two pieces of one repetition.
-      low: lower end of that median's interval at 95 %.
-      high: its upper end.
-      repeats: number of ratios.
-    """
-
-    of_minima: float
-    median: float
-    low: float
-    high: float
-    repeats: int
+    of_minima: float  # of the shortest pieces
+    median: float  # of the ratios, each of two pieces of one repetition
+    low: float  # lower end of that median's interval at 95 %
+    high: float  # its upper end
+    repeats: int  # number of ratios
 
     @property
     def width(self) -> float:
@@ -122,9 +108,6 @@ def interleave(
       before: called with the name before each run, outside the time.
       rest: seconds of sleep before each run, in which the last one's threads stop spinning.
       seed: of the orders.
-
-    Raises:
-      ValueError: `repeats` is below 1.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be at least 1")

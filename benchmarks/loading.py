@@ -79,11 +79,12 @@ def measure(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict
 def main() -> None:
     """Runs the comparison and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--name", choices=READERS, default="pacs")
-    parser.add_argument("--path", type=Path, default=Path("../shared/data/pacs"))
-    parser.add_argument("--image-size", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    add = parser.add_argument
+    add("--name", choices=READERS, default="pacs")
+    add("--path", type=Path, default=Path("../shared/data/pacs"))
+    add("--image-size", type=int, default=128)
+    add("--repeats", type=int, default=9)
+    add("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
     here = announce(
         f"{options.name} at {options.image_size} pixels beside Pillow alone on {CORES} cores; CPU "

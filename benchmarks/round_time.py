@@ -22,8 +22,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
-import in_jax
+from fedjax_bn.aggregation import uniform
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.methods import fedavg
+from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
 from interleave import (
     CONFIDENCE,
     FEWEST,
@@ -39,7 +45,7 @@ from interleave import (
     spend,
 )
 from machine import announce
-from tasks import DIGITS, RESNET, Task
+from tasks import DIGITS, LEARNING_RATE, RESNET, Task, make_batches, make_test_images
 
 REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 
@@ -91,7 +97,7 @@ def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[
 
     task = task._replace(samples=options.samples or task.samples)
     print(f"\n{task.name} round, {task.clients} clients of {task.samples} images", flush=True)
-    compile_round, repeat = in_jax.a_round(task)
+    compile_round, repeat = our_round(task)
     times = 1 if options.quick else 3
     wall, cpu = least_compile_time(compile_round, times)
     print(f"compiled in {wall:.1f} s, {cpu:.1f} s of CPU, the least of {times}", flush=True)
@@ -125,7 +131,7 @@ def evaluation(options: argparse.Namespace, images: int = 1_000, batch: int = 50
     print(f"\nDigitCNN evaluation, {images:,} images, ours in batches of {batch}")
     theirs = in_torch.evaluations(DIGITS, images, (50, 100, 250, batch))
     runs = {name: run for by_setting in theirs.values() for name, run in by_setting.items()}
-    runs["ours"] = in_jax.evaluation(DIGITS, images, batch)
+    runs["ours"] = our_evaluation(DIGITS, images, batch)
     samples = interleave(runs, options.repeats, rest=REST)
     show(samples, "ours")
     same = headline(samples, theirs[batch])
@@ -150,11 +156,11 @@ def number(ratio: Ratio) -> float | None:
     return round(ratio.median, 3) if ratio.measured else None
 
 
-def show_rate(gigaflop: float, ours: Samples) -> None:
-    """Prints our arithmetic a second, and the machine's in a plain matrix product."""
-    product, work = in_jax.matrix_product()
-    machine = work / interleave({"product": product}, 10)["product"].wall.min()
-    rate = gigaflop / ours.wall.min()
+def show_rate(gigaflop: float, ours: Samples, size: int = 2048) -> None:
+    """Prints our arithmetic a second, and the machine's in a plain float32 matrix product."""
+    a, product = jnp.ones((size, size)), jax.jit(jnp.dot)
+    taken = interleave({"product": lambda: product(a, a).block_until_ready()}, 10)["product"]
+    machine, rate = 2e-9 * size**3 / taken.wall.min(), gigaflop / ours.wall.min()
     print(f"{rate:.0f} Gflop/s of direct convolution at best; matrix product {machine:.0f} Gflop/s")
 
 
@@ -169,12 +175,44 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 
 def peak_memory() -> float:
     """MB that this process has had at most, after two rounds."""
-    compile_round, repeat = in_jax.a_round(DIGITS._replace(clients=5))
+    compile_round, repeat = our_round(DIGITS._replace(clients=5))
     run = repeat(compile_round())
     for _ in range(2):
         run()
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def our_round(task: Task) -> tuple[Callable[[], Any], Callable[[Any], Callable[[], None]]]:
+    """Returns `compile_round() -> compiled`, `repeat(compiled) -> run`; `run()` makes our round."""
+    batches = jax.tree.map(jnp.asarray, make_batches(task))
+    key = jax.random.key(0)
+    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
+    method = fedavg(task.model, optax.sgd(LEARNING_RATE), weigh=uniform)
+    state = method.init(key, variables, task.clients)
+
+    def compile_round() -> Any:
+        return method.round.lower(state, batches, key).compile()
+
+    def repeat(compiled: Any) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal state
+            state, metrics = compiled(state, batches, key)
+            jax.block_until_ready((state, metrics))
+
+        return run
+
+    return compile_round, repeat
+
+
+def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
+    """Returns our accuracy on random images, in batches."""
+    key = jax.random.key(0)
+    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
+    state = fedavg(task.model, optax.sgd(LEARNING_RATE)).init(key, variables, 1)
+    data = stack_batches([Split(*make_test_images(task, images))], batch)
+    score = score_clients(task.model, standardize(), 1)
+    return lambda: score(state, data)
 
 
 # Memory first: Linux counts the parent's own peak at the fork as well.

@@ -117,29 +117,23 @@ def compiled_in_parts(
 
 
 def measure(config: str, changes: list[str], repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """Seconds by part of every start."""
+    """Returns the seconds by part of every start; `rest` is what parts leave of the total."""
     taken: dict[str, list[dict[str, Any]]] = {start: [] for start in STARTS}
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true"}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            caches = [
-                f"--config.data.cache={folder}/data",
-                f"--config.compilation_cache={folder}/c",
-            ]
+            given = ["--config", config, f"--config.data.cache={folder}/data", *changes]
+            given += [f"--config.compilation_cache={folder}/c"]
             for start in STARTS:
-                run = ["--config", config, *caches, *changes, "--workdir", f"{folder}/{start}"]
-                taken[start].append(in_a_process(run, f"{folder}/parts.json"))
+                run = [sys.executable, __file__, "--one-start", str(time.time())]
+                run += [f"{folder}/parts.json", *given, "--workdir", f"{folder}/{start}"]
+                subprocess.run(run, check=True, stdout=subprocess.DEVNULL, env=environment)
+                seconds = json.loads(Path(folder, "parts.json").read_text())
+                total = seconds.pop("total")
+                parts = seconds.values()
+                rest = [all_ - sum(part[i] for part in parts) for i, all_ in enumerate(total)]
+                taken[start].append(seconds | {"rest": rest, "total": total})
     return taken
-
-
-def in_a_process(arguments: list[str], file: str) -> dict[str, Any]:
-    """One start; `rest` is what its parts leave of the total."""
-    command = [sys.executable, __file__, "--one-start", str(time.time()), file, *arguments]
-    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true"}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    seconds = json.loads(Path(file).read_text())
-    total = seconds.pop("total")
-    rest = [whole - sum(part[i] for part in seconds.values()) for i, whole in enumerate(total)]
-    return seconds | {"rest": rest, "total": total}
 
 
 def main() -> None:

@@ -10,11 +10,7 @@ LEARNING_RATE = 0.01
 
 
 class Task(NamedTuple):
-    """A round to time.
-
-    gigaflops: of one training sample forward (a multiplication and an addition are two), counted
-      by hand from the layers; training costs three times as much.
-    """
+    """A round to time."""
 
     name: str
     model: Any
@@ -22,6 +18,8 @@ class Task(NamedTuple):
     clients: int
     samples: int
     batch: int
+    # of one training sample forward (a multiplication and an addition are two), counted by hand
+    # from the layers; training costs three times as much
     gigaflops: float
 
 

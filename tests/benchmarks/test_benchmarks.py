@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-HELPERS = ("in_jax", "in_torch", "interleave", "machine", "tasks")
+HELPERS = ("in_torch", "interleave", "machine", "tasks")
 FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
 
 
