@@ -82,7 +82,15 @@ def main(arguments: list[str] | None = None) -> None:
     if about["platform"] == "cpu" and not options.small:
         raise SystemExit("JAX finds no accelerator here: install its plug-in, or give --small")
     about = {**about, "small": options.small}
-    done = read(options.record, about)
+    done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}  # part -> case -> what was found
+    for text in options.record.read_text().splitlines() if options.record.exists() else ():
+        line = json.loads(text)
+        if differ := [key for key in about if about[key] != line["about"].get(key)]:
+            raise SystemExit(
+                f"{options.record} was written with another {', '.join(differ)}: give another "
+                "--record"
+            )
+        done[line["part"]][line["case"]] = line["record"]  # the last line of a case counts
     for part in options.only:
         for case in cases(part, options.small):
             if done[part].get(case.name, {}).get("outcome") in FINAL or time.monotonic() > end:
@@ -117,19 +125,6 @@ def describe() -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"JAX finds no device: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def read(record: Path, about: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns part -> case -> what was found; of two lines of a case the last counts."""
-    done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    for line in record.read_text().splitlines() if record.exists() else ():
-        one = json.loads(line)
-        if differ := [key for key in about if about[key] != one["about"].get(key)]:
-            raise SystemExit(
-                f"{record} was written with another {', '.join(differ)}: give another --record"
-            )
-        done[one["part"]][one["case"]] = one["record"]
-    return done
 
 
 def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:

@@ -38,16 +38,16 @@ class Unpooled(ResNet):
     """A ResNet whose features are the maps before pooling, so that all readings are at hand."""
 
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, H / 32, W / 32, F]."""
+        """Returns maps f[B, H / 32, W / 32, F] of images f[B, H, W, C]."""
         return self.maps(images)
 
     def classify(self, features: jax.Array) -> jax.Array:
-        """Maps -> logits f[B, classes]."""
+        """Returns logits f[B, classes] of maps."""
         return self.head(features.mean((1, 2)))
 
 
 def unit(maps: jax.Array) -> jax.Array:
-    """The pooled features at length one, f[B, F]."""
+    """Returns the pooled features at length one, f[B, F]."""
     x = maps.mean((1, 2))
     return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
 
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[str, Any]:
-    """The batches of one round, the same for every reading."""
+    """Returns the batches of one round, the same for every reading."""
     random = np.random.default_rng(number)
     splits = [domain.train for domain in experiment.internal.domains]
     chosen = [random.integers(len(split.labels), size=(steps, batch)) for split in splits]
@@ -101,7 +101,7 @@ def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[
 
 
 def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, FederatedState]:
-    """One program for the round with any reading, and the state before the first."""
+    """Returns one program for the round with any reading, and the state before the first."""
     model = Unpooled(**{name: getattr(experiment.model, name) for name in ResNet.__annotations__})
 
     def method(chosen: jax.Array) -> Any:
@@ -124,7 +124,7 @@ def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, Fe
 def train(
     step: Round, state: FederatedState, draw: Callable, rounds: int, reading: str
 ) -> tuple[FederatedState, list[float]]:
-    """The state after so many rounds, or where an update is not finite; the mean loss of each."""
+    """Returns the state after `rounds` or at an update that is not finite, and the mean losses."""
     losses = []
     for number in range(int(state.round), int(state.round) + rounds):
         state, metrics = step(state, draw(number), list(READINGS).index(reading))

@@ -25,7 +25,7 @@ CLIENTS = 10  # by which the bytes of those grow that send what each client know
 
 
 def bytes_of(method: str, model: str) -> dict[str, int]:
-    """{"down", "up", "own"}: what one client gets and sends in a round, and what it keeps."""
+    """Returns the bytes that a client gets ("down"), sends ("up") and keeps ("own") in a round."""
     import jax
 
     from fedjax_bn.federation import own_of, traffic
@@ -48,7 +48,7 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
 
 
 def print_bytes() -> None:
-    """The table, in megabytes: down, up, and what stays with a client; methods alike in a row."""
+    """Prints megabytes down, up, and kept by a client; equal methods share a row."""
     from fedjax_bn import methods
 
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -65,7 +65,7 @@ def print_bytes() -> None:
 
 
 def print_overhead(counts: list[int], rounds: int, changes: str) -> None:
-    """A line for each number of clients: CPU seconds of a round."""
+    """Prints the CPU seconds of a round for each number of clients."""
     from over_flower.one_process import overhead
 
     print("| clients | simulated | federated | of it Flower's own | ratio without Flower's own |")
@@ -78,7 +78,7 @@ def print_overhead(counts: list[int], rounds: int, changes: str) -> None:
 
 
 def print_rounds(counts: list[int], rounds: int, changes: str, empty: bool) -> None:
-    """A line for each number of clients: how fast, and the CPU seconds of a client and round."""
+    """Prints the speed, and CPU seconds of a client and round, for each number of clients."""
     from over_flower.processes import arrays_of, federate
 
     heads = "clients | rounds a minute | CPU s a client and round | with an empty app | memory GB"
@@ -93,7 +93,7 @@ def print_rounds(counts: list[int], rounds: int, changes: str, empty: bool) -> N
 
 
 def print_task(repeats: int, changes: str) -> None:
-    """The parts of a client's task, medians over processes after one that fills the cache."""
+    """Prints medians of the parts of a client's task, after one process that fills the cache."""
     from statistics import median
 
     from over_flower import write_config

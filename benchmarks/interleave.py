@@ -31,7 +31,7 @@ class Samples(NamedTuple):
     system: np.ndarray  # of all cores in the system on behalf of this process
 
     def per(self, count: float) -> "Samples":
-        """The same for one of `count` equal parts of a piece."""
+        """Returns the same for one of `count` equal parts of a piece."""
         return Samples(*(seconds / count for seconds in self))
 
 
@@ -46,17 +46,17 @@ class Ratio(NamedTuple):
 
     @property
     def width(self) -> float:
-        """The interval's width as a fraction of the median; NaN where there is no interval."""
+        """Returns the interval's width over the median; NaN where there is no interval."""
         return (self.high - self.low) / self.median
 
     @property
     def measured(self) -> bool:
-        """Whether the interval is narrow enough to show the ratio."""
+        """Returns whether the interval is narrow enough to show the ratio."""
         return self.width <= WIDEST
 
     @property
     def refusal(self) -> str:
-        """Why the ratio is not shown, and what to do; empty where it is."""
+        """Returns why the ratio is not shown, and what to do; empty where it is."""
         if self.measured:
             return ""
         if self.repeats < FEWEST:
@@ -68,14 +68,14 @@ class Ratio(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """The ratio, or that it is not measured."""
+        """Returns the ratio, or that it is not measured."""
         if not self.measured:
             return "not measured"
         interval = f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
         return f"{interval}, of minima {self.of_minima:.3f}"
 
     def figures(self) -> dict[str, Any]:
-        """What JSON shows: the numbers, or why they are missing."""
+        """Returns the numbers for JSON, or why they are missing."""
         return self._asdict() if self.measured else {"not_measured": self.refusal}
 
 
@@ -129,7 +129,7 @@ def say(text: str) -> None:
 
 
 def paired_ratio(samples: Samples, to: Samples) -> Ratio:
-    """Wall time over wall time, repetition by repetition.
+    """Returns wall time over wall time, repetition by repetition.
 
     The median's interval is between two of the sorted ratios (order statistics), so it supposes
     no distribution; it holds for this process, and another one may differ.
@@ -141,7 +141,7 @@ def paired_ratio(samples: Samples, to: Samples) -> Ratio:
 
 
 def fastest(samples: Mapping[str, Samples], names: Iterable[str]) -> str:
-    """That of `names` with the least median wall time."""
+    """Returns the one of `names` with the least median wall time."""
     return min(names, key=lambda name: np.median(samples[name].wall))
 
 
@@ -163,7 +163,7 @@ def conclude(claim: str, ratio: Ratio) -> None:
 
 
 def figures(samples: Mapping[str, Samples], base: str) -> dict[str, Any]:
-    """As `show`, for JSON: by name, seconds and the ratio to `base`."""
+    """Returns what `show` prints, for JSON: by name, seconds and the ratio to `base`."""
     return {
         name: {
             "least": float(own.wall.min()),

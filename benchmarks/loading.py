@@ -44,7 +44,7 @@ def pillow(work: tuple[Sequence[Path], int]) -> int:
 
 
 def pillow_alone(workers: Executor, files: Sequence[Path], size: int) -> None:
-    """All files, 64 at a time."""
+    """Decodes all files, 64 at a time."""
     blocks = [(files[start : start + 64], size) for start in range(0, len(files), 64)]
     assert sum(workers.map(pillow, blocks)) == len(files)
 

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
-    """A run's masks and accuracies."""
+    """Returns a run's masks and accuracies."""
     summary = run(read("quickstart", changes), folder / "run", say=lambda text: None)
     masks = []  # of each round, all in one row a client, f[K, C]
     for file in sorted((folder / "run" / "masks").glob("*.npz")):
@@ -84,7 +84,7 @@ def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
 def _only_alignment(
     loss: Callable, masks: sci.Masks, global_gradient: sci.Masks, strength: jax.Array
 ) -> tuple[jax.Array, sci._Aligned]:
-    """L_e in which the loss itself does not move the masks, see `sci.align`."""
+    """Returns L_e in which the loss itself does not move the masks, see `sci.align`."""
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     still, _ = loss(jax.lax.stop_gradient(masks))
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)

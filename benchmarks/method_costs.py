@@ -114,7 +114,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, features], of its first numbers."""
+        """Returns f[B, features] of the first numbers of f[B, H, W, C]."""
         x = images.reshape(len(images), -1)[:, : self.features]
         return nn.Dense(self.features)(nn.relu(nn.Dense(self.features)(x)))
 
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def measure(network: str, size: Size, options: argparse.Namespace, record: Path) -> dict[str, Any]:
-    """By method: seconds of a round and of compiling it, and measured over predicted."""
+    """Returns, by method, seconds of a round and of compiling it, and measured over predicted."""
     print(f"\n{network} {size.side}x{size.side}, {size.steps} steps of {size.batch}")
     rows, batches = recorded(record, network, size), make_batches(size)
     others = [name for name in options.methods if name not in ("fedavg", *rows)]
@@ -178,14 +178,14 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
 
 
 def append(record: Path, network: str, size: Size, found: dict[str, dict[str, Any]]) -> None:
-    """A line of each method, under what was measured."""
+    """Writes a line for each method, with what was measured."""
     lines = [json.dumps({"of": [network, *size], "method": n, "row": found[n]}) for n in found]
     with record.open("a") as file:
         file.write("\n".join(lines) + "\n")
 
 
 def recorded(record: Path, network: str, size: Size) -> dict[str, dict[str, Any]]:
-    """The rows of a record that are of this network and size; of two of a method the last."""
+    """Returns a record's rows of this network and size; the last one of each method counts."""
     if not record.exists():
         return {}
     lines = [json.loads(line) for line in record.read_text().splitlines()]
@@ -193,7 +193,7 @@ def recorded(record: Path, network: str, size: Size) -> dict[str, dict[str, Any]
 
 
 def make_batches(size: Size) -> dict[str, jax.Array]:
-    """Random images as bytes; everyone's batches are full."""
+    """Returns random images as bytes, in full batches."""
     key, lead = jax.random.key(0), (CLIENTS, size.steps, size.batch)
     return {
         "image": jax.random.randint(key, (*lead, size.side, size.side, 3), 0, 256, jnp.uint8),
@@ -221,7 +221,7 @@ def started(
 
 
 def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
-    """How many weights a method adds to the network's, over those of `Dense`."""
+    """Returns the number of weights that a method adds to the network, over that of `Dense`."""
 
     def weights(name: str, dense: bool = False) -> int:
         state = jax.eval_shape(started(name, network, batches, dense=dense)[1])
@@ -234,7 +234,7 @@ def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
 def compiled_round(
     name: str, network: str, batches: dict[str, jax.Array], *, dense: bool = False
 ) -> tuple[Callable[[], object], float]:
-    """A method's rounds from the second on, ready to run, and the CPU seconds of compiling one.
+    """Returns a method's rounds from the second on, and the CPU seconds of compiling one.
 
     From the second, because in the first some have nothing from the server yet.
     """
@@ -245,7 +245,7 @@ def compiled_round(
     (round,), states = made, [state]
 
     def run() -> None:
-        """One round; as in a run the state is given away, and the next round continues from it."""
+        """Makes one round; as in a run the state is donated, and the next round has the new one."""
         states[:] = jax.block_until_ready(round(states.pop(), batches, key))[:1]
 
     run()
@@ -310,12 +310,12 @@ def predicted_of(name: str) -> float:
 
 
 def least_cpu(samples: Samples) -> float:
-    """CPU seconds of the round that took least."""
+    """Returns the CPU seconds of the round that took least."""
     return float((samples.user + samples.system).min())
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """One line a method."""
+    """Returns one line for each method."""
     lines = [
         "            passes                                     measured / predicted   compile",
         "method      forward  maps  weights   least s     CPU s      by wall   by CPU     CPU s",

@@ -126,7 +126,7 @@ def prepare(
 
 
 def write_task(options: argparse.Namespace, python: str) -> Path:
-    """Batches of whole size and the network's first tensors, in a file for all."""
+    """Writes batches of whole size and the network's first tensors in a file for all."""
     task = TASKS[options.network]
     if options.samples % task.batch:
         raise SystemExit(
@@ -144,7 +144,7 @@ def write_task(options: argparse.Namespace, python: str) -> Path:
 def start(
     options: argparse.Namespace, pythons: dict[str, str], task: Path
 ) -> tuple[dict[str, Peer], dict[str, str]]:
-    """The programs that made a first round, and why others did not."""
+    """Returns the programs that made a first round, and why others did not."""
     peers, failed = {}, {}
     for name in ("ours", *options.only):
         if name in pythons:
@@ -187,7 +187,7 @@ def compare(peers: dict[str, Peer], repeats: int) -> dict[str, Any]:
 
 
 def with_cpu(timed: Samples, peer: Peer) -> Samples:
-    """The wall times with CPU seconds of the program's own processes, in the same rounds."""
+    """Returns the wall times with CPU seconds of the program's processes, in the same rounds."""
     user, system = np.array(peer.cpu[-len(timed.wall) :]).T
     return Samples(timed.wall, user, system)
 

@@ -97,7 +97,7 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def timed_store() -> Iterator[list[float]]:
-    """Seconds of a round's reading and writing of rows, one a round."""
+    """Yields a list that gets the seconds of reading and writing rows, one number a round."""
     spent, real = [0.0], {name: getattr(RowStore, name) for name in ("read", "write")}
 
     def timed(name: str) -> Any:
@@ -122,7 +122,7 @@ def timed_store() -> Iterator[list[float]]:
 
 @contextmanager
 def device_bytes() -> Iterator[list[int]]:
-    """The bytes of arrays on the device at most, [0] of the list; or its own count, if it has one.
+    """Yields a list with the most bytes of arrays on the device, or the device's own count.
 
     XLA's temporary memory is in a device's own count only.
     """

@@ -19,6 +19,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,7 +34,6 @@ from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
 from interleave import (
     CONFIDENCE,
     FEWEST,
-    Ratio,
     Samples,
     conclude,
     fastest,
@@ -81,25 +81,20 @@ def main() -> None:
         sys.exit(1)
 
 
-def digits(options: argparse.Namespace) -> dict[str, Any]:
-    """A round of DigitCNN; its compile time."""
-    return compare_rounds(DIGITS, "digit_cnn", options)
-
-
-def resnet(options: argparse.Namespace) -> dict[str, Any]:
-    """A round of ResNet18; its compile time."""
-    return compare_rounds(RESNET, "resnet18", options)
-
-
 def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A round beside PyTorch's."""
+    """Times a round beside PyTorch's."""
     import in_torch  # here, because torch must not count into `peak_memory`
 
     task = task._replace(samples=options.samples or task.samples)
     print(f"\n{task.name} round, {task.clients} clients of {task.samples} images", flush=True)
     compile_round, repeat = our_round(task)
     times = 1 if options.quick else 3
-    wall, cpu = least_compile_time(compile_round, times)
+    spent = []
+    for number in range(1, times + 1):
+        say(f"  compiling, {number} of {times}")
+        jax.clear_caches()
+        spent.append(spend(compile_round))
+    wall, cpu = min(wall for wall, _, _ in spent), min(user + system for _, user, system in spent)
     print(f"compiled in {wall:.1f} s, {cpu:.1f} s of CPU, the least of {times}", flush=True)
     runs = {"ours": repeat(compile_round())} | in_torch.rounds(task)
     samples = interleave(runs, options.repeats, rest=REST)
@@ -107,25 +102,15 @@ def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[
     ratio = headline(samples, [name for name in samples if name != "ours"])
     show_rate(3 * task.gigaflops * task.clients * task.samples, samples["ours"])
     return {
-        f"{label}_ratio": number(ratio),
+        f"{label}_ratio": ratio,
         f"{label}_compile_seconds": round(wall, 2),
         f"{label}_compile_cpu_seconds": round(cpu, 2),
         f"{label}_round": figures(samples, "ours"),
     }
 
 
-def least_compile_time(compile_round: Callable[[], Any], times: int) -> tuple[float, float]:
-    """Least wall and CPU seconds of some compilations, each with empty caches."""
-    spent = []
-    for number in range(1, times + 1):
-        say(f"  compiling, {number} of {times}")
-        jax.clear_caches()
-        spent.append(spend(compile_round))
-    return min(wall for wall, _, _ in spent), min(user + system for _, user, system in spent)
-
-
 def evaluation(options: argparse.Namespace, images: int = 1_000, batch: int = 500) -> dict:
-    """Accuracy of DigitCNN in our default batches, beside the same and other ones of PyTorch."""
+    """Times accuracy of DigitCNN in our default batches, and in several sizes by PyTorch."""
     import in_torch
 
     print(f"\nDigitCNN evaluation, {images:,} images, ours in batches of {batch}")
@@ -137,22 +122,17 @@ def evaluation(options: argparse.Namespace, images: int = 1_000, batch: int = 50
     same = headline(samples, theirs[batch])
     best = headline(samples, [name for name in samples if name != "ours"])
     return {
-        "evaluation_ratio": number(same),
-        "evaluation_best_batch_ratio": number(best),
+        "evaluation_ratio": same,
+        "evaluation_best_batch_ratio": best,
         "evaluation": figures(samples, "ours"),
     }
 
 
-def headline(samples: Mapping[str, Samples], names: Iterable[str]) -> Ratio:
-    """Prints and returns the ratio of the fastest of `names` to ours."""
+def headline(samples: Mapping[str, Samples], names: Iterable[str]) -> float | None:
+    """Prints the ratio of the fastest of `names` to ours; returns it, None if not measured."""
     best = fastest(samples, names)
     ratio = paired_ratio(samples[best], samples["ours"])
     conclude(f"{best} / ours", ratio)
-    return ratio
-
-
-def number(ratio: Ratio) -> float | None:
-    """The median for JSON, none where it was not measured."""
     return round(ratio.median, 3) if ratio.measured else None
 
 
@@ -165,7 +145,7 @@ def show_rate(gigaflop: float, ours: Samples, size: int = 2048) -> None:
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Peak resident memory of a fresh process that runs DigitCNN rounds with K = 5."""
+    """Measures the peak memory of a fresh process that runs DigitCNN rounds with K = 5."""
     del options
     command = [sys.executable, __file__, "peak-memory"]
     peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -174,7 +154,7 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def peak_memory() -> float:
-    """MB that this process has had at most, after two rounds."""
+    """Returns the peak memory of this process in MB, after two rounds."""
     compile_round, repeat = our_round(DIGITS._replace(clients=5))
     run = repeat(compile_round())
     for _ in range(2):
@@ -216,7 +196,12 @@ def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
 
 
 # Memory first: Linux counts the parent's own peak at the fork as well.
-PARTS = {f.__name__: f for f in (memory, digits, resnet, evaluation)}
+PARTS = {
+    "memory": memory,
+    "digits": partial(compare_rounds, DIGITS, "digit_cnn"),
+    "resnet": partial(compare_rounds, RESNET, "resnet18"),
+    "evaluation": evaluation,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["peak-memory"]:

@@ -32,7 +32,7 @@ STARTS = ("first start", "later start")
 
 
 def here() -> tuple[float, float]:
-    """Seconds of the clock, and of this process on all cores."""
+    """Returns seconds of the clock, and of this process on all cores."""
     return time.time(), time.process_time()
 
 
@@ -47,7 +47,7 @@ class Parts:
         self.seconds[part] = tuple(now - then for now, then in zip(here(), start, strict=True))
 
     def timed(self, part: str, function: Callable) -> Callable:
-        """The function, which charges the part with its first call."""
+        """Returns the function, which charges the part with its first call."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             start = here()
@@ -60,7 +60,7 @@ class Parts:
 
 
 def owner(train: Any, name: str) -> tuple[Any, str]:
-    """Where `train.NAME` is found, and under which last name."""
+    """Returns the object that has `train.NAME`, and its attribute there."""
     *path, last = name.split(".")
     for part in path:
         train = getattr(train, part)
@@ -68,7 +68,7 @@ def owner(train: Any, name: str) -> tuple[Any, str]:
 
 
 def one_start(began: float, file: str) -> None:
-    """The command itself, ended after its first round; writes seconds by part."""
+    """Runs the command until the end of its first round; writes seconds by part."""
     parts = Parts()
     parts.end("interpreter", (began, 0.0))
     start = here()
@@ -97,7 +97,7 @@ def one_start(began: float, file: str) -> None:
 def compiled_in_parts(
     parts: Parts, open_rounds: Callable, first: list[tuple[float, float]]
 ) -> Callable:
-    """`open_rounds`, whose rounds charge what compiles them, and note when the first one starts."""
+    """Returns `open_rounds` whose rounds charge their compilation and note the first start."""
 
     def opened(*arguments: Any) -> Any:
         rounds = open_rounds(*arguments)

@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the record and the table have it."""
+        """Returns its name in the record and in the table."""
         ours = (f"K={self.num_clients}", self.method, self.clients, self.dtype)
         return " ".join(filter(None, ours))
 

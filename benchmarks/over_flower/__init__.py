@@ -26,7 +26,7 @@ def write_config(folder: Path, clients: int) -> None:
 
 
 def configured(folder: Path, changes: str) -> ConfigDict:
-    """The configuration of that file with `key=value,...` changed."""
+    """Returns the configuration of that file with `key=value,...` changed."""
     from fedjax_bn.flower.settings import config_of
 
     return config_of("config.py", changes, folder)

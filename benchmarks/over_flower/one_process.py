@@ -65,7 +65,7 @@ def _simulated(config: Any, rounds: int) -> Iterator[float]:
 
 
 def _federated(folder: Path, clients: int, changes: str) -> list[float]:
-    """Of each round but the first and the last, to the begin of the next: with its checkpoint."""
+    """Returns seconds of each round but the first and the last, with its checkpoint."""
     config = {"config": "config.py", "changes": changes, "clients": clients}
     run = config | {"workdir": str(folder / "server"), "minimum": clients}
     app = client_app(folder)
@@ -89,14 +89,14 @@ def _federated(folder: Path, clients: int, changes: str) -> list[float]:
 
 
 def _forgetful(nodes: dict[int, Callable]) -> LocalGrid:
-    """A Grid that keeps no message after its answer."""
+    """Returns a Grid that keeps no message after its answer."""
     grid = LocalGrid(nodes)
     grid.sent = deque(maxlen=0)
     return grid
 
 
 def _echoed(config: Any, clients: int, rounds: int) -> Iterator[float]:
-    """Messages of the same arrays, there and back."""
+    """Yields the seconds of messages of the same arrays, to the clients and back."""
     _, _, start = prepare(config)
     arrays = to_named(broadcast_of(start()))
 

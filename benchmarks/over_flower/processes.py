@@ -98,7 +98,7 @@ def federate(clients: int, rounds: int, changes: str, echo: Path | None = None) 
 
 
 def _make_app(folder: Path, clients: int, echo: Path | None) -> None:
-    """The app of launch/flower, with the measured config, or with the echo in its modules."""
+    """Writes the app of launch/flower with the measured config, or with the echo in its modules."""
     shutil.copytree(LAUNCH, folder / "app")
     write_config(folder / "app", clients)
     for name in ("client", "server"):
@@ -122,7 +122,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def arrays_of(clients: int, changes: str) -> Iterator[Path]:
-    """An .npz of what the measured federation broadcasts."""
+    """Yields an .npz of what the measured federation broadcasts."""
     import jax
 
     from fedjax_bn.engine.named_arrays import to_named

@@ -45,7 +45,7 @@ def write_copy(folder: Path, name: str, version: str, splits: dict, config: str 
     """A copy as tensorflow-datasets' builder of that name would leave it, of these examples."""
 
     class Copy(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """Stands for the builder."""
+        """A builder of these examples."""
 
         VERSION = tfds.core.Version(version)
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)] if config else []

@@ -113,7 +113,7 @@ def toy_regression(
     local = x.std(axis=1)
 
     def errors(slopes_of: Sequence[np.ndarray]) -> np.ndarray:
-        """mean_n (cos(slope x_n) - y_n)^2 of both clients' slopes."""
+        """Returns mean_n (cos(slope x_n) - y_n)^2 of both clients' slopes."""
         flat = [
             [np.mean((np.cos(slope * x[k]) - y[k]) ** 2) for slope in slopes.ravel()]
             for k, slopes in enumerate(slopes_of)
