@@ -297,25 +297,16 @@ def load(
         plain = [_plain(name) for name in names]
         if twice := [name for name in names if plain.count(_plain(name)) > 1]:
             raise ValueError(f"data.{key} names {first_few(twice)} more than once; name each once")
-    if not path:
-        raise ValueError(f"folders needs data.path: {_WHERE}")
-    path = Path(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f"data.path {path} is not a folder: {_WHERE}")
-    inside = subfolders(path)
-    found = {one.name: one for one in inside if subfolders(one)}
-    if domains:
-        found = match_folders(inside, dict.fromkeys(domains, ()))
-    if not found:
-        raise FileNotFoundError(f"data.path {path} has no domain: {_WHERE}")
+    inside = subfolders(Path(path)) if path else []
+    wanted = dict.fromkeys(domains or (one.name for one in inside if subfolders(one)), ())
+    about = ("folders", "folders", "images of one's own")
+    dataset = Published(*about, domains=wanted, classes={}, counts={}, where=_WHERE)
+    root, folders = domain_folders(path, dataset)
     if not classes:
         first: dict[str, str] = {}  # of two names that differ in case and separators only
-        for name in sorted({one.name for folder in found.values() for one in subfolders(folder)}):
+        for name in sorted({one.name for folder in folders.values() for one in subfolders(folder)}):
             first.setdefault(_plain(name), name)
         classes = tuple(first.values())
-    about = ("folders", "folders", "images of one's own")
-    names = dict.fromkeys(domains or found, ()), dict.fromkeys(classes, ())
-    dataset = Published(*about, *names, counts={}, where=_WHERE)
-    root, folders = domain_folders(path, dataset)
+    dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
     return to_source(dataset, root, listings, image_size, **how)
