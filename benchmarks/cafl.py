@@ -105,6 +105,7 @@ def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, Fe
     model = Unpooled(**{name: getattr(experiment.model, name) for name in ResNet.__annotations__})
 
     def method(chosen: jax.Array) -> Any:
+        # all readings are computed, so that one compiled program serves each of them
         def distance(a: jax.Array, b: jax.Array) -> jax.Array:
             return jnp.stack([read(a, b) for read in READINGS.values()])[chosen]
 

@@ -134,6 +134,7 @@ def paired_ratio(samples: Samples, to: Samples) -> Ratio:
     The median's interval is between two of the sorted ratios (order statistics), so it supposes
     no distribution; it holds for this process, and another one may differ.
     """
+    # pairs of one repetition: a slow minute of the machine slows both programs down
     ratios = samples.wall / to.wall
     interval = stats.quantile_test(ratios).confidence_interval(CONFIDENCE)
     numbers = (samples.wall.min() / to.wall.min(), np.median(ratios), interval.low, interval.high)

@@ -105,6 +105,7 @@ def layers(case: str, size: Size) -> dict[Shapes, int]:
         return algorithm_of(shapes)
 
     images, key = jnp.zeros((size.batch, size.side, size.side, 3)), jax.random.key(0)
+    # shapes alone are traced: nothing is computed here
     with mock.patch.object(convolution, "algorithm_of", noting):
         if case == "L2D":
             given = _start_stylist(key, 3, jnp.float32), images

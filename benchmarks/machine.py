@@ -51,6 +51,7 @@ def tree(root: int) -> list[int]:
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
             parents[int(entry.name)] = int(fields[1])
     found = [root]
+    # the list grows while it is read, so that grandchildren are found too
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
     return found

@@ -173,7 +173,7 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
         print(table(found), flush=True)
         append(record, network, size, found)
         rows |= found
-        jax.clear_caches()
+        jax.clear_caches()  # or the programs of all methods would stay in memory
     return rows
 
 

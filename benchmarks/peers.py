@@ -165,6 +165,7 @@ def compare(peers: dict[str, Peer], repeats: int) -> dict[str, Any]:
     """Runs rounds in turn; prints times, memory, losses and ratios."""
     order: list[str] = []
 
+    # between rounds, since reading the memory of all processes takes longer than some rounds
     def before(name: str) -> None:
         if order:
             peers[order[-1]].weigh()  # what it held after the round before

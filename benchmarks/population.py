@@ -128,6 +128,7 @@ def device_bytes() -> Iterator[list[int]]:
     """
     most, done = [0], threading.Event()
 
+    # on CPU, where `memory_stats` has nothing, arrays are summed every 5 ms
     def watch() -> None:
         while not done.wait(0.005):
             most[0] = max(most[0], sum(array.nbytes for array in jax.live_arrays()))

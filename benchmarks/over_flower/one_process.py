@@ -80,6 +80,7 @@ def _federated(folder: Path, clients: int, changes: str) -> list[float]:
         times.append(time.process_time())
         return play(*given)
 
+    # `play` begins every round, so that two calls enclose a round and its checkpoint
     app_server.play = timed
     try:
         app_server.serve(_forgetful(nodes), run_of(run), folder)
