@@ -78,7 +78,6 @@ def start(side: int) -> tuple[Any, dict[str, Any]]:
     images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
     like = jax.eval_shape(model.init, jax.random.key(0), images)
 
-    # drawn by NumPy: the program of `init` takes longer to compile than all that is timed
     def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if path[-1].key != "kernel":
             return jnp.full(leaf.shape, float(path[-1].key in ("scale", "var")), leaf.dtype)

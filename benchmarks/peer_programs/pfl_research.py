@@ -75,7 +75,7 @@ def main(network: str, path: str) -> None:
         images, labels = clients[k]
         return Dataset([images.flatten(0, 1), labels.flatten()], user_id=str(k))
 
-    # every client in every round, in one order
+    # each client once a round, because a cohort has them all
     sampler = get_user_sampler("minimize_reuse", list(range(len(clients))))
     backend = SimulatedBackend(FederatedDataset(dataset, sampler), val_data=None)
     FederatedAveraging().run(
