@@ -155,10 +155,7 @@ def main() -> None:
         print(f"{start}:")
         for part in runs[0]:
             wall, cpu = np.array([run[part] for run in runs]).T
-            results.setdefault(start, {})[part] = {
-                "wall": np.median(wall),
-                "cpu": np.median(cpu),
-            }
+            results.setdefault(start, {})[part] = {"wall": np.median(wall), "cpu": np.median(cpu)}
             shown = (f"{np.median(s):6.2f} [{s.min():.2f}, {s.max():.2f}]" for s in (wall, cpu))
             print(f"  {part:14}" + "".join(f"{text:24}" for text in shown).rstrip())
     if options.json:

@@ -28,7 +28,7 @@ from tiny_digits import (
 )
 
 NAMES = ["mnist", "svhn", "usps", "synth_digits", "mnist_m"]
-svhn, usps, synth_digits, mnist_m = (ORIGINALS[name][1] for name in NAMES[1:])
+usps = ORIGINALS["usps"][1]
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +67,16 @@ def test_mnist_is_found_where_torchvision_puts_it(tmp_path):
     assert_published(*mnist(tmp_path))
 
 
-def test_svhn_label_ten_means_the_digit_zero(originals):
-    assert_published(*svhn(originals / "SVHN"))
-
-
-def test_synth_digits_labels_are_the_digits(originals):
-    assert_published(*synth_digits(originals / "SynthDigits"))
-
-
-def test_usps_is_read_from_hdf5(originals):
-    assert_published(*usps(originals / "USPS"))
+@pytest.mark.parametrize("name", NAMES)  # label 10 of SVHN is the digit 0, USPS is usps.h5
+def test_an_original_is_read_with_the_digits_as_labels(originals, name):
+    folder, read = ORIGINALS[name]
+    assert_published(*read(originals / folder))
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_usps_libsvm_labels_count_from_one_and_values_from_minus_one(tmp_path, packed):
     write_usps_libsvm(tmp_path / "u", packed)
     assert_published(*usps(tmp_path / "u"))
-
-
-def test_mnist_m_is_read_from_png_folders(originals):
-    assert_published(*mnist_m(originals / "MNIST-M"))
 
 
 def test_resizing_is_pillows_bilinear_and_grey_becomes_three_equal_channels():
@@ -310,10 +300,7 @@ def test_a_corrupt_original_is_refused_naming_the_file(own, file):
             {"X": np.zeros((32, 32, 3, 4), np.uint8)},
             "train_32x32.mat cannot be read (KeyError: 'y')",
         ),
-        (
-            {"X": np.zeros((32, 32, 4), np.uint8), "y": np.ones(4)},
-            "not uint8 (32, 32, 3, 4)",
-        ),
+        ({"X": np.zeros((32, 32, 4), np.uint8), "y": np.ones(4)}, "not uint8 (32, 32, 3, 4)"),
         (
             {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.array([1, 2, 0, 4])},
             "has label 0 at index 2; labels must be whole numbers in 1..10",

@@ -67,11 +67,7 @@ DOMAINNET = Published(
 
 
 def load(
-    path: str | Path | None,
-    *,
-    image_size: int = 256,
-    classes: Sequence[str] = TEN,
-    **how: Any,
+    path: str | Path | None, *, image_size: int = 256, classes: Sequence[str] = TEN, **how: Any
 ) -> Source:
     """Returns DomainNet as u8[N, image_size, image_size, 3], six domains with official parts.
 

@@ -176,11 +176,7 @@ _FIRST_LABEL = 1
 
 
 def load(
-    dataset: Published | str,
-    path: str | Path | None,
-    *,
-    image_size: int | None = None,
-    **how: Any,
+    dataset: Published | str, path: str | Path | None, *, image_size: int | None = None, **how: Any
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
