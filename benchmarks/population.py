@@ -69,6 +69,7 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     changes = {"data.num_clients": population, "clients_per_round": options.cohort}
     changes |= {"method": options.method, "model": options.model, "rounds": options.rounds}
     changes |= {"population": "disk", "adaptations": "running"}
+    changes["eval_clients"] = min(100, population)  # a configuration refuses more than there are
     config = read(str(CONFIG), [(key, str(value)) for key, value in changes.items()])
     experiment, keys, start = prepare(config)
     with tempfile.TemporaryDirectory() as folder:
