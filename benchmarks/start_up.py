@@ -131,7 +131,7 @@ def measure(config: str, changes: list[str], repeats: int) -> dict[str, list[dic
                 seconds = json.loads(Path(folder, "parts.json").read_text())
                 total = seconds.pop("total")
                 parts = seconds.values()
-                rest = [all_ - sum(part[i] for part in parts) for i, all_ in enumerate(total)]
+                rest = [whole - sum(part[i] for part in parts) for i, whole in enumerate(total)]
                 taken[start].append(seconds | {"rest": rest, "total": total})
     return taken
 
