@@ -82,7 +82,15 @@ def main(arguments: list[str] | None = None) -> None:
     if about["platform"] == "cpu" and not options.small:
         raise SystemExit("JAX finds no accelerator here: install its plug-in, or give --small")
     about = {**about, "small": options.small}
-    done = read(options.record, about)
+    done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}  # part -> case -> what was found
+    for text in options.record.read_text().splitlines() if options.record.exists() else ():
+        line = json.loads(text)
+        if differ := [key for key in about if about[key] != line["about"].get(key)]:
+            raise SystemExit(
+                f"{options.record} was written with another {', '.join(differ)}: give another "
+                "--record"
+            )
+        done[line["part"]][line["case"]] = line["record"]  # the last line of a case counts
     for part in options.only:
         for case in cases(part, options.small):
             if done[part].get(case.name, {}).get("outcome") in FINAL or time.monotonic() > end:
@@ -119,27 +127,13 @@ def describe() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def read(record: Path, about: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns part -> case -> what was found; of two lines of a case the last counts.
-
-    Raises:
-      SystemExit: the record is of another device, of other versions or sizes.
-    """
-    done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    for line in record.read_text().splitlines() if record.exists() else ():
-        one = json.loads(line)
-        if differ := [key for key in about if about[key] != one["about"].get(key)]:
-            raise SystemExit(
-                f"{record} was written with another {', '.join(differ)}: give another --record"
-            )
-        done[one["part"]][one["case"]] = one["record"]
-    return done
-
-
 def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
     """Times a case in a process; returns its `outcome`, `why` it has no numbers, or these."""
-    module = "torch_case" if case.method == "PyTorch" else "jax_case"
-    if module == "torch_case" and (why := without_torch(about)):
+    module, torch = "torch_case" if case.method == "PyTorch" else "jax_case", about["torch"]
+    if module == "torch_case" and torch is None:
+        return {"outcome": "absent", "why": "PyTorch is not installed"}
+    if module == "torch_case" and about["platform"] != "cpu" and not torch["gpu"]:
+        why = f"PyTorch {torch['version']} has no device of this kind"
         return {"outcome": "absent", "why": why}
     timed = 0.1 if about["small"] else TIMED
     process = subprocess.Popen(
@@ -168,20 +162,9 @@ def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
     return {"outcome": "failed", "why": f"status {process.returncode}: {(lines or [''])[-1]}"}
 
 
-def without_torch(about: dict[str, Any]) -> str:
-    """Returns why PyTorch has no times here, empty where it has."""
-    if about["torch"] is None:
-        return "PyTorch is not installed"
-    if about["platform"] != "cpu" and not about["torch"]["gpu"]:
-        return f"PyTorch {about['torch']['version']} has no device of this kind"
-    return ""
-
-
 def peak_of(kind: str) -> tuple[float | None, float | None]:
-    """Returns the peak of a device kind, by the longest name that fits; none for unknown ones.
-
-    A longer word is another chip: an L40S is neither an L40 nor an L4.
-    """
+    """Returns the peak of a device kind, by the longest name that fits; none for unknown ones."""
+    # a longer word is another chip: an L40S is neither an L40 nor an L4
     fits = [name for name in PEAKS if f"{kind} ".startswith((f"{name} ", f"{name}-"))]
     return PEAKS[max(fits, key=len)] if fits else (None, None)
 
@@ -190,12 +173,9 @@ def markdown(about: dict[str, Any], done: dict[str, dict[str, Any]]) -> str:
     """Returns a table of each part; a case without numbers has its reason."""
     peaks = peak_of(about["kind"])
     lines = [f"# {about['kind']} ({about['platform']}), jax {about['jax']}", ""]
-    shown = [
-        f"{peak:g} Tflop/s in {kind}"
-        for peak, kind in zip(peaks, ("bfloat16", "float32"), strict=True)
-        if peak
-    ]
-    lines += ["Peak: " + (", ".join(shown) or "unknown, so no fractions of it") + "."]
+    kinds = zip(peaks, ("bfloat16", "float32"), strict=True)
+    shown = ", ".join(f"{peak:g} Tflop/s in {kind}" for peak, kind in kinds if peak)
+    lines += [f"Peak: {shown or 'unknown, so no fractions of it'}."]
     for part, found in done.items():
         if found:
             lines += ["", f"## {part}", "", f"| {' | '.join(HEAD)} |"]

@@ -38,16 +38,16 @@ class Unpooled(ResNet):
     """A ResNet whose features are the maps before pooling, so that all readings are at hand."""
 
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, H / 32, W / 32, F]."""
+        """Returns maps f[B, H / 32, W / 32, F] of images f[B, H, W, C]."""
         return self.maps(images)
 
     def classify(self, features: jax.Array) -> jax.Array:
-        """Maps -> logits f[B, classes]."""
+        """Returns logits f[B, classes] of maps."""
         return self.head(features.mean((1, 2)))
 
 
 def unit(maps: jax.Array) -> jax.Array:
-    """The pooled features at length one, f[B, F]."""
+    """Returns the pooled features at length one, f[B, F]."""
     x = maps.mean((1, 2))
     return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
 
@@ -66,15 +66,14 @@ READINGS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 def main() -> None:
     """Trains with every reading and prints a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--path", required=True)
-    parser.add_argument("--model", default="ResNet18:width=16")
-    parser.add_argument("--target", default="sketch")
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm", type=int, default=0, help="rounds without CAFL first")
-    parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
+    add = parser.add_argument
+    add("--path", required=True)
+    add("--model", default="ResNet18:width=16")
+    add("--target", default="sketch")
+    for name, default in {"size": 64, "batch": 32, "steps": 20, "rounds": 5}.items():
+        add(f"--{name}", type=int, default=default)
+    add("--warm", type=int, default=0, help="rounds without CAFL first")
+    add("--only", default=",".join(READINGS), help="readings, comma-separated")
     options = parser.parse_args()
     changes = [("data.path", options.path), ("data.image_size", str(options.size))]
     changes += [("model", options.model), ("target", options.target), ("data.validation", "0.1")]
@@ -90,27 +89,23 @@ def main() -> None:
 
 
 def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[str, Any]:
-    """The batches of one round, the same for every reading."""
+    """Returns the batches of one round, the same for every reading."""
     random = np.random.default_rng(number)
     splits = [domain.train for domain in experiment.internal.domains]
     chosen = [random.integers(len(split.labels), size=(steps, batch)) for split in splits]
-    return {
-        "image": np.stack(
-            [
-                s.images[c.ravel()].reshape(*c.shape, *s.images.shape[1:])
-                for s, c in zip(splits, chosen, strict=True)
-            ]
-        ),
-        "label": np.stack([s.labels[c] for s, c in zip(splits, chosen, strict=True)]),
-        "valid": np.ones((len(splits), steps, batch), bool),
-    }
+    images, labels = (
+        np.stack([getattr(s, kind)[c] for s, c in zip(splits, chosen, strict=True)])
+        for kind in ("images", "labels")
+    )
+    return {"image": images, "label": labels, "valid": np.ones(labels.shape, bool)}
 
 
 def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, FederatedState]:
-    """One program for the round with any reading, and the state before the first."""
+    """Returns one program for the round with any reading, and the state before the first."""
     model = Unpooled(**{name: getattr(experiment.model, name) for name in ResNet.__annotations__})
 
     def method(chosen: jax.Array) -> Any:
+        # all readings are computed, so that one compiled program serves each of them
         def distance(a: jax.Array, b: jax.Array) -> jax.Array:
             return jnp.stack([read(a, b) for read in READINGS.values()])[chosen]
 
@@ -130,7 +125,7 @@ def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, Fe
 def train(
     step: Round, state: FederatedState, draw: Callable, rounds: int, reading: str
 ) -> tuple[FederatedState, list[float]]:
-    """The state after so many rounds, or where an update is not finite; the mean loss of each."""
+    """Returns the state after `rounds` or at an update that is not finite, and the mean losses."""
     losses = []
     for number in range(int(state.round), int(state.round) + rounds):
         state, metrics = step(state, draw(number), list(READINGS).index(reading))

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def batches_of(side: int, clients: int = CLIENTS, steps: int = STEPS) -> dict[str, Any]:
-    """Random bytes and boxes."""
+    """Returns random bytes and boxes."""
     rng = np.random.default_rng(0)
     shape = (clients, steps, BATCH)
     low = rng.uniform(0, 0.6, (*shape, BOXES, 2))
@@ -73,7 +73,7 @@ def batches_of(side: int, clients: int = CLIENTS, steps: int = STEPS) -> dict[st
 
 
 def start(side: int) -> tuple[Any, dict[str, Any]]:
-    """The model and random variables, drawn without a compiled program."""
+    """Returns the model and random variables, drawn without a compiled program."""
     model, rng = YOLOv5n(CLASSES), np.random.default_rng(0)
     images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
     like = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -111,7 +111,7 @@ def compiled_round(side: int) -> tuple[Callable[[], None], tuple[float, float, f
 
 
 def a_round(options: argparse.Namespace) -> dict[str, Any]:
-    """Compile time and memory of a round, and its time beside PyTorch's."""
+    """Measures compile time and memory of a round, and its time beside PyTorch's."""
     run, (wall, user, system) = compiled_round(options.side)
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
@@ -159,7 +159,7 @@ def rounds_in_torch(arrays: dict[str, Any]) -> dict[str, Callable[[], None]]:
 
 
 def evaluation(options: argparse.Namespace) -> dict[str, Any]:
-    """Forward passes beside decoding, suppression and mean average precision."""
+    """Times forward passes beside decoding, suppression and mean average precision."""
     model, variables = start(options.side)
     task, steps = detection(model.anchors), -(-options.images // BATCH)
     batches = jax.tree.map(lambda x: jnp.asarray(x[0]), batches_of(options.side, 1, steps))

@@ -40,20 +40,14 @@ CLASSES = 7
 
 
 class Row(NamedTuple):
-    """A row of Table 4.
+    """A row of Table 4."""
 
-    Attributes:
-      training: its method in `methods_of`.
-      inference: its adaptation.
-      parameters, trained, inferred, accuracy: as printed: millions, ms, ms, percent.
-    """
-
-    training: str
-    inference: str
-    parameters: float
-    trained: float
-    inferred: float
-    accuracy: float
+    training: str  # its method in `methods_of`
+    inference: str  # its adaptation
+    parameters: float  # millions
+    trained: float  # ms
+    inferred: float  # ms
+    accuracy: float  # percent
 
 
 ROWS = {
@@ -110,7 +104,12 @@ def main() -> None:
         taken["inference"] = inference(model, states, images, options.repeats)
     results = {
         label: {
-            "parameters": count(states[row.training]),
+            "parameters": sum(
+                leaf[0].size
+                for name, tree in client_variables(states[row.training]).items()
+                if name != "batch_stats"
+                for leaf in jax.tree.leaves(tree)
+            ),
             **{kind: summary(own, label) for kind, own in taken.items() if own},
             "published": row._asdict(),
         }
@@ -181,17 +180,6 @@ def inference(
     claim = paired_ratio(taken["FedIG-A"], taken["with dense layers"])
     conclude("adapter / plain with dense layers (at most 1.05)", claim)
     return taken
-
-
-def count(state: Any) -> int:
-    """Returns parameters of one client's model, an adapter's included, without statistics."""
-    variables = client_variables(state)
-    return sum(
-        leaf[0].size
-        for name, tree in variables.items()
-        if name != "batch_stats"
-        for leaf in jax.tree.leaves(tree)
-    )
 
 
 def summary(samples: dict[str, Samples], label: str) -> dict[str, float | None]:

@@ -25,7 +25,7 @@ CLIENTS = 10  # by which the bytes of those grow that send what each client know
 
 
 def bytes_of(method: str, model: str) -> dict[str, int]:
-    """{"down", "up", "own"}: what one client gets and sends in a round, and what it keeps."""
+    """Returns the bytes that a client gets ("down"), sends ("up") and keeps ("own") in a round."""
     import jax
 
     from fedjax_bn.federation import own_of, traffic
@@ -48,7 +48,7 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
 
 
 def print_bytes() -> None:
-    """The table, in megabytes: down, up, and what stays with a client; methods alike in a row."""
+    """Prints megabytes down, up, and kept by a client; equal methods share a row."""
     from fedjax_bn import methods
 
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -65,7 +65,7 @@ def print_bytes() -> None:
 
 
 def print_overhead(counts: list[int], rounds: int, changes: str) -> None:
-    """A line for each number of clients: CPU seconds of a round."""
+    """Prints the CPU seconds of a round for each number of clients."""
     from over_flower.one_process import overhead
 
     print("| clients | simulated | federated | of it Flower's own | ratio without Flower's own |")
@@ -73,17 +73,16 @@ def print_overhead(counts: list[int], rounds: int, changes: str) -> None:
     for count in counts:
         found = overhead(count, rounds, changes)
         numbers = f"{found.simulated:.2f} | {found.federated:.2f} | {found.flower:.2f}"
-        print(f"| {count} | {numbers} | {found.ratio:.2f} |", flush=True)
+        ratio = (found.federated - found.flower) / found.simulated
+        print(f"| {count} | {numbers} | {ratio:.2f} |", flush=True)
 
 
 def print_rounds(counts: list[int], rounds: int, changes: str, empty: bool) -> None:
-    """A line for each number of clients: how fast, and the CPU seconds of a client and round."""
+    """Prints the speed, and CPU seconds of a client and round, for each number of clients."""
     from over_flower.processes import arrays_of, federate
 
-    print(
-        "| clients | rounds a minute | CPU s a client and round | with an empty app | memory GB |"
-    )
-    print("|---|---|---|---|---|")
+    heads = "clients | rounds a minute | CPU s a client and round | with an empty app | memory GB"
+    print(f"| {heads} |\n|---|---|---|---|---|")
     for count in counts:
         ours = federate(count, rounds, changes)
         rate, cpu, own = f"{60 / ours.seconds:.2f}", f"{ours.cpu / count:.1f}", ""
@@ -94,10 +93,10 @@ def print_rounds(counts: list[int], rounds: int, changes: str, empty: bool) -> N
 
 
 def print_task(repeats: int, changes: str) -> None:
-    """The parts of a client's task, medians over processes after one that fills the cache."""
+    """Prints medians of the parts of a client's task, after one process that fills the cache."""
     from statistics import median
 
-    from over_flower.federation import write_config
+    from over_flower import write_config
 
     root = Path(__file__).parents[1]
     script = root / "benchmarks" / "over_flower" / "one_task.py"
@@ -117,9 +116,7 @@ def main() -> None:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["bytes", "overhead", "rounds", "task"])
-    parser.add_argument(
-        "--clients", default="2", help="numbers between commas; default %(default)s"
-    )
+    parser.add_argument("--clients", default="2", help="numbers, with commas; default %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--empty", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--changes", default=None, help="of the configuration, key=value,...")

@@ -24,13 +24,13 @@ class Setting(NamedTuple):
     channels_last: bool
 
     def __str__(self) -> str:
-        """As tables name it."""
+        """Returns its name in tables."""
         layout = "channels_last" if self.channels_last else "contiguous"
         return f"PyTorch, {self.threads} thread{'s' * (self.threads > 1)}, {layout}"
 
     @property
     def layout(self) -> torch.memory_format:
-        """The order of an image's axes in memory."""
+        """Returns the order of an image's axes in memory."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
@@ -38,45 +38,42 @@ SETTINGS = [Setting(n, last) for n in sorted({1, CORES}) for last in (False, Tru
 
 
 def network(task: Task) -> torch.nn.Module:
-    """PyTorch's module for a task; its forward returns (features, logits)."""
+    """Returns PyTorch's module for a task, whose forward pass gives (features, logits)."""
     if task.name == "DigitCNN":
         return torch_models.DigitCNN()
     return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))
 
 
-def rounds(task: Task) -> dict[str, Callable[[], None]]:
-    """A round at each setting."""
-    return {str(setting): round_at(setting, task) for setting in SETTINGS}
-
-
 def evaluations(
     task: Task, images: int, batches: Sequence[int]
 ) -> dict[int, dict[str, Callable[[], None]]]:
-    """Accuracy at each setting, by the size of its batches."""
+    """Returns evaluation at each setting, by the size of its batches."""
     return {
         size: {f"{at}, batch {size}": evaluation_at(at, task, images, size) for at in SETTINGS}
         for size in batches
     }
 
 
-def round_at(setting: Setting, task: Task) -> Callable[[], None]:
-    """Returns a round of a task on its batches, short ones without their padding."""
-    arrays = make_batches(task)
+def rounds(task: Task) -> dict[str, Callable[[], None]]:
+    """Returns a round at each setting, on a task's batches, short ones without their padding."""
+    arrays, runs = make_batches(task), {}
     images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
     labels = torch.from_numpy(arrays["label"]).long()
-    clients = [
-        [
-            (images[k, s, :n].contiguous(memory_format=setting.layout), labels[k, s, :n])
-            for s, n in enumerate(arrays["valid"].sum(2)[k])
-        ]
-        for k in range(task.clients)
-    ]
 
     def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         _, logits = model((x.float() / 255 - 0.5) / 0.5)
         return torch.nn.functional.cross_entropy(logits, y)
 
-    return round_of(setting, network(task), clients, loss, LEARNING_RATE)
+    for setting in SETTINGS:
+        clients = [
+            [
+                (images[k, s, :n].contiguous(memory_format=setting.layout), labels[k, s, :n])
+                for s, n in enumerate(arrays["valid"].sum(2)[k])
+            ]
+            for k in range(task.clients)
+        ]
+        runs[str(setting)] = round_of(setting, network(task), clients, loss, LEARNING_RATE)
+    return runs
 
 
 def round_of(
@@ -88,12 +85,7 @@ def round_of(
 ) -> Callable[[], None]:
     """Returns a loop over clients, each from a copy of the server's model; then plain averaging.
 
-    Args:
-      setting: how PyTorch runs.
-      server: the model.
-      clients: the batches of each, which `loss(model, *batch)` reads.
-      loss: of a batch.
-      rate: of plain SGD.
+    Each makes a step of plain SGD for each of its batches by `loss(model, *batch)`.
     """
     server = server.to(memory_format=setting.layout)
 
@@ -116,7 +108,7 @@ def round_of(
 
 
 def evaluation_at(setting: Setting, task: Task, images: int, batch: int) -> Callable[[], None]:
-    """Accuracy in inference mode."""
+    """Returns a call that computes accuracy in inference mode."""
     model = network(task).to(memory_format=setting.layout).eval()
     pixels, labels = map(torch.from_numpy, make_test_images(task, images))
     pixels = pixels.permute(0, 3, 1, 2).contiguous(memory_format=setting.layout)

@@ -24,53 +24,39 @@ Run = Callable[[], object]
 
 
 class Samples(NamedTuple):
-    """Seconds of one program's R pieces.
+    """Seconds of one program's R pieces, f64[R] each."""
 
-    Attributes:
-      wall: f64[R], as a clock on the wall has them.
-      user: f64[R], of all cores in this process's own code.
-      system: f64[R], of all cores in the system on behalf of this process.
-    """
-
-    wall: np.ndarray
-    user: np.ndarray
-    system: np.ndarray
+    wall: np.ndarray  # as a clock on the wall has them
+    user: np.ndarray  # of all cores in this process's own code
+    system: np.ndarray  # of all cores in the system on behalf of this process
 
     def per(self, count: float) -> "Samples":
-        """The same for one of `count` equal parts of a piece."""
+        """Returns the same for one of `count` equal parts of a piece."""
         return Samples(*(seconds / count for seconds in self))
 
 
 class Ratio(NamedTuple):
-    """How many times as long one program takes as another.
+    """How many times as long one program takes as another."""
 
-    Attributes:
-      of_minima: ratio of the shortest pieces.
-      median: of the ratios, each of two pieces of one repetition.
-      low: lower end of that median's interval at 95 %.
-      high: its upper end.
-      repeats: number of ratios.
-    """
-
-    of_minima: float
-    median: float
-    low: float
-    high: float
-    repeats: int
+    of_minima: float  # of the shortest pieces
+    median: float  # of the ratios, each of two pieces of one repetition
+    low: float  # lower end of that median's interval at 95 %
+    high: float  # its upper end
+    repeats: int  # number of ratios
 
     @property
     def width(self) -> float:
-        """The interval's width as a fraction of the median; NaN where there is no interval."""
+        """Returns the interval's width over the median; NaN where there is no interval."""
         return (self.high - self.low) / self.median
 
     @property
     def measured(self) -> bool:
-        """Whether the interval is narrow enough to show the ratio."""
+        """Returns whether the interval is narrow enough to show the ratio."""
         return self.width <= WIDEST
 
     @property
     def refusal(self) -> str:
-        """Why the ratio is not shown, and what to do; empty where it is."""
+        """Returns why the ratio is not shown, and what to do; empty where it is."""
         if self.measured:
             return ""
         if self.repeats < FEWEST:
@@ -82,14 +68,14 @@ class Ratio(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """The ratio, or that it is not measured."""
+        """Returns the ratio, or that it is not measured."""
         if not self.measured:
             return "not measured"
         interval = f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
         return f"{interval}, of minima {self.of_minima:.3f}"
 
     def figures(self) -> dict[str, Any]:
-        """What JSON shows: the numbers, or why they are missing."""
+        """Returns the numbers for JSON, or why they are missing."""
         return self._asdict() if self.measured else {"not_measured": self.refusal}
 
 
@@ -122,9 +108,6 @@ def interleave(
       before: called with the name before each run, outside the time.
       rest: seconds of sleep before each run, in which the last one's threads stop spinning.
       seed: of the orders.
-
-    Raises:
-      ValueError: `repeats` is below 1.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be at least 1")
@@ -146,11 +129,12 @@ def say(text: str) -> None:
 
 
 def paired_ratio(samples: Samples, to: Samples) -> Ratio:
-    """Wall time over wall time, repetition by repetition.
+    """Returns wall time over wall time, repetition by repetition.
 
     The median's interval is between two of the sorted ratios (order statistics), so it supposes
     no distribution; it holds for this process, and another one may differ.
     """
+    # pairs of one repetition: a slow minute of the machine slows both programs down
     ratios = samples.wall / to.wall
     interval = stats.quantile_test(ratios).confidence_interval(CONFIDENCE)
     numbers = (samples.wall.min() / to.wall.min(), np.median(ratios), interval.low, interval.high)
@@ -158,7 +142,7 @@ def paired_ratio(samples: Samples, to: Samples) -> Ratio:
 
 
 def fastest(samples: Mapping[str, Samples], names: Iterable[str]) -> str:
-    """That of `names` with the least median wall time."""
+    """Returns the one of `names` with the least median wall time."""
     return min(names, key=lambda name: np.median(samples[name].wall))
 
 
@@ -180,7 +164,7 @@ def conclude(claim: str, ratio: Ratio) -> None:
 
 
 def figures(samples: Mapping[str, Samples], base: str) -> dict[str, Any]:
-    """As `show`, for JSON: by name, seconds and the ratio to `base`."""
+    """Returns what `show` prints, for JSON: by name, seconds and the ratio to `base`."""
     return {
         name: {
             "least": float(own.wall.min()),

@@ -43,9 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", nargs="*", default=list(CASES), choices=CASES, help="cases; default: all")
-    add("--side", type=int, help="of the images; default: the case's own")
-    add("--batch", type=int, help="samples; default: the case's own")
-    add("--steps", type=int, help="of a round; default: the case's own")
+    for name in Size._fields:
+        add(f"--{name}", type=int, help="default: the case's own")
     add("--repeats", type=int, default=9, help="default %(default)s")
     add("--layers", action="store_true", help="show each algorithm's time for each layer")
     add("--forward", action="store_true", help="without gradients, and without a round's share")
@@ -106,6 +105,7 @@ def layers(case: str, size: Size) -> dict[Shapes, int]:
         return algorithm_of(shapes)
 
     images, key = jnp.zeros((size.batch, size.side, size.side, 3)), jax.random.key(0)
+    # shapes alone are traced: nothing is computed here
     with mock.patch.object(convolution, "algorithm_of", noting):
         if case == "L2D":
             given = _start_stylist(key, 3, jnp.float32), images

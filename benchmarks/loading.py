@@ -1,6 +1,6 @@
 """Time to decode and cache a folder of images, beside what Pillow alone needs on the same cores.
 
-    python benchmarks/loading.py --path ../shared/data/pacs --json
+    python benchmarks/loading.py --path PACS --json
 
 "Pillow alone" opens every image, converts it to RGB, resizes it and throws it away, by as many
 processes as there are cores, and by as many threads; the faster of the two counts, without the time
@@ -11,7 +11,6 @@ labels and lists; from cache it lists, checks that no file has changed, and maps
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -22,14 +21,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from interleave import Samples, conclude, fastest, figures, interleave, paired_ratio, show
-from machine import CORES, announce
-
-sys.path.append(str(Path(__file__).parents[1]))
-
 from fedjax_bn.data.sets import domainnet
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
 from fedjax_bn.data.source import Source
+from interleave import Samples, conclude, fastest, figures, interleave, paired_ratio, show
+from machine import CORES, announce
 
 READERS = {name: partial(load, name) for name in IMAGE_FOLDERS} | {"domainnet": domainnet.load}
 
@@ -44,7 +40,7 @@ def pillow(work: tuple[Sequence[Path], int]) -> int:
 
 
 def pillow_alone(workers: Executor, files: Sequence[Path], size: int) -> None:
-    """All files, 64 at a time."""
+    """Decodes all files, 64 at a time."""
     blocks = [(files[start : start + 64], size) for start in range(0, len(files), 64)]
     assert sum(workers.map(pillow, blocks)) == len(files)
 
@@ -79,11 +75,12 @@ def measure(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict
 def main() -> None:
     """Runs the comparison and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--name", choices=READERS, default="pacs")
-    parser.add_argument("--path", type=Path, default=Path("../shared/data/pacs"))
-    parser.add_argument("--image-size", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
+    add = parser.add_argument
+    add("--name", choices=READERS, default="pacs")
+    add("--path", type=Path, required=True, help="the folder of the images")
+    add("--image-size", type=int, default=128)
+    add("--repeats", type=int, default=9)
+    add("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
     here = announce(
         f"{options.name} at {options.image_size} pixels beside Pillow alone on {CORES} cores; CPU "

@@ -12,7 +12,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """The machine, its load, and the versions of Python, numpy and the packages named."""
+    """Returns the machine, its load, and the versions of Python, numpy and the packages named."""
     return {
         "cpu": cpu_model(),
         "cores": CORES,
@@ -24,7 +24,7 @@ def describe(*packages: str) -> dict[str, Any]:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The CPU's name as Linux has it, or else what Python knows."""
+    """Returns the CPU's name from Linux, or else from Python."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -51,6 +51,7 @@ def tree(root: int) -> list[int]:
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
             parents[int(entry.name)] = int(fields[1])
     found = [root]
+    # the list grows while it is read, so that grandchildren are found too
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
     return found

@@ -12,9 +12,9 @@ share of entries below 1; and the accuracies at the last round.
 import argparse
 import json
 import tempfile
-import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,7 @@ READINGS = {
     "decay_20": {"fedcd.mask_optimizer": f"{SGD}:weight_decay=0.01"},
     "adam": {"fedcd.mask_optimizer": "adam:learning_rate=0.001"},
     "bounds": {"fedcd.bounds": "0,1"},
-    "bounds_adam": {
-        "fedcd.bounds": "0,1",
-        "fedcd.mask_optimizer": "adam:learning_rate=0.001",
-    },
+    "bounds_adam": {"fedcd.bounds": "0,1", "fedcd.mask_optimizer": "adam:learning_rate=0.001"},
     "alignment": {},  # only the penalty moves the masks, and both move the model
     "inside": {"fedcd.names": "norm1"},  # signed maps of an inner layer, after a batch norm
     "inside_bounds": {"fedcd.names": "norm1", "fedcd.bounds": "0,1"},
@@ -61,19 +58,19 @@ def main() -> None:
             **dict(changes_of(rest)),
         }
         align = _only_alignment if reading == "alignment" else sci.align
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            unittest.mock.patch.object(sci, "align", align),
-        ):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(sci, "align", align):
             row = {"reading": reading, **measure(list(changes.items()), Path(folder))}
         print(json.dumps(row), flush=True)
 
 
 def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
-    """A run's masks and accuracies."""
+    """Returns a run's masks and accuracies."""
     summary = run(read("quickstart", changes), folder / "run", say=lambda text: None)
-    files = sorted((folder / "run" / "masks").glob("*.npz"))
-    masks = [_masks(file) for file in files]
+    masks = []  # of each round, all in one row a client, f[K, C]
+    for file in sorted((folder / "run" / "masks").glob("*.npz")):
+        with np.load(file) as arrays:
+            names = [n for n in arrays if n != "clients" and not n.endswith(".mean")]
+            masks.append(np.concatenate([arrays[name] for name in names], axis=1))
     shown = sorted({0, len(masks) // 4, len(masks) // 2, len(masks) - 1})
     last = read_json(folder / "run" / "summary.json")["last_round"]
     return {
@@ -87,19 +84,12 @@ def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
 def _only_alignment(
     loss: Callable, masks: sci.Masks, global_gradient: sci.Masks, strength: jax.Array
 ) -> tuple[jax.Array, sci._Aligned]:
-    """L_e in which the loss itself does not move the masks, see `sci.align`."""
+    """Returns L_e in which the loss itself does not move the masks, see `sci.align`."""
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     still, _ = loss(jax.lax.stop_gradient(masks))
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)
     penalty = strength * jax.tree.reduce(jnp.add, gaps)
     return still + penalty, sci._Aligned(value, gradient, moved)
-
-
-def _masks(file: Path) -> np.ndarray:
-    """All masks of a round in one row a client, f[K, C]."""
-    with np.load(file) as arrays:
-        names = [name for name in arrays if name != "clients" and not name.endswith(".mean")]
-        return np.concatenate([arrays[name] for name in names], axis=1)
 
 
 if __name__ == "__main__":

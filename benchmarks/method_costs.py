@@ -57,11 +57,6 @@ class Passes(NamedTuple):
     maps: float = 1  # gradients of maps
     weights: float = 1  # gradients of weights
 
-    @property
-    def total(self) -> float:
-        """All of them, which are taken to cost the same."""
-        return sum(self)
-
 
 _OF_THE_SERVER = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
 _OF_THE_CLASSIFIER = ("copa", "csd", "fedsr", "jigen", "rsc", "selfreg", "sfa", "snr")
@@ -119,7 +114,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, features], of its first numbers."""
+        """Returns f[B, features] of the first numbers of f[B, H, W, C]."""
         x = images.reshape(len(images), -1)[:, : self.features]
         return nn.Dense(self.features)(nn.relu(nn.Dense(self.features)(x)))
 
@@ -130,9 +125,8 @@ def main() -> None:
     add = parser.add_argument
     add("--only", nargs="*", default=list(SIZES), choices=SIZES, help="networks; default: all")
     add("--methods", nargs="*", default=list(PASSES), choices=PASSES, help="default: all")
-    add("--side", type=int, help="of the images; default: the network's own")
-    add("--batch", type=int, help="samples; default: the network's own")
-    add("--steps", type=int, help="of a client in a round; default: the network's own")
+    for name in Size._fields:
+        add(f"--{name}", type=int, help="default: the network's own")
     add("--repeats", type=int, default=9, help="rounds of each; default %(default)s")
     add("--together", type=int, default=8, help="programs in memory; default %(default)s")
     add("--record", type=Path, help="takes a line of each method; what it has is left out")
@@ -152,7 +146,7 @@ def main() -> None:
 
 
 def measure(network: str, size: Size, options: argparse.Namespace, record: Path) -> dict[str, Any]:
-    """By method: seconds of a round and of compiling it, and measured over predicted."""
+    """Returns, by method, seconds of a round and of compiling it, and measured over predicted."""
     print(f"\n{network} {size.side}x{size.side}, {size.steps} steps of {size.batch}")
     rows, batches = recorded(record, network, size), make_batches(size)
     others = [name for name in options.methods if name not in ("fedavg", *rows)]
@@ -164,31 +158,34 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
     for begin in range(0, max(len(others), 1), beside):
         rounds, few = {"fedavg": base}, others[begin : begin + beside]
         if HALVED in map(BASE.get, few):
-            rounds[HALVED] = compiled_round("fedavg", network, halved(batches))
+            halves = jax.tree.map(  # each batch as two of half its size, in twice the steps
+                lambda x: x.reshape(len(x), 2 * x.shape[1], x.shape[2] // 2, *x.shape[3:]), batches
+            )
+            rounds[HALVED] = compiled_round("fedavg", network, halves)
         for name in few:
             rounds[name] = compiled_round(name, network, batches)
         own = {name: own_share(name, network, batches) for name in ("fedavg", *few)}
         if max(own.values()) > LEAST:
             rounds[DENSE] = compiled_round("fedavg", network, batches, dense=True)
-        rounds |= {part_of(name): (PARTS[name](batches), 0.0) for name in few if name in PARTS}
+        rounds |= {PARTS[n][0]: (PARTS[n][1](batches), 0.0) for n in few if n in PARTS}
         taken = interleave({name: run for name, (run, _) in rounds.items()}, options.repeats)
         found = {name: row(name, taken, rounds[name][1], own[name]) for name in ("fedavg", *few)}
         print(table(found), flush=True)
         append(record, network, size, found)
         rows |= found
-        jax.clear_caches()
+        jax.clear_caches()  # or the programs of all methods would stay in memory
     return rows
 
 
 def append(record: Path, network: str, size: Size, found: dict[str, dict[str, Any]]) -> None:
-    """A line of each method, under what was measured."""
+    """Writes a line for each method, with what was measured."""
     lines = [json.dumps({"of": [network, *size], "method": n, "row": found[n]}) for n in found]
     with record.open("a") as file:
         file.write("\n".join(lines) + "\n")
 
 
 def recorded(record: Path, network: str, size: Size) -> dict[str, dict[str, Any]]:
-    """The rows of a record that are of this network and size; of two of a method the last."""
+    """Returns a record's rows of this network and size; the last one of each method counts."""
     if not record.exists():
         return {}
     lines = [json.loads(line) for line in record.read_text().splitlines()]
@@ -196,7 +193,7 @@ def recorded(record: Path, network: str, size: Size) -> dict[str, dict[str, Any]
 
 
 def make_batches(size: Size) -> dict[str, jax.Array]:
-    """Random images as bytes; everyone's batches are full."""
+    """Returns random images as bytes, in full batches."""
     key, lead = jax.random.key(0), (CLIENTS, size.steps, size.batch)
     return {
         "image": jax.random.randint(key, (*lead, size.side, size.side, 3), 0, 256, jnp.uint8),
@@ -205,17 +202,10 @@ def make_batches(size: Size) -> dict[str, jax.Array]:
     }
 
 
-def halved(batches: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Each batch as two of half its size, in twice the steps."""
-    return jax.tree.map(
-        lambda x: x.reshape(len(x), 2 * x.shape[1], x.shape[2] // 2, *x.shape[3:]), batches
-    )
-
-
 def started(
     name: str, network: str, batches: dict[str, jax.Array], *, dense: bool = False
 ) -> tuple[FederatedMethod, Callable[[], FederatedState]]:
-    """A method and what makes its first state; of `Dense` in the network's place, where asked."""
+    """Returns a method and what makes its first state; `dense` takes `Dense` as the network."""
     model = getattr(models, network)(num_classes=CLASSES, **FIELDS.get(name, {}))
     images = batches["image"][0, 0].astype(jnp.float32)
     if dense:
@@ -231,7 +221,7 @@ def started(
 
 
 def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
-    """How many weights a method adds to the network's, over those of `Dense`."""
+    """Returns the number of weights that a method adds to the network, over that of `Dense`."""
 
     def weights(name: str, dense: bool = False) -> int:
         state = jax.eval_shape(started(name, network, batches, dense=dense)[1])
@@ -244,7 +234,7 @@ def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
 def compiled_round(
     name: str, network: str, batches: dict[str, jax.Array], *, dense: bool = False
 ) -> tuple[Callable[[], object], float]:
-    """A method's rounds from the second on, ready to run, and the CPU seconds of compiling one.
+    """Returns a method's rounds from the second on, and the CPU seconds of compiling one.
 
     From the second, because in the first some have nothing from the server yet.
     """
@@ -255,7 +245,7 @@ def compiled_round(
     (round,), states = made, [state]
 
     def run() -> None:
-        """One round; as in a run the state is given away, and the next round continues from it."""
+        """Makes one round; as in a run the state is donated, and the next round has the new one."""
         states[:] = jax.block_until_ready(round(states.pop(), batches, key))[:1]
 
     run()
@@ -288,14 +278,13 @@ def styles(batches: dict[str, jax.Array]) -> Callable[[], object]:
 
 
 # What a method computes beside passes through the network, as a program of its own.
-PARTS = {"l2d": styles}
+PARTS = {"l2d": ("l2d, own part", styles)}
 
 
 def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0) -> dict[str, Any]:
-    """A method's figures; `own` as `own_share` gives it.
+    """Returns a method's figures, by wall time and by the least CPU seconds; `own` by `own_share`.
 
-    A ratio of wall times that is not measured (see `interleave`) becomes None; beside it
-    stands that of the least CPU seconds, which neighbours on the machine hardly change.
+    A ratio of wall times that is not measured (see `interleave`) is None.
     """
     base = taken[BASE.get(name, "fedavg")]
     ratio, cpu = paired_ratio(taken[name], base), least_cpu(taken[name])
@@ -303,7 +292,7 @@ def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0
     if own > LEAST:
         predicted += own * least_cpu(taken[DENSE]) / least_cpu(base)
     if name in PARTS:
-        predicted += least_cpu(taken[part_of(name)]) / least_cpu(base)
+        predicted += least_cpu(taken[PARTS[name][0]]) / least_cpu(base)
     return {
         "passes": list(PASSES[name]),
         "own": round(own, 3),
@@ -315,23 +304,18 @@ def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0
     }
 
 
-def part_of(name: str) -> str:
-    """What the program of a method's own part is called."""
-    return f"{name}, own part"
-
-
 def predicted_of(name: str) -> float:
-    """How many times FedAvg's round a method's passes explain."""
-    return PASSES[name].total / PASSES["fedavg"].total
+    """Returns how many times FedAvg's round a method's passes explain; all cost the same."""
+    return sum(PASSES[name]) / sum(PASSES["fedavg"])
 
 
 def least_cpu(samples: Samples) -> float:
-    """CPU seconds of the round that took least."""
+    """Returns the CPU seconds of the round that took least."""
     return float((samples.user + samples.system).min())
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """One line a method."""
+    """Returns one line for each method."""
     lines = [
         "            passes                                     measured / predicted   compile",
         "method      forward  maps  weights   least s     CPU s      by wall   by CPU     CPU s",

@@ -58,13 +58,32 @@ PROGRAMS = {
 
 def main() -> None:
     """Prepares, compares, prints."""
-    options = parse()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    others = [name for name in PROGRAMS if name != "ours"]
+    add("--environments", type=Path, required=True, help="folder of the environments; is kept")
+    add("--python", default=sys.executable, help="makes them; pfl-research wants 3.10 or newer")
+    add("--network", default="DigitCNN", choices=TASKS)
+    add("--clients", type=int, default=4)
+    add("--samples", type=int, default=320, help="of a client; default %(default)s")
+    add("--only", nargs="+", default=others, choices=others, help="default: all")
+    add("--repeats", type=int, default=15, help="timed rounds of each; default %(default)s")
+    add("--json", action="store_true", help="print a JSON object as the last line")
+    options = parser.parse_args()
     options.environments.mkdir(parents=True, exist_ok=True)
     here = announce(
         f"{options.network}: {options.clients} clients of {options.samples} images, "
         "one epoch a round; ratio = other / ours, above 1 ours is faster"
     )
-    pythons, failed = prepare_all(options)
+    pythons, failed = {"ours": sys.executable}, {}
+    for name in dict.fromkeys(("PyTorch", *options.only)):  # PyTorch draws the tensors for all
+        path, why = prepare(options.environments, PROGRAMS[name], options.python)
+        if path is None:
+            failed[name] = f"its environment could not be made: {why}"
+        else:
+            pythons[name] = path
+    if "PyTorch" not in pythons:
+        raise SystemExit(f"PyTorch is not compared, and so nothing: {failed['PyTorch']}")
     task = write_task(options, pythons["PyTorch"])
     peers, refused = start(options, pythons, task)
     failed |= refused
@@ -82,53 +101,12 @@ def main() -> None:
         sys.exit(1)
 
 
-def parse() -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    others = [name for name in PROGRAMS if name != "ours"]
-    add("--environments", type=Path, required=True, help="folder of the environments; is kept")
-    add("--python", default=sys.executable, help="makes them; pfl-research wants 3.10 or newer")
-    add("--network", default="DigitCNN", choices=TASKS)
-    add("--clients", type=int, default=4)
-    add("--samples", type=int, default=320, help="of a client; default %(default)s")
-    add("--only", nargs="+", default=others, choices=others, help="default: all")
-    add("--repeats", type=int, default=15, help="timed rounds of each; default %(default)s")
-    add("--json", action="store_true", help="print a JSON object as the last line")
-    return parser.parse_args()
-
-
-def prepare_all(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, str]]:
-    """Interpreters by program, and why some are missing. PyTorch's draws the tensors for all.
-
-    Raises:
-      SystemExit: there is no environment with PyTorch.
-    """
-    pythons, failed = {"ours": sys.executable}, {}
-    for name in dict.fromkeys(("PyTorch", *options.only)):
-        path, why = prepare(options.environments, PROGRAMS[name], options.python)
-        if path is None:
-            failed[name] = f"its environment could not be made: {why}"
-        else:
-            pythons[name] = path
-    if "PyTorch" not in pythons:
-        raise SystemExit(f"PyTorch is not compared, and so nothing: {failed['PyTorch']}")
-    return pythons, failed
-
-
 def prepare(
     folder: Path, program: Program, python: str, say: Callable[[str], object] = print
 ) -> tuple[str | None, str]:
-    """The interpreter of a program's environment, made where it is not there yet.
+    """Returns the interpreter of a program's environment in `folder`, made where it is missing.
 
-    Args:
-      folder: where environments are.
-      program: whose.
-      python: makes new environments.
-      say: prints.
-
-    Returns:
-      Its path, or None and why it could not be made, in pip's or venv's last words.
+    If it cannot be made, returns None and the last words of pip or venv.
     """
     home = folder / program.module
     interpreter, mark = home / "bin" / "python", home / "installed"
@@ -148,7 +126,7 @@ def prepare(
 
 
 def write_task(options: argparse.Namespace, python: str) -> Path:
-    """Batches of whole size and the network's first tensors, in a file for all."""
+    """Writes batches of whole size and the network's first tensors in a file for all."""
     task = TASKS[options.network]
     if options.samples % task.batch:
         raise SystemExit(
@@ -166,34 +144,28 @@ def write_task(options: argparse.Namespace, python: str) -> Path:
 def start(
     options: argparse.Namespace, pythons: dict[str, str], task: Path
 ) -> tuple[dict[str, Peer], dict[str, str]]:
-    """The programs that made a first round, and why others did not."""
+    """Returns the programs that made a first round, and why others did not."""
     peers, failed = {}, {}
     for name in ("ours", *options.only):
         if name in pythons:
-            module = PROGRAMS[name].module
+            module, peer = PROGRAMS[name].module, None
             log = options.environments / f"{module}.log"
             try:
                 peer = Peer(pythons[name], module, options.network, task, log)
-            except RuntimeError as error:
-                failed[name] = str(error)
-                continue
-            try:
                 peer.a_round()
                 peers[name] = peer
             except RuntimeError as error:
                 failed[name] = str(error)
-                peer.end()
+                if peer:
+                    peer.end()
     return peers, failed
 
 
 def compare(peers: dict[str, Peer], repeats: int) -> dict[str, Any]:
-    """Rounds in turn; prints times, memory, losses and ratios.
-
-    Raises:
-      SystemExit: a client's first loss is another one than ours.
-    """
+    """Runs rounds in turn; prints times, memory, losses and ratios."""
     order: list[str] = []
 
+    # between rounds, since reading the memory of all processes takes longer than some rounds
     def before(name: str) -> None:
         if order:
             peers[order[-1]].weigh()  # what it held after the round before
@@ -216,16 +188,15 @@ def compare(peers: dict[str, Peer], repeats: int) -> dict[str, Any]:
 
 
 def with_cpu(timed: Samples, peer: Peer) -> Samples:
-    """The wall times with CPU seconds of the program's own processes, in the same rounds."""
+    """Returns the wall times with CPU seconds of the program's processes, in the same rounds."""
     user, system = np.array(peer.cpu[-len(timed.wall) :]).T
     return Samples(timed.wall, user, system)
 
 
 def check_losses(losses: dict[str, list[list[float]]]) -> dict[str, list[float]]:
-    """By program and round, the largest deviation of a client's loss from ours, relative.
+    """Returns, by program and round, the largest relative deviation of a client's loss from ours.
 
-    Raises:
-      SystemExit: it is above `TOLERANCE` in the first round.
+    Above `TOLERANCE` in the first round it ends the command.
     """
     ours = np.array(losses["ours"])
     deviations = {

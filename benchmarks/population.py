@@ -26,7 +26,7 @@ import jax
 
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.training.population import Held, RowStore, start_held
+from fedjax_bn.run.training.population import RowStore, start_held
 from fedjax_bn.run.training.stored_rounds import open_stored_rounds
 from machine import announce
 
@@ -53,41 +53,36 @@ def main() -> None:
         f"{options.method}, {options.model}: rounds of {options.cohort} clients out of "
         f"{', '.join(f'{n:,}' for n in options.populations)}, {options.rounds} each"
     )
-    found = {str(count): in_a_process(count) for count in options.populations}
+    found = {}
+    for count in options.populations:  # each in a process of its own, by which memory is counted
+        command = [sys.executable, *sys.argv, "--alone", str(count)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found[str(count)] = json.loads(done.stdout.splitlines()[-1])
     show(found)
     if options.json:
         figures = {name: {n: one[name] for n, one in found.items()} for name in FIGURES}
         print(json.dumps({"machine": here, **vars(options), "details": found} | figures))
 
 
-def in_a_process(population: int) -> dict[str, Any]:
-    """`measure` in a process of its own, because memory is counted by process."""
-    command = [sys.executable, *sys.argv, "--alone", str(population)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     """Trains some rounds with one population; seconds are medians, memory is the most it took."""
-    config = read(
-        str(CONFIG),
-        [
-            ("data.num_clients", str(population)),
-            ("clients_per_round", str(options.cohort)),
-            ("method", options.method),
-            ("model", options.model),
-            ("rounds", str(options.rounds)),
-            ("population", "disk"),
-            ("adaptations", "running"),
-        ],
-    )
+    changes = {"data.num_clients": population, "clients_per_round": options.cohort}
+    changes |= {"method": options.method, "model": options.model, "rounds": options.rounds}
+    changes |= {"population": "disk", "adaptations": "running"}
+    changes["eval_clients"] = min(100, population)  # a configuration refuses more than there are
+    config = read(str(CONFIG), [(key, str(value)) for key, value in changes.items()])
     experiment, keys, start = prepare(config)
     with tempfile.TemporaryDirectory() as folder:
         begin = start_held(config, start, Path(folder), len(experiment.internal.domains))
         held = begin()
+        seconds, cpu = [], []
         with timed_store() as store_seconds, device_bytes() as most:
             step = open_stored_rounds(config, experiment, keys, held).compile(held)
-            seconds, cpu = train(step, held, options.rounds)
+            for _ in range(options.rounds):
+                began, used = time.perf_counter(), time.process_time()
+                held, _ = step(held)
+                seconds.append(time.perf_counter() - began)
+                cpu.append(time.process_time() - used)
         disk = held.store.taken_bytes()
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
@@ -101,20 +96,9 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def train(step: Any, held: Held, rounds: int) -> tuple[list[float], list[float]]:
-    """Returns the seconds and the CPU seconds of each round."""
-    seconds, cpu = [], []
-    for _ in range(rounds):
-        began, used = time.perf_counter(), time.process_time()
-        held, _ = step(held)
-        seconds.append(time.perf_counter() - began)
-        cpu.append(time.process_time() - used)
-    return seconds, cpu
-
-
 @contextmanager
 def timed_store() -> Iterator[list[float]]:
-    """Seconds of a round's reading and writing of rows, one a round."""
+    """Yields a list that gets the seconds of reading and writing rows, one number a round."""
     spent, real = [0.0], {name: getattr(RowStore, name) for name in ("read", "write")}
 
     def timed(name: str) -> Any:
@@ -139,12 +123,13 @@ def timed_store() -> Iterator[list[float]]:
 
 @contextmanager
 def device_bytes() -> Iterator[list[int]]:
-    """The bytes of arrays on the device at most, [0] of the list; or its own count, if it has one.
+    """Yields a list with the most bytes of arrays on the device, or the device's own count.
 
     XLA's temporary memory is in a device's own count only.
     """
     most, done = [0], threading.Event()
 
+    # on CPU, where `memory_stats` has nothing, arrays are summed every 5 ms
     def watch() -> None:
         while not done.wait(0.005):
             most[0] = max(most[0], sum(array.nbytes for array in jax.live_arrays()))
@@ -170,8 +155,7 @@ def show(found: dict[str, dict[str, Any]]) -> None:
     for name, one in found.items():
         print(
             f"| {int(name):,} | {one['round_seconds']:.3f} ({one['fastest_seconds']:.3f}) | "
-            f"{one['cpu_seconds']:.3f} | "
-            f"{one['store_seconds']:.4f} | "
+            f"{one['cpu_seconds']:.3f} | {one['store_seconds']:.4f} | "
             f"{one['device_megabytes']:.1f} | {one['host_megabytes']:,.0f} | "
             f"{one['disk_megabytes']:.1f} |"
         )

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def listed(kind: type) -> Callable[[str], list]:
-    """The type of an option that takes several, with commas."""
+    """Returns the type of an option that takes several values, with commas."""
     return lambda text: [kind(part) for part in text.split(",")]
 
 
@@ -90,7 +90,7 @@ def tester(each: int, rounds: int) -> Callable[[float, float, int], tuple[float,
 
 
 def mean_and_deviation(values: tuple[float, ...]) -> str:
-    """Over seeds."""
+    """Returns mean and deviation over seeds, as the table shows them."""
     values = jnp.asarray(values)
     deviation = values.std(ddof=1) if len(values) > 1 else 0.0
     return f"{float(values.mean()):9.1f} ({float(deviation):.1f})"

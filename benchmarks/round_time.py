@@ -19,15 +19,21 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
-import in_jax
+from fedjax_bn.aggregation import uniform
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.methods import fedavg
+from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
 from interleave import (
     CONFIDENCE,
     FEWEST,
-    Ratio,
     Samples,
     conclude,
     fastest,
@@ -39,7 +45,7 @@ from interleave import (
     spend,
 )
 from machine import announce
-from tasks import DIGITS, RESNET, Task
+from tasks import DIGITS, LEARNING_RATE, RESNET, Task, make_batches, make_test_images
 
 REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 
@@ -75,25 +81,20 @@ def main() -> None:
         sys.exit(1)
 
 
-def digits(options: argparse.Namespace) -> dict[str, Any]:
-    """A round of DigitCNN; its compile time."""
-    return compare_rounds(DIGITS, "digit_cnn", options)
-
-
-def resnet(options: argparse.Namespace) -> dict[str, Any]:
-    """A round of ResNet18; its compile time."""
-    return compare_rounds(RESNET, "resnet18", options)
-
-
 def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A round beside PyTorch's."""
+    """Times a round beside PyTorch's."""
     import in_torch  # here, because torch must not count into `peak_memory`
 
     task = task._replace(samples=options.samples or task.samples)
     print(f"\n{task.name} round, {task.clients} clients of {task.samples} images", flush=True)
-    compile_round, repeat = in_jax.a_round(task)
+    compile_round, repeat = our_round(task)
     times = 1 if options.quick else 3
-    wall, cpu = least_compile_time(compile_round, times)
+    spent = []
+    for number in range(1, times + 1):
+        say(f"  compiling, {number} of {times}")
+        jax.clear_caches()
+        spent.append(spend(compile_round))
+    wall, cpu = min(wall for wall, _, _ in spent), min(user + system for _, user, system in spent)
     print(f"compiled in {wall:.1f} s, {cpu:.1f} s of CPU, the least of {times}", flush=True)
     runs = {"ours": repeat(compile_round())} | in_torch.rounds(task)
     samples = interleave(runs, options.repeats, rest=REST)
@@ -101,65 +102,50 @@ def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[
     ratio = headline(samples, [name for name in samples if name != "ours"])
     show_rate(3 * task.gigaflops * task.clients * task.samples, samples["ours"])
     return {
-        f"{label}_ratio": number(ratio),
+        f"{label}_ratio": ratio,
         f"{label}_compile_seconds": round(wall, 2),
         f"{label}_compile_cpu_seconds": round(cpu, 2),
         f"{label}_round": figures(samples, "ours"),
     }
 
 
-def least_compile_time(compile_round: Callable[[], Any], times: int) -> tuple[float, float]:
-    """Least wall and CPU seconds of some compilations, each with empty caches."""
-    spent = []
-    for number in range(1, times + 1):
-        say(f"  compiling, {number} of {times}")
-        jax.clear_caches()
-        spent.append(spend(compile_round))
-    return min(wall for wall, _, _ in spent), min(user + system for _, user, system in spent)
-
-
 def evaluation(options: argparse.Namespace, images: int = 1_000, batch: int = 500) -> dict:
-    """Accuracy of DigitCNN in our default batches, beside the same and other ones of PyTorch."""
+    """Times accuracy of DigitCNN in our default batches, and in several sizes by PyTorch."""
     import in_torch
 
     print(f"\nDigitCNN evaluation, {images:,} images, ours in batches of {batch}")
     theirs = in_torch.evaluations(DIGITS, images, (50, 100, 250, batch))
     runs = {name: run for by_setting in theirs.values() for name, run in by_setting.items()}
-    runs["ours"] = in_jax.evaluation(DIGITS, images, batch)
+    runs["ours"] = our_evaluation(DIGITS, images, batch)
     samples = interleave(runs, options.repeats, rest=REST)
     show(samples, "ours")
     same = headline(samples, theirs[batch])
     best = headline(samples, [name for name in samples if name != "ours"])
     return {
-        "evaluation_ratio": number(same),
-        "evaluation_best_batch_ratio": number(best),
+        "evaluation_ratio": same,
+        "evaluation_best_batch_ratio": best,
         "evaluation": figures(samples, "ours"),
     }
 
 
-def headline(samples: Mapping[str, Samples], names: Iterable[str]) -> Ratio:
-    """Prints and returns the ratio of the fastest of `names` to ours."""
+def headline(samples: Mapping[str, Samples], names: Iterable[str]) -> float | None:
+    """Prints the ratio of the fastest of `names` to ours; returns it, None if not measured."""
     best = fastest(samples, names)
     ratio = paired_ratio(samples[best], samples["ours"])
     conclude(f"{best} / ours", ratio)
-    return ratio
-
-
-def number(ratio: Ratio) -> float | None:
-    """The median for JSON, none where it was not measured."""
     return round(ratio.median, 3) if ratio.measured else None
 
 
-def show_rate(gigaflop: float, ours: Samples) -> None:
-    """Prints our arithmetic a second, and the machine's in a plain matrix product."""
-    product, work = in_jax.matrix_product()
-    machine = work / interleave({"product": product}, 10)["product"].wall.min()
-    rate = gigaflop / ours.wall.min()
+def show_rate(gigaflop: float, ours: Samples, size: int = 2048) -> None:
+    """Prints our arithmetic a second, and the machine's in a plain float32 matrix product."""
+    a, product = jnp.ones((size, size)), jax.jit(jnp.dot)
+    taken = interleave({"product": lambda: product(a, a).block_until_ready()}, 10)["product"]
+    machine, rate = 2e-9 * size**3 / taken.wall.min(), gigaflop / ours.wall.min()
     print(f"{rate:.0f} Gflop/s of direct convolution at best; matrix product {machine:.0f} Gflop/s")
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Peak resident memory of a fresh process that runs DigitCNN rounds with K = 5."""
+    """Measures the peak memory of a fresh process that runs DigitCNN rounds with K = 5."""
     del options
     command = [sys.executable, __file__, "peak-memory"]
     peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -168,8 +154,8 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def peak_memory() -> float:
-    """MB that this process has had at most, after two rounds."""
-    compile_round, repeat = in_jax.a_round(DIGITS._replace(clients=5))
+    """Returns the peak memory of this process in MB, after two rounds."""
+    compile_round, repeat = our_round(DIGITS._replace(clients=5))
     run = repeat(compile_round())
     for _ in range(2):
         run()
@@ -177,8 +163,45 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
+def our_round(task: Task) -> tuple[Callable[[], Any], Callable[[Any], Callable[[], None]]]:
+    """Returns `compile_round() -> compiled`, `repeat(compiled) -> run`; `run()` makes our round."""
+    batches = jax.tree.map(jnp.asarray, make_batches(task))
+    key = jax.random.key(0)
+    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
+    method = fedavg(task.model, optax.sgd(LEARNING_RATE), weigh=uniform)
+    state = method.init(key, variables, task.clients)
+
+    def compile_round() -> Any:
+        return method.round.lower(state, batches, key).compile()
+
+    def repeat(compiled: Any) -> Callable[[], None]:
+        def run() -> None:
+            nonlocal state
+            state, metrics = compiled(state, batches, key)
+            jax.block_until_ready((state, metrics))
+
+        return run
+
+    return compile_round, repeat
+
+
+def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
+    """Returns our accuracy on random images, in batches."""
+    key = jax.random.key(0)
+    variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
+    state = fedavg(task.model, optax.sgd(LEARNING_RATE)).init(key, variables, 1)
+    data = stack_batches([Split(*make_test_images(task, images))], batch)
+    score = score_clients(task.model, standardize(), 1)
+    return lambda: score(state, data)
+
+
 # Memory first: Linux counts the parent's own peak at the fork as well.
-PARTS = {f.__name__: f for f in (memory, digits, resnet, evaluation)}
+PARTS = {
+    "memory": memory,
+    "digits": partial(compare_rounds, DIGITS, "digit_cnn"),
+    "resnet": partial(compare_rounds, RESNET, "resnet18"),
+    "evaluation": evaluation,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["peak-memory"]:

@@ -32,7 +32,7 @@ STARTS = ("first start", "later start")
 
 
 def here() -> tuple[float, float]:
-    """Seconds of the clock, and of this process on all cores."""
+    """Returns seconds of the clock, and of this process on all cores."""
     return time.time(), time.process_time()
 
 
@@ -47,7 +47,7 @@ class Parts:
         self.seconds[part] = tuple(now - then for now, then in zip(here(), start, strict=True))
 
     def timed(self, part: str, function: Callable) -> Callable:
-        """The function, which charges the part with its first call."""
+        """Returns the function, which charges the part with its first call."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             start = here()
@@ -60,7 +60,7 @@ class Parts:
 
 
 def owner(train: Any, name: str) -> tuple[Any, str]:
-    """Where `train.NAME` is found, and under which last name."""
+    """Returns the object that has `train.NAME`, and its attribute there."""
     *path, last = name.split(".")
     for part in path:
         train = getattr(train, part)
@@ -68,7 +68,7 @@ def owner(train: Any, name: str) -> tuple[Any, str]:
 
 
 def one_start(began: float, file: str) -> None:
-    """The command itself, ended after its first round; writes seconds by part."""
+    """Runs the command until the end of its first round; writes seconds by part."""
     parts = Parts()
     parts.end("interpreter", (began, 0.0))
     start = here()
@@ -97,7 +97,7 @@ def one_start(began: float, file: str) -> None:
 def compiled_in_parts(
     parts: Parts, open_rounds: Callable, first: list[tuple[float, float]]
 ) -> Callable:
-    """`open_rounds`, whose rounds charge what compiles them, and note when the first one starts."""
+    """Returns `open_rounds` whose rounds charge their compilation and note the first start."""
 
     def opened(*arguments: Any) -> Any:
         rounds = open_rounds(*arguments)
@@ -117,29 +117,23 @@ def compiled_in_parts(
 
 
 def measure(config: str, changes: list[str], repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """Seconds by part of every start."""
+    """Returns the seconds by part of every start; `rest` is what parts leave of the total."""
     taken: dict[str, list[dict[str, Any]]] = {start: [] for start in STARTS}
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true"}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            caches = [
-                f"--config.data.cache={folder}/data",
-                f"--config.compilation_cache={folder}/c",
-            ]
+            given = ["--config", config, f"--config.data.cache={folder}/data", *changes]
+            given += [f"--config.compilation_cache={folder}/c"]
             for start in STARTS:
-                run = ["--config", config, *caches, *changes, "--workdir", f"{folder}/{start}"]
-                taken[start].append(in_a_process(run, f"{folder}/parts.json"))
+                run = [sys.executable, __file__, "--one-start", str(time.time())]
+                run += [f"{folder}/parts.json", *given, "--workdir", f"{folder}/{start}"]
+                subprocess.run(run, check=True, stdout=subprocess.DEVNULL, env=environment)
+                seconds = json.loads(Path(folder, "parts.json").read_text())
+                total = seconds.pop("total")
+                parts = seconds.values()
+                rest = [whole - sum(part[i] for part in parts) for i, whole in enumerate(total)]
+                taken[start].append(seconds | {"rest": rest, "total": total})
     return taken
-
-
-def in_a_process(arguments: list[str], file: str) -> dict[str, Any]:
-    """One start; `rest` is what its parts leave of the total."""
-    command = [sys.executable, __file__, "--one-start", str(time.time()), file, *arguments]
-    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true"}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    seconds = json.loads(Path(file).read_text())
-    total = seconds.pop("total")
-    rest = [whole - sum(part[i] for part in seconds.values()) for i, whole in enumerate(total)]
-    return seconds | {"rest": rest, "total": total}
 
 
 def main() -> None:
@@ -161,10 +155,7 @@ def main() -> None:
         print(f"{start}:")
         for part in runs[0]:
             wall, cpu = np.array([run[part] for run in runs]).T
-            results.setdefault(start, {})[part] = {
-                "wall": np.median(wall),
-                "cpu": np.median(cpu),
-            }
+            results.setdefault(start, {})[part] = {"wall": np.median(wall), "cpu": np.median(cpu)}
             shown = (f"{np.median(s):6.2f} [{s.min():.2f}, {s.max():.2f}]" for s in (wall, cpu))
             print(f"  {part:14}" + "".join(f"{text:24}" for text in shown).rstrip())
     if options.json:

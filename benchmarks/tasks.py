@@ -10,11 +10,7 @@ LEARNING_RATE = 0.01
 
 
 class Task(NamedTuple):
-    """A round to time.
-
-    gigaflops: of one training sample forward (a multiplication and an addition are two), counted
-      by hand from the layers; training costs three times as much.
-    """
+    """A round to time."""
 
     name: str
     model: Any
@@ -22,6 +18,8 @@ class Task(NamedTuple):
     clients: int
     samples: int
     batch: int
+    # of one training sample forward (a multiplication and an addition are two), counted by hand
+    # from the layers; training costs three times as much
     gigaflops: float
 
 
@@ -32,7 +30,7 @@ RESNET = Task("ResNet18", ResNet18(num_classes=10), 64, 2, 128, 16, 0.2956)
 
 
 def make_batches(task: Task) -> dict[str, np.ndarray]:
-    """Random images as bytes, in batches; the last one of an epoch may be short."""
+    """Returns random images as bytes, in batches; the last one of an epoch may be short."""
     random = np.random.default_rng(0)
     steps = -(-task.samples // task.batch)
     shape = (task.clients, steps, task.batch)
@@ -43,7 +41,7 @@ def make_batches(task: Task) -> dict[str, np.ndarray]:
 
 
 def make_test_images(task: Task, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random images u8[N, side, side, 3] and labels i32[N]."""
+    """Returns random images u8[N, side, side, 3] and labels i32[N]."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (count, task.side, task.side, 3), dtype=np.uint8)
     return pixels, random.integers(0, 10, count).astype(np.int32)

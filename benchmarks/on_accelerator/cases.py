@@ -14,27 +14,18 @@ PARTS = {"digit_cnn": {5: 3, 50: 10}, "resnet18": {3: 2, 30: 6}}
 
 
 class Case(NamedTuple):
-    """One program to time.
+    """One program to time."""
 
-    Attributes:
-      part: `digit_cnn` or `resnet18`.
-      num_clients: K.
-      method: of `fedjax_bn.methods`, or "PyTorch": its loop over the clients of FedAvg.
-      clients: how they are mapped: `map`, `vmap` or `vmap:n`; empty for PyTorch.
-      dtype: of all variables and images.
-      small: whether sizes are such that a CPU has seconds to do.
-    """
-
-    part: str
+    part: str  # `digit_cnn` or `resnet18`
     num_clients: int
-    method: str
-    clients: str
-    dtype: str
-    small: bool = False
+    method: str  # of `fedjax_bn.methods`, or "PyTorch": its loop over the clients of FedAvg
+    clients: str  # how they are mapped: `map`, `vmap` or `vmap:n`; empty for PyTorch
+    dtype: str  # of all variables and images
+    small: bool = False  # sizes that a CPU does in seconds
 
     @property
     def name(self) -> str:
-        """As the record and the table have it."""
+        """Returns its name in the record and in the table."""
         ours = (f"K={self.num_clients}", self.method, self.clients, self.dtype)
         return " ".join(filter(None, ours))
 

@@ -11,7 +11,7 @@ import jax
 
 
 def count(jaxpr: Any) -> int:
-    """Multiplications and additions of all convolutions and matrix products, loops unrolled.
+    """Counts multiplications and additions of convolutions and matrix products, loops unrolled.
 
     Zeros that a gradient's dilation puts between values are not counted, padding is. The most
     expensive side of a branch counts, and one turn of a loop with unknown end.
@@ -45,5 +45,5 @@ def _programs(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def of_function(function: Any, *args: Any) -> int:
-    """`count` of a function on arguments (or their shapes)."""
+    """Returns `count` of a function on arguments (or their shapes)."""
     return count(jax.make_jaxpr(function)(*args))

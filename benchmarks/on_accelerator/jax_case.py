@@ -42,8 +42,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         state, metrics = jax.block_until_ready(compiled(state, batches, key))
         losses = metrics["loss"]
 
+    # the compiler's plan, too: not every device counts what was allocated
     found, plan = repeat(run, seconds, task), compiled.memory_analysis()
-    # what the device counted in this process, and the compiler's plan for the program
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     planned = plan and (
         plan.argument_size_in_bytes

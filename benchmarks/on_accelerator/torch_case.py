@@ -22,6 +22,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
     """Times all settings one after another, `seconds` each."""
+    # JAX multiplies float32 in TF32 by default, PyTorch only on request
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     task, settings = task_of(case), {}

@@ -8,7 +8,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """The same arrays."""
+    """Returns the same arrays."""
     found = message.content["arrays"].items()
     record = ArrayRecord({name: Array(array.numpy()) for name, array in found})
     return Message(RecordDict({"arrays": record}), reply_to=message)

@@ -29,36 +29,19 @@ from fedjax_bn.flower.settings import run_of
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.training.rounds import open_rounds
 from flower_grid import LocalGrid, node
-from over_flower.federation import configured, write_config
+from over_flower import configured, write_config
 
 
 class Overhead(NamedTuple):
-    """CPU seconds of one round, the least over rounds: other programs only add to them.
+    """CPU seconds of one round, the least over rounds: other programs only add to them."""
 
-    Attributes:
-      simulated: all clients in one program.
-      federated: from the server's question to its state after the round, checkpoint included.
-      flower: the same messages with clients that only read them and send them back.
-    """
-
-    simulated: float
-    federated: float
-    flower: float
-
-    @property
-    def ratio(self) -> float:
-        """What a federated round costs without Flower's own, beside a simulated one."""
-        return (self.federated - self.flower) / self.simulated
+    simulated: float  # all clients in one program
+    federated: float  # from the server's question to its state after the round and its checkpoint
+    flower: float  # the same messages with clients that only read them and send them back
 
 
 def overhead(clients: int, rounds: int, changes: str = "") -> Overhead:
-    """Measures so many rounds after one that compiles.
-
-    Args:
-      clients: how many.
-      rounds: at least 1.
-      changes: of the configuration, `key=value,...`.
-    """
+    """Measures `rounds` after one that compiles; `changes` are `key=value,...`."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -82,7 +65,7 @@ def _simulated(config: Any, rounds: int) -> Iterator[float]:
 
 
 def _federated(folder: Path, clients: int, changes: str) -> list[float]:
-    """Of each round but the first and the last, to the begin of the next: with its checkpoint."""
+    """Returns seconds of each round but the first and the last, with its checkpoint."""
     config = {"config": "config.py", "changes": changes, "clients": clients}
     run = config | {"workdir": str(folder / "server"), "minimum": clients}
     app = client_app(folder)
@@ -97,6 +80,7 @@ def _federated(folder: Path, clients: int, changes: str) -> list[float]:
         times.append(time.process_time())
         return play(*given)
 
+    # `play` begins every round, so that two calls enclose a round and its checkpoint
     app_server.play = timed
     try:
         app_server.serve(_forgetful(nodes), run_of(run), folder)
@@ -106,19 +90,21 @@ def _federated(folder: Path, clients: int, changes: str) -> list[float]:
 
 
 def _forgetful(nodes: dict[int, Callable]) -> LocalGrid:
-    """A Grid that keeps no message after its answer."""
+    """Returns a Grid that keeps no message after its answer."""
     grid = LocalGrid(nodes)
     grid.sent = deque(maxlen=0)
     return grid
 
 
 def _echoed(config: Any, clients: int, rounds: int) -> Iterator[float]:
-    """Messages of the same arrays, there and back."""
+    """Yields the seconds of messages of the same arrays, to the clients and back."""
     _, _, start = prepare(config)
     arrays = to_named(broadcast_of(start()))
 
     def answer(message: Message) -> Message:
-        return Message(RecordDict({"arrays": _read_again(message)}), reply_to=message)
+        found = message.content["arrays"].items()
+        again = ArrayRecord({name: Array(array.numpy()) for name, array in found})
+        return Message(RecordDict({"arrays": again}), reply_to=message)
 
     grid = _forgetful({10 + k: answer for k in range(clients)})
     for _ in range(rounds):
@@ -128,9 +114,3 @@ def _echoed(config: Any, clients: int, rounds: int) -> Iterator[float]:
         for reply in exchange(grid, contents, "train", 60).values():
             [array.numpy() for array in reply.content["arrays"].values()]
         yield time.process_time() - began
-
-
-def _read_again(message: Message) -> ArrayRecord:
-    """The arrays of a message, read and written again."""
-    found = message.content["arrays"].items()
-    return ArrayRecord({name: Array(array.numpy()) for name, array in found})

@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from machine import cpu_seconds, megabytes, tree
-from over_flower.federation import write_config
+from over_flower import write_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch" / "flower"
@@ -48,27 +48,18 @@ while True:
 
 
 class Measured(NamedTuple):
-    """Figures of a round after the first, means over rounds.
+    """Figures of a round after the first, means over rounds."""
 
-    Attributes:
-      seconds: of the clock, from record to record.
-      cpu: CPU seconds of all processes.
-      memory: GB of all processes after the last round, shared pages counted once.
-    """
-
-    seconds: float
-    cpu: float
-    memory: float
+    seconds: float  # of the clock, from record to record
+    cpu: float  # CPU seconds of all processes
+    memory: float  # GB of all processes after the last round, shared pages counted once
 
 
 def federate(clients: int, rounds: int, changes: str, echo: Path | None = None) -> Measured:
-    """One federation from start to end.
+    """Runs one federation of so many SuperNodes and at least 2 rounds, from start to end.
 
-    Args:
-      clients: how many SuperNodes.
-      rounds: in all, at least 2.
-      changes: of the configuration.
-      echo: an .npz of arrays, which clients send back instead of training.
+    `changes` are those of the configuration; `echo` is an .npz of arrays, which clients send back
+    instead of training.
     """
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as place:
@@ -83,20 +74,31 @@ def federate(clients: int, rounds: int, changes: str, echo: Path | None = None) 
         start = [script, "start", "-n", str(clients), 'report="sizes,losses"']
         subprocess.run(start, check=True, **quiet)
         run = subprocess.Popen([script, "run", "--run-config", text], **quiet)
+        log, marks = folder / "runs" / "server" / "metrics.jsonl", []
         try:
-            marks = list(_marks(folder / "runs" / "server" / "metrics.jsonl", rounds, run))
+            for number in range(1, rounds + 1):  # (seconds, CPU seconds) as each is recorded
+                while not log.exists() or log.read_bytes().count(b"\n") < number:
+                    if run.poll() is not None:
+                        raise SystemExit(f"the run ended before round {number}: see the log above")
+                    time.sleep(0.2)
+                ended = os.times()  # of processes that have ended
+                below = sum(map(sum, map(cpu_seconds, tree(os.getpid())[1:])))
+                cpu = ended.children_user + ended.children_system + below
+                marks.append((time.perf_counter(), cpu))
             memory = sum(map(megabytes, tree(os.getpid())[1:])) / 1e3
             run.wait()
         finally:
             run.kill()
             subprocess.run([script, "stop"], check=True, **quiet)
-            _wait_for_all()
+            with suppress(ChildProcessError):  # raised where no process below this one is left
+                while True:
+                    os.wait()
     first, last = np.array(marks[0]), np.array(marks[-1])
     return Measured(*(last - first) / (rounds - 1), memory)
 
 
 def _make_app(folder: Path, clients: int, echo: Path | None) -> None:
-    """The app of launch/flower, with the measured config, or with the echo in its modules."""
+    """Writes the app of launch/flower with the measured config, or with the echo in its modules."""
     shutil.copytree(LAUNCH, folder / "app")
     write_config(folder / "app", clients)
     for name in ("client", "server"):
@@ -118,41 +120,15 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | runs | {"PATH": path, "PYTHONPATH": str(ROOT)}
 
 
-def _marks(log: Path, rounds: int, run: subprocess.Popen) -> Iterator[tuple[float, float]]:
-    """(seconds, CPU seconds) as each round is recorded."""
-    for number in range(1, rounds + 1):
-        while not log.exists() or log.read_bytes().count(b"\n") < number:
-            if run.poll() is not None:
-                raise SystemExit(f"the run ended before round {number}: see the log above")
-            time.sleep(0.2)
-        yield time.perf_counter(), _cpu()
-
-
-def _cpu() -> float:
-    """Of all processes below this one, those that have ended included."""
-    own = os.times()
-    below = sum(map(sum, map(cpu_seconds, tree(os.getpid())[1:])))
-    return own.children_user + own.children_system + below
-
-
-def _wait_for_all() -> None:
-    """Until no process below this one is left."""
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
-
-
 @contextmanager
 def arrays_of(clients: int, changes: str) -> Iterator[Path]:
-    """An .npz of what the measured federation broadcasts."""
+    """Yields an .npz of what the measured federation broadcasts."""
     import jax
 
     from fedjax_bn.engine.named_arrays import to_named
     from fedjax_bn.federation import broadcast_of
     from fedjax_bn.run.experiment.start import prepare
-    from over_flower.federation import configured
+    from over_flower import configured
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

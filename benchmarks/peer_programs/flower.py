@@ -27,13 +27,13 @@ class Asked(FedAvg):
     """FedAvg that begins a round when it is asked for, and says each client's loss at its end."""
 
     def configure_train(self, *args: Any) -> Any:
-        """As FedAvg, once a round is asked for."""
+        """Acts as FedAvg, once a round is asked for."""
         if not told():
             raise Over
         return super().configure_train(*args)
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        """As FedAvg; losses in the order of the clients."""
+        """Acts as FedAvg; prints losses in the order of the clients."""
         replies = list(replies)
         for reply in replies:
             if reply.has_error():
@@ -45,7 +45,7 @@ class Asked(FedAvg):
 
 
 def client_app(network: str, path: str) -> ClientApp:
-    """A client that trains what it receives on its own batches."""
+    """Returns a client that trains what it receives on its own batches."""
     app = ClientApp()
 
     @app.train()

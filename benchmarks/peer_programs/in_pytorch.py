@@ -23,14 +23,14 @@ Client = tuple[torch.Tensor, torch.Tensor]  # u8[S, B, 3, H, W], i64[S, B]
 
 
 def new_network(name: str) -> torch.nn.Module:
-    """DigitCNN or ResNet18."""
+    """Returns DigitCNN or ResNet18."""
     if name == "DigitCNN":
         return torch_models.DigitCNN()
     return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))
 
 
 def load(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
-    """The network with its first tensors, and the clients' batches."""
+    """Returns the network with its first tensors, and the clients' batches."""
     arrays, tensors = read(path)
     model = new_network(name)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
@@ -41,18 +41,18 @@ def load(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
 
 @functools.cache
 def load_once(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
-    """`load`, but one reading for each process."""
+    """Returns what `load` does, read once in each process."""
     return load(name, path)
 
 
 def loss_of(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of a batch of bytes."""
+    """Returns the cross entropy of a batch of bytes."""
     _, logits = model((images.float() / 255 - 0.5) / 0.5)
     return torch.nn.functional.cross_entropy(logits, labels)
 
 
 def train(model: torch.nn.Module, client: Client) -> float:
-    """One step of plain SGD a batch, in place; returns the mean loss."""
+    """Makes one step of plain SGD for each batch, in place; returns the mean loss."""
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
     losses = []
     for images, labels in zip(*client, strict=True):
@@ -65,7 +65,7 @@ def train(model: torch.nn.Module, client: Client) -> float:
 
 
 def main(network: str, path: str) -> None:
-    """Every client trains a copy of the server's model; then the mean of all tensors."""
+    """Trains a copy of the server's model for each client, and averages all tensors."""
     server, clients = load(network, path)
 
     def a_round() -> list[float]:

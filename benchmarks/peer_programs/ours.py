@@ -15,7 +15,7 @@ from peer_programs.rounds import LEARNING_RATE, read, serve
 
 
 def main(network: str, path: str) -> None:
-    """FedAvg as the library chooses to map clients here."""
+    """Runs FedAvg, with clients mapped as the library chooses here."""
     arrays, tensors = read(path)
     model = getattr(models, network)(num_classes=10)
     method = fedavg(model, optax.sgd(LEARNING_RATE), weigh=uniform)

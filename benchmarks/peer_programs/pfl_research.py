@@ -33,13 +33,13 @@ class Network(torch.nn.Module):
         self.model, self.losses = model, []
 
     def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of one step of training."""
+        """Returns the loss of one step of training."""
         loss = loss_of(self.model, images, labels)
         self.losses.append(loss.detach().clone())  # pfl divides it in place
         return loss
 
     def metrics(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """Asked for in the very first round only, which is not timed."""
+        """Returns metrics, asked for in the very first round only, which is not timed."""
         with torch.no_grad():
             return {"loss": Weighted(float(loss_of(self.model, images, labels)), 1)}
 
@@ -59,7 +59,7 @@ class Asked(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Whether to stop, and no metrics of its own."""
+        """Returns whether to stop, and no metrics of its own."""
         losses = torch.stack(self.network.losses).reshape(self.clients, -1).mean(1)
         self.network.losses.clear()
         say(losses.tolist())
@@ -75,6 +75,7 @@ def main(network: str, path: str) -> None:
         images, labels = clients[k]
         return Dataset([images.flatten(0, 1), labels.flatten()], user_id=str(k))
 
+    # each client once a round, because a cohort has them all
     sampler = get_user_sampler("minimize_reuse", list(range(len(clients))))
     backend = SimulatedBackend(FederatedDataset(dataset, sampler), val_data=None)
     FederatedAveraging().run(

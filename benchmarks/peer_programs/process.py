@@ -87,7 +87,7 @@ class Peer:
         self._pipe("stdout").close()
 
     def _answer(self) -> list[float]:
-        """The next line that is for us."""
+        """Returns the next line that is for us."""
         late = threading.Timer(LONGEST, self._process.kill)
         late.start()
         try:

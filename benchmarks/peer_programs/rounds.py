@@ -18,7 +18,7 @@ def say(what: object) -> None:
 
 
 def told() -> bool:
-    """Waits until a round is asked for; False where none will be."""
+    """Waits until a round is asked for; returns False at the end."""
     return bool(sys.stdin.readline())
 
 
@@ -30,7 +30,7 @@ def serve(a_round: Callable[[], Sequence[float]]) -> None:
 
 
 def read(path: Path | str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The task: image u8[K, S, B, H, W, 3] and label i32[K, S, B]; the network's first tensors."""
+    """Returns image u8[K, S, B, H, W, 3], label i32[K, S, B], and the network's first tensors."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     tensors = {name[7:]: arrays.pop(name) for name in list(arrays) if name.startswith("tensor ")}
@@ -38,6 +38,6 @@ def read(path: Path | str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]
 
 
 def write(path: Path, arrays: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """What `read` reads."""
+    """Writes what `read` reads."""
     named = {f"tensor {name}": value for name, value in tensors.items()}
     np.savez(path, **arrays, **named)

@@ -28,11 +28,7 @@ from fedjax_bn.data.source import Pool
 
 
 class _ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """The four builders' common part; `manual_dir` is the folder of the images.
-
-    Attributes:
-      published: the dataset according to its publication.
-    """
+    """Builds a dataset of image folders; `manual_dir` is the folder of the images."""
 
     VERSION = tfds.core.Version("1.0.0")
     published: Published
@@ -87,9 +83,8 @@ def _encoded(file: Path) -> BytesIO:
     return BytesIO(content.getvalue())
 
 
-def _builder(name: str, dataset: str) -> type[_ImageFolders]:
-    """Returns the builder of a row of `IMAGE_FOLDERS`, registered by its name in snake case."""
-    published = IMAGE_FOLDERS[dataset]
+def _builder(name: str, published: Published) -> type[_ImageFolders]:
+    """Returns the builder of a dataset, registered by its name in snake case."""
     content = {
         "__doc__": f"{published.title}, see `fedjax_bn.data.sets.image_folders`.",
         "__module__": __name__,
@@ -99,8 +94,7 @@ def _builder(name: str, dataset: str) -> type[_ImageFolders]:
     return type(name, (_ImageFolders,), content)
 
 
-Pacs = _builder("Pacs", "pacs")
-Vlcs = _builder("Vlcs", "vlcs")
-Officehome = _builder("Officehome", "officehome")
-OfficeCaltech10 = _builder("OfficeCaltech10", "office_caltech10")
-BUILDERS = {builder.name: builder for builder in (Pacs, Vlcs, Officehome, OfficeCaltech10)}
+BUILDERS = {
+    name: _builder(name.title().replace("_", ""), IMAGE_FOLDERS[name])
+    for name in ("pacs", "vlcs", "officehome", "office_caltech10")
+}

@@ -3,7 +3,7 @@
     python launch/sweeps/fedbn.py [--only "Table 11"] [--data FOLDER] [--dry-run]     see sweep.py
 
 NAMEs of data: digits, office, domainnet, abide, as their config files take data.path; and morpho,
-the digits' folder with Morpho-MNIST in it, see fedjax_bn/data/sets/morpho_mnist.py.
+the digits' folder with Morpho-MNIST in it, see fedjax_bn/data/sets/digits.py.
 
 Percentages are shares of the training samples of the data that are given, cut to the smallest
 domain: of the originals 10 % are the paper's 743. For an `.npz` that holds these 743 already, add

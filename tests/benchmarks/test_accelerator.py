@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_bn.models import DigitCNN, SmallCNN
+from fedjax_bn.models import MLP, DigitCNN
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {
@@ -159,7 +159,7 @@ def test_a_case_says_what_a_round_took(bench, monkeypatch):
     import tasks
     from on_accelerator import jax_case
 
-    tiny = tasks.Task("SmallCNN", SmallCNN(), 8, clients=2, samples=3, batch=2, gigaflops=0)
+    tiny = tasks.Task("MLP", MLP(10), 8, clients=2, samples=3, batch=2, gigaflops=0)
     monkeypatch.setattr(jax_case, "task_of", lambda case: tiny)
     # A round that did not stay in bfloat16 could not be repeated.
     found = jax_case.measure(bench.Case("digit_cnn", 2, "fedbn", "vmap", "bfloat16"), 0.0)

@@ -1,5 +1,6 @@
-"""That the passes in benchmarks/method_costs.py are those that a round is traced to."""
+"""The passes in benchmarks/method_costs.py are those that a round is traced to."""
 
+import functools
 import runpy
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def benchmark():
     sys.path.remove(str(FOLDER))
 
 
-def products(name, options):
+@functools.cache
+def products(name, **options):
     """Operations of matrix products in a round."""
     from on_accelerator.flops import of_function
 
@@ -74,7 +76,7 @@ TRACED = [
 @pytest.mark.parametrize("name", TRACED)
 def test_a_round_is_traced_to_the_passes_that_predict_its_time(benchmark, name):
     options = benchmark["OPTIONS"].get(name, {})
-    found = products(name, options) / products("fedavg", {})
+    found = products(name, **options) / products("fedavg")
     assert found == pytest.approx(benchmark["predicted_of"](name), rel=0.07)
 
 

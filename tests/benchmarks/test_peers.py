@@ -20,7 +20,7 @@ def path(monkeypatch):
 
 
 def start(tmp_path, program: str):
-    """A peer whose interpreter runs `program` whatever it is told to run."""
+    """A peer whose interpreter runs `program`, whatever its arguments are."""
     from peer_programs.process import Peer
 
     (tmp_path / "program.py").write_text(program)

@@ -15,7 +15,7 @@ import pictures
 
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.sets import abide
-from fedjax_bn.data.sets.abide import _window_starts, connectomes
+from fedjax_bn.data.sets.abide import _connectomes, _window_starts
 from fedjax_bn.data.source import check_source
 
 SUBJECTS = {  # FILE_ID -> site, DX_GROUP, frames
@@ -302,7 +302,7 @@ def test_windows_fit_ascend_and_reach_from_the_first_to_the_last(frames, window,
 def test_correlations_do_not_depend_on_scale_or_offset(scale):
     rng = np.random.Generator(np.random.PCG64(3))
     series = rng.standard_normal((40, 6))
-    pairs, flat = connectomes((series + 1000) * scale, np.array([0]), 0)
+    pairs, flat = _connectomes((series + 1000) * scale, np.array([0]), 0)
     np.testing.assert_allclose(pairs[0], reference(series), atol=2e-6)
     assert pairs.shape == (1, 15)
     assert not flat.any()

@@ -1,4 +1,4 @@
-"""Headers that tell of absurd sizes, and files that unpack to them, end in a sentence, at once."""
+"""Headers that claim absurd sizes, and files that unpack to them, are refused at once."""
 
 import bz2
 import gzip
@@ -60,7 +60,7 @@ def write_zip(path, members, compression=zipfile.ZIP_STORED):
     ],
     ids=range(14),
 )
-def test_an_absurd_array_of_an_archive_ends_in_a_sentence(tmp_path, images):
+def test_an_absurd_array_of_an_archive_is_refused(tmp_path, images):
     path = write_zip(tmp_path / "own.npz", {"a__images": images, "a__labels": whole_npy(LABELS)})
     with pytest.raises(ValueError, match=r"own\.npz cannot be read") as caught:
         npz.load(path)
@@ -94,7 +94,7 @@ def test_two_arrays_of_one_name_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_an_idx_file_of_more_or_less_than_it_tells_is_refused(tmp_path, pack):
+def test_an_idx_file_of_more_or_less_than_it_claims_is_refused(tmp_path, pack):
     path = tmp_path / ("images.gz" if pack is gzip.compress else "images")
     header = b"\0\0\x08\x01\0\0\0\x05"
     path.write_bytes(pack(header + bytes(3 * 10**6)))
@@ -131,7 +131,7 @@ def test_a_matlab_file_larger_than_memory_is_refused(tmp_path, monkeypatch):
     ],
     ids=["field", "quote", "name", "names"],
 )
-def test_a_table_of_absurd_fields_ends_in_a_sentence(tmp_path, text):
+def test_a_table_of_absurd_fields_is_refused(tmp_path, text):
     (tmp_path / "phenotypic.csv").write_text(text)
     with pytest.raises(ValueError, match=r"phenotypic\.csv") as caught:
         abide._read_table(tmp_path)
@@ -156,7 +156,7 @@ def test_a_label_of_a_list_has_at_most_nine_digits(tmp_path, label):
 
 
 class Calls:
-    """Pickled, it asks its reader to call something."""
+    """Asks whoever unpickles it to call something."""
 
     def __init__(self, function, *given):
         self.asked = function, given

@@ -16,7 +16,7 @@ SOME = ("fog", "contrast")
 
 
 def write_published(folder: Path, count: int = COUNT) -> Path:
-    """Plain images: red tells the photograph, green the severity, blue the corruption."""
+    """Plain images: red shows the photograph, green the severity, blue the corruption."""
     folder.mkdir(exist_ok=True)
     for number, name in enumerate(CORRUPTIONS):
         images = np.zeros((5, count, 32, 32, 3), np.uint8)

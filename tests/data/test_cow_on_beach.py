@@ -1,4 +1,4 @@
-"""The cow on the beach: what the colour tells, where, and that nothing else differs."""
+"""The cow on the beach: what the colour shows, where, and that nothing else differs."""
 
 import numpy as np
 import pytest

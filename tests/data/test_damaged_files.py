@@ -1,4 +1,4 @@
-"""However a file is damaged, reading it ends in what was in it, or in one sentence."""
+"""A damaged file gives what was in it, or one error message."""
 
 import gzip
 import io
@@ -66,7 +66,7 @@ def damaged(draw, raw: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_damaged_file_is_read_or_ends_in_one_sentence(tmp_path, name):
+def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path, name):
     raw, read = CASES[name]
     path = tmp_path / name
 

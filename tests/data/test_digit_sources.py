@@ -1,4 +1,4 @@
-"""Digit datasets as sources: the benchmark, scanners and Morpho-MNIST."""
+"""Digit datasets as sources: scanners and Morpho-MNIST."""
 
 from pathlib import Path
 
@@ -7,33 +7,11 @@ import pytest
 
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.pools import as_source
-from fedjax_bn.data.sets import digits, morpho_mnist, scanners
+from fedjax_bn.data.sets import digits, scanners
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from tiny_digits import TEST as TESTING
 from tiny_digits import TRAIN as TRAINING
-from tiny_digits import labels_of, write_mnist, write_originals
-
-SIZES = {"mnist": 0, "svhn": 7, "usps": 0, "synth_digits": 7, "mnist_m": 3}  # above TRAINING
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory) -> Path:
-    return write_originals(tmp_path_factory.mktemp("digits"))
-
-
-def test_the_benchmark_as_a_source_has_all_samples_with_their_published_parts(originals):
-    whole = digits.load(originals, fraction=1.0, truncate=False, resplit=False)
-    source = as_source(whole)
-    assert [pool.name for pool in source.pools] == list(SIZES)
-    for pool in source.pools:
-        training = TRAINING + SIZES[pool.name]
-        np.testing.assert_array_equal(pool.parts, np.repeat([TRAIN, TEST], [training, TESTING]))
-        levels = np.concatenate([np.arange(training), 100 + np.arange(TESTING)])
-        np.testing.assert_array_equal(pool.images[:, 14, 14, 0], levels)
-        labels = np.concatenate([labels_of(training), labels_of(TESTING)])
-        np.testing.assert_array_equal(pool.labels, labels)
-        assert pool.labels.dtype == np.int32
-        assert pool.names[training] == f"{pool.name}/test/00000"
+from tiny_digits import write_mnist
 
 
 def test_a_dataset_as_a_source_has_its_samples_and_its_splits_as_parts():
@@ -56,7 +34,7 @@ def morpho(tmp_path_factory) -> Path:
 
 
 def test_morpho_mnist_has_two_domains_with_the_parts_of_mnist(morpho):
-    source = morpho_mnist.load(morpho)
+    source = digits.load_morpho_mnist(morpho)
     assert [pool.name for pool in source.pools] == ["morpho_global", "morpho_local"]
     for pool in source.pools:
         assert pool.images.shape == (TRAINING + TESTING, 28, 28, 3)
@@ -70,9 +48,9 @@ def test_morpho_mnist_has_two_domains_with_the_parts_of_mnist(morpho):
 
 def test_missing_morpho_folders_and_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"lacks the folders global, local; Morpho-MNIST"):
-        morpho_mnist.load(tmp_path)
+        digits.load_morpho_mnist(tmp_path)
     for name in ("global", "local"):
         write_mnist(tmp_path / name)
     (tmp_path / "local" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(FileNotFoundError, match=r"local/t10k-labels.* is missing; Morpho-MNIST"):
-        morpho_mnist.load(tmp_path)
+        digits.load_morpho_mnist(tmp_path)

@@ -1,5 +1,7 @@
 """Rows of the table of image folders, from small trees in the forms in which they are published."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -51,18 +53,13 @@ def test_classes_are_numbered_as_in_domainbed_and_fedbns_code():
     assert FOLDERS["office_caltech10"].std == (1.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("real", ["Real_World", "RealWorld", "real"])
-def test_a_domain_is_found_in_any_of_its_spellings(tmp_path, real):
-    source = load("officehome", write("officehome", tmp_path))
-    (tmp_path / "Real World").rename(tmp_path / real)
-    assert_in_place(load("officehome", tmp_path))
-    assert source.pools[3].name == "Real World"
-
-
-def test_a_missing_domain_says_where_to_fetch_it(tmp_path):
-    write_tree(tmp_path, ["Art", "Clipart", "Product"], ["Mop"], 1)
-    with pytest.raises(FileNotFoundError, match=r"lacks the folders Real World of officehome: it "):
-        load("officehome", tmp_path)
+def test_a_domain_is_found_under_any_of_its_names(tmp_path):
+    write("officehome", tmp_path)
+    for old, new in itertools.pairwise(("Real World", "Real_World", "RealWorld", "real")):
+        (tmp_path / old).rename(tmp_path / new)
+        source = load("officehome", tmp_path)
+        assert_in_place(source)
+        assert source.pools[3].name == "Real World"
 
 
 def test_an_unknown_dataset_is_named_with_those_that_there_are(tmp_path):
@@ -131,10 +128,6 @@ def test_train_and_val_of_digits_dg_become_training_and_validation_parts(tmp_pat
     for pool in source.pools:
         np.testing.assert_array_equal(pool.parts, [0] * 20 + [1] * 10)
     assert_in_place(source)
-    (tmp_path / "svhn" / "val" / "7" / "0.png").unlink()
-    with pytest.raises(ValueError, match=r"class folders without images: .*svhn/val/7; fetch"):
-        load("digits_dg", tmp_path)
-    (tmp_path / "svhn" / "val" / "7").rmdir()
     (tmp_path / "syn" / "train").rename(tmp_path / "syn" / "training")
     (tmp_path / "syn" / "val").rename(tmp_path / "syn" / "validation")
     with pytest.raises(ValueError, match=r"'syn': no images of 0, 1, .* each with train and val"):

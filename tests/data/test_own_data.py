@@ -115,8 +115,8 @@ def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
     ("path", "keys", "sentence"),
     [
         ("nowhere", {}, r"nowhere is not a folder: it must hold a folder of each domain"),
-        ("mine/day", {}, r"day has no domain: .* DOMAIN/CLASS/\*\.jpg"),
-        ("mine", {"domains": ("dawn",)}, r"mine has no domain: "),
+        ("mine/day", {}, r"day has no domain of folders: .* DOMAIN/CLASS/\*\.jpg"),
+        ("mine", {"domains": ("dawn",)}, r"mine has no domain of folders: "),
         ("mine", {"domains": ("day", "dawn")}, r"lacks the folders dawn of folders: it must hold"),
         ("mine", {"domains": ("day", "Day")}, r"data.domains names day, Day more than once"),
         ("mine", {"classes": ("ant", "ant")}, r"data.classes names ant, ant more than once"),

@@ -9,7 +9,7 @@ import runs
 import tiny_digits
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
-from fedjax_bn.data.sets import digits, morpho_mnist
+from fedjax_bn.data.sets import digits
 from fedjax_bn.run.config import defaults
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
@@ -79,8 +79,8 @@ def folder(tmp_path):
 
 
 def test_morpho_mnist_is_unseen_and_has_its_test_part_alone(folder):
-    data = morpho_mnist.load_beside_digits(folder, target=morpho_mnist._UNSEEN, fraction=0.5)
-    internal, unseen = make_clients(data, target=morpho_mnist._UNSEEN)
+    data = digits.load_with_morpho_mnist(folder, target=digits._UNSEEN, fraction=0.5)
+    internal, unseen = make_clients(data, target=digits._UNSEEN)
     assert [d.name for d in internal.domains] == list(digits.ORIGINALS)
     assert [d.name for d in unseen] == ["morpho_global", "morpho_local"]
     for domain in unseen:
@@ -93,11 +93,9 @@ def test_morpho_mnist_is_unseen_and_has_its_test_part_alone(folder):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_digit_behind_morpho_mnist_trains(folder, seed):
-    """Published test samples have levels from 100 on; each is a digit behind Morpho-MNIST's."""
-    data = morpho_mnist.load_beside_digits(
-        folder, target=morpho_mnist._UNSEEN, seed=seed, fraction=0.5
-    )
+def test_no_digit_that_morpho_mnist_shows_trains(folder, seed):
+    """Published test samples have levels from 100 on; Morpho-MNIST shows these digits."""
+    data = digits.load_with_morpho_mnist(folder, target=digits._UNSEEN, seed=seed, fraction=0.5)
     plain = digits.load(folder, seed=seed, fraction=0.5)
     trained = {d.name: d.train.images[:, 0, 0, 0].tolist() for d in data.domains if d.train}
     before = {domain.name: domain.train.images[:, 0, 0, 0].tolist() for domain in plain.domains}
@@ -111,24 +109,24 @@ def test_a_configuration_names_the_digits_with_morpho_mnist(folder):
     config = defaults.base()
     config.data.name, config.data.path = "digits_morpho", str(folder)
     config.data.fraction, config.data.truncate = 0.5, False
-    config.target = ",".join(morpho_mnist._UNSEEN)
+    config.target = ",".join(digits._UNSEEN)
     data = DATASETS["digits_morpho"](config)
     internal, unseen = configured_clients(data, config)
     plain = digits.load(folder, fraction=0.5, truncate=False)
     sizes = [len(domain.train.labels) for domain in plain.domains]
     assert [len(domain.train.labels) for domain in internal.domains] == sizes
-    assert [domain.name for domain in unseen] == list(morpho_mnist._UNSEEN)
+    assert [domain.name for domain in unseen] == list(digits._UNSEEN)
 
 
 def test_morpho_mnist_must_be_a_target(folder):
     with pytest.raises(ValueError, match=r"config\.target=morpho_global,morpho_local"):
-        morpho_mnist.load_beside_digits(folder, target=("morpho_global",))
+        digits.load_with_morpho_mnist(folder, target=("morpho_global",))
 
 
 def test_a_missing_morpho_mnist_is_said(folder):
     (folder / "Morpho-MNIST" / "local").rename(folder / "elsewhere")
     with pytest.raises(FileNotFoundError, match="lacks the folders local"):
-        morpho_mnist.load_beside_digits(folder, target=morpho_mnist._UNSEEN)
+        digits.load_with_morpho_mnist(folder, target=digits._UNSEEN)
 
 
 def test_a_configuration_pools_the_clients_and_tests_on_every_domain(monkeypatch):

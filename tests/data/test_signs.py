@@ -7,7 +7,7 @@ from fedjax_bn.data.domain import check_dataset, splits
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.sets import scanners, signs
 
-FEW = {"train": 20, "validation": 8, "test": 10}
+FEW = {"train": 12, "validation": 4, "test": 6}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_box_is_the_plate_with_a_red_rim_at_its_edge(plain):
 def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
     ink, labels = scanners.handwriting()
     marked = ink * 0
-    marked[:, 0, 0] = np.arange(len(ink))  # so that what is pasted says which scan it is
+    marked[:, 0, 0] = np.arange(len(ink))  # so that what is pasted shows which scan it is
     used = {}
     monkeypatch.setattr(signs, "handwriting", lambda: (marked, labels))
     monkeypatch.setattr(signs, "IMAGES", {"train": 30, "validation": 10, "test": 20})
@@ -69,13 +69,13 @@ def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
 
 
 def test_another_seed_and_the_shortcut_give_other_bytes(plain, monkeypatch):
-    """That the same seed gives the same bytes is held by `test_goldens`."""
+    """`test_goldens` checks that the same seed gives the same bytes."""
     monkeypatch.setattr(signs, "IMAGES", FEW)
     for other in (signs.load(4), signs.load(3, shortcut=True)):
         assert not np.array_equal(plain.domains[0].train.images, other.domains[0].train.images)
 
 
-def test_the_rim_tells_the_digit_as_often_as_stated_and_wrongly_in_dusk():
+def test_the_rim_shows_the_digit_as_often_as_stated_and_wrongly_in_dusk():
     rng = np.random.default_rng(0)
     shares = {}
     for scene in signs._SCENES:

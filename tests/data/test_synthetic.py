@@ -73,18 +73,21 @@ def test_the_network_starts_with_the_deviation_of_appendix_f_in_both_layers():
 
 @pytest.fixture(scope="module")
 def toy():
-    return synthetic.toy_regression(points=80)
+    return synthetic.toy_regression(points=40)
+
+
+def error(toy, k: int, slope: float) -> float:
+    return np.mean((np.cos(slope * toy.x[k]) - toy.y[k]) ** 2)
 
 
 def test_toy_errors_are_the_mean_squared_errors_of_the_model(toy):
     for k in range(2):
-        w, gamma = 37, 51
-        predicted = np.cos(toy.weights[w] * toy.x[k] / toy.gammas[gamma])
-        np.testing.assert_allclose(toy.surface[k, gamma, w], np.mean((predicted - toy.y[k]) ** 2))
-        predicted = np.cos(toy.weights[w] * toy.x[k])
-        np.testing.assert_allclose(toy.plain[k, w], np.mean((predicted - toy.y[k]) ** 2))
-        predicted = np.cos(toy.weights[w] * toy.x[k] / toy.x[k].std())
-        np.testing.assert_allclose(toy.normalized[k, w], np.mean((predicted - toy.y[k]) ** 2))
+        w, gamma = 37, 26
+        weight = toy.weights[w]
+        expected = error(toy, k, weight / toy.gammas[gamma])
+        np.testing.assert_allclose(toy.surface[k, gamma, w], expected)
+        np.testing.assert_allclose(toy.plain[k, w], error(toy, k, weight))
+        np.testing.assert_allclose(toy.normalized[k, w], error(toy, k, weight / toy.x[k].std()))
 
 
 def test_batch_norm_harmonizes_the_toys_errors(toy):
@@ -97,9 +100,7 @@ def test_batch_norm_harmonizes_the_toys_errors(toy):
 def test_the_toys_mean_model_works_with_local_gamma_only(toy):
     mean_weight, mean_gamma = toy.best.mean(), toy.local_gammas.mean()
     for k in range(2):
-        local, mean = (
-            synthetic._squared_errors(mean_weight / gamma, toy.x[k], toy.y[k])
-            for gamma in (toy.local_gammas[k], mean_gamma)
-        )
+        gammas = (toy.local_gammas[k], mean_gamma)
+        local, mean = (error(toy, k, mean_weight / gamma) for gamma in gammas)
         assert local < 0.1
         assert mean > 5 * local

@@ -45,7 +45,7 @@ def write_copy(folder: Path, name: str, version: str, splits: dict, config: str 
     """A copy as tensorflow-datasets' builder of that name would leave it, of these examples."""
 
     class Copy(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """Stands for the builder."""
+        """A builder of these examples."""
 
         VERSION = tfds.core.Version(version)
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)] if config else []
@@ -53,12 +53,11 @@ def write_copy(folder: Path, name: str, version: str, splits: dict, config: str 
 
         def _info(self):
             example = next(iter(splits.values()))[0]
+            channels = len(example["image"].getbands())
             features = {
-                "image": tfds.features.Image(shape=(None, None, np.asarray(example["image"]).ndim)),
+                "image": tfds.features.Image(shape=(None, None, channels)),
                 "label": tfds.features.ClassLabel(num_classes=10),
             }
-            if np.asarray(example["image"]).ndim == 2:
-                features["image"] = tfds.features.Image(shape=(None, None, 1))
             if "id" in example:
                 features["id"] = tfds.features.Text()
             return tfds.core.DatasetInfo(
@@ -161,38 +160,26 @@ def test_official_parts_classes_and_domains_come_through_a_copy(tmp_path):
         assert [parts[name.split("/")[2]] for name in pool.names] == pool.parts.tolist()
 
 
-def test_files_that_are_no_rgb_are_kept_as_png_in_rgb(tmp_path):
-    images = write_images(tmp_path / "office", OFFICE, each=1)
-    Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(images / "dslr" / "mug" / "0.jpg")
-    (images / "dslr" / "mug" / "0.png").unlink()
-    assert main(["office_caltech10", str(images), "--data_dir", str(tmp_path / "copies")]) == 0
-    source = tfds.data_source("office_caltech10", data_dir=tmp_path / "copies", split="dslr")
-    mug = next(one for one in source if one["name"] == b"dslr/mug/0.jpg")
-    assert mug["image"].shape == (9, 9, 3)
-    assert mug["image"][0, 0, 0] > 200 > mug["image"][0, 0, 1]
-
-
-def test_a_copy_keeps_the_orientation_of_files_and_is_read_upright(tmp_path):
+def test_a_copy_keeps_files_that_are_no_rgb_as_png_and_their_orientation(tmp_path):
     images = write_images(tmp_path / "office", OFFICE, each=1)
     exif = Image.Exif()
     exif[274] = 6
     grey = np.zeros((8, 8), np.uint8)
     grey[:, :4] = 255  # upright: the upper half
-    place = images / "dslr" / "mug"
-    (place / "0.png").unlink()
-    Image.fromarray(grey).save(place / "0.jpg", exif=exif)
-    assert main(["office_caltech10", str(images), "--data_dir", str(tmp_path / "copies")]) == 0
+    for one in ("mug", "mouse"):
+        (images / "dslr" / one / "0.png").unlink()
+    Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(images / "dslr" / "mug" / "0.jpg")
+    Image.fromarray(grey).save(images / "dslr" / "mouse" / "0.jpg", exif=exif)
+    copies = tmp_path / "copies"
+    assert main(["office_caltech10", str(images), "--data_dir", str(copies)]) == 0
+    source = tfds.data_source("office_caltech10", data_dir=copies, split="dslr")
+    mug = next(one for one in source if one["name"] == b"dslr/mug/0.jpg")
+    assert mug["image"].shape == (9, 9, 3)
+    assert mug["image"][0, 0, 0] > 200 > mug["image"][0, 0, 1]
+    chosen = {"domains": ("dslr",), "classes": ("mouse",), "cache": tmp_path / "cache"}
     for orientation, white in {"upright": np.s_[:4], "stored": np.s_[:, :4]}.items():
-        source = tfds_source.load(
-            tmp_path / "copies",
-            "office_caltech10",
-            image_size=8,
-            domains=("dslr",),
-            classes=("mug",),
-            cache=tmp_path / "cache",
-            progress=False,
-            orientation=orientation,
-        )
+        how = {**chosen, "progress": False, "orientation": orientation}
+        source = tfds_source.load(copies, "office_caltech10", image_size=8, **how)
         assert source.pools[0].images[0][white].min() > 240
         assert any(note.startswith("dslr: images") for note in source.notes)
 
@@ -269,18 +256,18 @@ def test_the_newest_version_is_read_and_another_format_refused(office, tmp_path)
         tfds_source.load(copies, "office_caltech10", image_size=8)
 
 
-@pytest.mark.parametrize("key", ["type", "pythonClassName", "python_class_name"])
-def test_a_copy_that_names_code_of_others_is_not_opened(office, tmp_path, monkeypatch, key):
+def test_a_copy_that_names_code_of_others_is_not_opened(office, tmp_path, monkeypatch):
     """tensorflow-datasets imports whatever module a prepared copy names."""
     copies = tmp_path / "copies"
     shutil.copytree(office[1], copies)
     (tmp_path / "evil_features.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     path = copies / "office_caltech10" / "1.0.0" / "features.json"
-    content = {key: "evil_features.Image", "content": {}}
-    path.write_text(json.dumps({"featuresDict": {"features": {"image": content}}}))
-    with pytest.raises(ValueError, match=r"names the code 'evil_features.Image', which is not"):
-        tfds_source.load(copies, "office_caltech10", image_size=8)
+    for key in ("type", "pythonClassName", "python_class_name"):
+        content = {key: "evil_features.Image", "content": {}}
+        path.write_text(json.dumps({"featuresDict": {"features": {"image": content}}}))
+        with pytest.raises(ValueError, match=r"names the code 'evil_features.Image', which is not"):
+            tfds_source.load(copies, "office_caltech10", image_size=8)
     assert "evil_features" not in sys.modules
 
 

@@ -21,6 +21,7 @@ section 5.2 and appendix D.4.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -82,10 +83,6 @@ def load(
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
       does not vary within a window correlates 0 with all others; the notes count them.
 
-    Raises:
-      FileNotFoundError: the folder, the table or all series are missing.
-      ValueError: an argument is out of range, or a file does not suit; up to ten are named.
-
     Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, those of 110 regions,
     and it does not state which of the Harvard-Oxford atlas it leaves out. The published series have
     111, which are all kept here: 111 * 110 / 2 = 6105.
@@ -97,13 +94,13 @@ def load(
             "at least 1 frame, and windows_per_subject at least 1, or 0 for all"
         )
     files, table = _find_series(Path(path), atlas), _read_table(Path(path))
-    subjects = _read_subjects(_of_sites(files, table, sites), table, window)
+    subjects = _read_subjects(files, table, window, sites)
     how = (window, stride, windows_per_subject, fisher_z)
     pools, flat = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
         starts = [_window_starts(len(one.series), *how[:3]) for one in members]
-        counts = [len(part) for part in starts]
+        counts = list(map(len, starts))
 
         def make(
             write: Write, members: list = members, starts: list = starts, site: str = site
@@ -111,7 +108,7 @@ def load(
             found = []
             with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as shown:
                 for subject, part in zip(members, starts, strict=True):
-                    rows, still = connectomes(subject.series, part, window, fisher_z)
+                    rows, still = _connectomes(subject.series, part, window, fisher_z)
                     write(rows.view(np.uint8))  # the cache keeps bytes
                     if still.any():
                         found.append(f"{subject.name} ({still.any(0).sum()})")
@@ -201,10 +198,13 @@ def _read_table(path: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _of_sites(
-    files: dict[str, Path], table: dict[str, tuple[str, str]], sites: Sequence[str]
-) -> dict[str, Path]:
-    """Returns the series of the sites, by default of all; each has a row and a diagnosis."""
+def _read_subjects(
+    files: dict[str, Path],
+    table: dict[str, tuple[str, str]],
+    window: int,
+    sites: Sequence[str] = (),
+) -> list[_Subject]:
+    """Reads all series of the sites, by default of all, before it raises an error on some."""
     if lost := [name for name in files if name not in table]:
         raise ValueError(
             f"the phenotypic table has no row for {first_few(lost)}, whose series are there; add "
@@ -222,15 +222,8 @@ def _of_sites(
             f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
             f"{first_few(odd)}; correct it, or move their series away"
         )
-    return chosen
-
-
-def _read_subjects(
-    files: dict[str, Path], table: dict[str, tuple[str, str]], window: int
-) -> list[_Subject]:
-    """Reads all series before it raises a ValueError that names those that do not suit."""
     subjects, faults = [], []
-    for name, file in files.items():
+    for name, file in chosen.items():
         site, group = table[name]
         try:
             subjects.append(_Subject(name, site, _LABELS[group], _read_series(file)))
@@ -241,10 +234,7 @@ def _read_subjects(
         raise ValueError(f"cannot read the series {first_few(faults)}; fetch them again")
     widths = [one.series.shape[1] for one in subjects]
     usual = max(sorted(set(widths)), key=widths.count)
-    odd = [
-        f"{s.name} ({width})" for s, width in zip(subjects, widths, strict=True) if width != usual
-    ]
-    if odd:
+    if odd := [f"{s.name} ({s.series.shape[1]})" for s in subjects if s.series.shape[1] != usual]:
         raise ValueError(
             f"series must have the {usual} regions that most have, but others have "
             f"{first_few(odd)}; take all series of one atlas"
@@ -258,16 +248,12 @@ def _read_subjects(
 
 
 def _read_series(path: Path) -> np.ndarray:
-    """Reads a `.1D` file, a header line and T rows of R numbers, as f64[T, R].
-
-    Raises:
-      ValueError: the file is malformed; the message does not name it.
-    """
+    """Reads a `.1D` file as f64[T, R]; errors do not name it."""
     head, *lines = read_text(path, errors="replace").splitlines() or [""]
     rows = [line for line in lines if line.strip()]
     if len(rows) < 2:
         raise ValueError(f"it has {len(rows)} frames")
-    if "#" not in head and _are_numbers(head.split()):
+    if re.fullmatch(r"[-+.eE\s]*\d[-+.eE\d\s]*", head):  # numbers, which would be lost
         raise ValueError("its first line is not a header")
     series = np.loadtxt(rows, np.float64, comments=None, ndmin=2)
     if series.shape[1] < 2 or not np.isfinite(series).all():
@@ -275,20 +261,8 @@ def _read_series(path: Path) -> np.ndarray:
     return series
 
 
-def _are_numbers(words: list[str]) -> bool:
-    try:
-        np.array(words, np.float64)
-    except ValueError:
-        return False
-    return bool(words)
-
-
 def _window_starts(frames: int, window: int, stride: int = 1, most: int = 0) -> np.ndarray:
-    """Returns the first frame of each sliding window that fits into a series, i64[W], ascending.
-
-    A window of 0 is the whole series. Where `most` is above 0, at most so many are taken, evenly
-    spaced from the first to the last.
-    """
+    """Returns the first frame of each window that fits, i64[W]; arguments as of `load`."""
     if not window:
         return np.zeros(1, np.int64)
     starts = np.arange(0, frames - window + 1, stride, dtype=np.int64)
@@ -298,20 +272,14 @@ def _window_starts(frames: int, window: int, stride: int = 1, most: int = 0) -> 
     return starts
 
 
-def connectomes(
+def _connectomes(
     series: np.ndarray, starts: np.ndarray, window: int, fisher_z: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the correlations of all pairs of regions in each window of a series.
+    """Returns the correlations of all pairs of regions in each window of a series f64[T, R].
 
     corr(a, b) = sum_t (a_t - mean a) (b_t - mean b) / (|a - mean a| |b - mean b|), and 0 where a or
     b does not vary within the window. Pairs are those above the diagonal, row by row: (0, 1),
     (0, 2), ..., (R - 2, R - 1).
-
-    Args:
-      series: f64[T, R].
-      starts: i64[W], the windows' first frames.
-      window: frames of a window; 0 for the whole series.
-      fisher_z: replaces a correlation r by arctanh(r), with |r| cut to 1 - 1e-6.
 
     Returns:
       f32[W, R (R - 1) / 2], and which regions do not vary within a window, bool[W, R].

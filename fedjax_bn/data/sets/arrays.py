@@ -26,21 +26,18 @@ _SMALL = 2**28  # bytes to which they may unpack in any case
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ZipFile]:
-    with corruption_named(path), open_regular(path, math.inf) as file, ZipFile(file) as archive:
-        yield archive
-
-
-def names_in_npz(path: Path) -> tuple[str, ...]:
-    """Returns the names of an archive's arrays.
-
-    Raises:
-      ValueError: the file is not an archive, or has two arrays of one name.
-    """
+    """Opens an archive; whatever is raised while it is open becomes a ValueError naming it."""
     with open_regular(path, math.inf) as file:
         if not is_zipfile(file):
             raise ValueError(
                 f"{path} is not a .npz archive, or is cut short; fetch or write it again"
             )
+        with corruption_named(path), ZipFile(file) as archive:
+            yield archive
+
+
+def names_in_npz(path: Path) -> tuple[str, ...]:
+    """Returns the names of an archive's arrays; ValueError if it is not one or repeats a name."""
     with _opened(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
     if len(set(names)) < len(names):
@@ -68,10 +65,8 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 def forms_in_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """Returns stand-ins of some arrays: their shapes and dtypes, read from headers alone.
 
-    Every entry of a stand-in is the same number in memory, so it takes no space.
-
-    Raises:
-      ValueError: as `read_npz`.
+    Every entry of a stand-in is the same number in memory, so it takes no space. Raises as
+    `read_npz` does.
     """
     forms = {}
     with _opened(path) as archive:
@@ -98,11 +93,7 @@ def forms_in_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def read_bounded(file: BinaryIO, most: int) -> bytes:
-    """Reads the rest of a file, compressed or not.
-
-    Raises:
-      ValueError: it has more than `most` bytes.
-    """
+    """Reads the rest of a file, compressed or not; ValueError above `most` bytes."""
     parts, size = [], 0
     while part := file.read(2**20):  # a request for all would take memory before it is needed
         parts.append(part)
@@ -113,11 +104,10 @@ def read_bounded(file: BinaryIO, most: int) -> bytes:
 
 
 def check_unpacked(size: int, path: Path) -> None:
-    """Checks how many bytes a file's arrays take, before any is unpacked.
+    """Raises ValueError if a file's arrays would unpack to `size` bytes that are too many.
 
-    Raises:
-      ValueError: they take more than the machine's memory; or more than 256 MB and more than 200
-        times the file's size, which measured numbers do not.
+    Too many are more than the machine's memory; or more than 256 MB and more than 200 times the
+    file's size, which measured numbers do not take.
     """
     check_memory(size)
     there = path.stat().st_size

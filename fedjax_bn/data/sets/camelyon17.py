@@ -61,10 +61,6 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
       centers 0, 3 and 4 by the column `split` (0 train, 1 validation), center 1 is validation and
       center 2 test, whole. Names are paths of patches.
-
-    Raises:
-      FileNotFoundError: the table or patches are missing; up to ten are named.
-      ValueError: the table is not of that form, or a patch cannot be read.
     """
     places = (Path(path), Path(path) / "camelyon17_v1.0")
     root = next((place for place in places if (place / "metadata.csv").is_file()), None)
@@ -79,10 +75,8 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
             f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
             "unpack the archive again, or drop their rows"
         )
-    counts = np.bincount([patch.center for patch in patches], minlength=5)
-    wrong = [f"center{k} {counts[k]} of {n}" for k, n in enumerate(_COUNTS) if counts[k] != n]
-    notes = []
-    if wrong:
+    counts, notes = np.bincount([patch.center for patch in patches], minlength=5), []
+    if wrong := [f"center{k} {counts[k]} of {n}" for k, n in enumerate(_COUNTS) if counts[k] != n]:
         kind = "a reduced copy" if counts.sum() < sum(_COUNTS) else "another version"
         notes.append(
             f"{root} has {counts.sum()} patches of Camelyon17's {sum(_COUNTS)} "
@@ -105,16 +99,10 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
 
 
 def _read_table(path: Path) -> list[_Patch]:
-    """Reads the rows of metadata.csv.
-
-    Raises:
-      ValueError: a column is missing, a cell is not a number, or tumor, center or split is out of
-        range.
-    """
+    """Reads the rows of metadata.csv."""
     patches = []
     with open_table(path) as table:
-        lacking = [column for column in _COLUMNS if column not in (table.fieldnames or ())]
-        if lacking:
+        if lacking := [name for name in _COLUMNS if name not in (table.fieldnames or ())]:
             raise ValueError(f"it lacks the columns {', '.join(lacking)}; {_WHERE}")
         for row in table:
             cells = {column: (row[column] or "").strip() for column in _COLUMNS}

@@ -25,7 +25,6 @@ import math
 import pickle
 import pickletools
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +88,6 @@ def load(
     Returns:
       Source "cifar10_c", normalized by CIFAR-10's channels; `groups` are the four types and
       "extra". Published severities that follow one another, in their size, are memory-mapped.
-
-    Raises:
-      FileNotFoundError: files are missing; all are named.
-      ValueError: files are cut short or of another form (all are named), labels are out of range,
-        or an argument is unknown.
-      ModuleNotFoundError: frost or spatter is to be made without the extra package.
     """
     # a configuration has texts
     severities = [int(one) if is_label(str(one)) else one for one in severities]
@@ -140,7 +133,11 @@ def load(
     with progress_bar(total, task, progress and not as_published) as shown:
         for name in corruptions:
             if as_published:
-                images = _rows(arrays[name], list(of_severity.values()))
+                first, last = severities[0] - 1, severities[-1]
+                if last - first == len(severities):  # one block, which stays a view of the file
+                    images = arrays[name][first * count : last * count]
+                else:
+                    images = np.concatenate([arrays[name][rows] for rows in of_severity.values()])
             else:
                 content = hash_of(key, arrays[name]) if folder else made_of
                 file = f"cifar10_c-{name}-{image_size}-{content}"
@@ -150,21 +147,12 @@ def load(
     return check_source(Source("cifar10_c", _CLASSES, tuple(pools), MEAN, STD, notes, groups, key))
 
 
-def _rows(array: np.ndarray, slices: list[slice]) -> np.ndarray:
-    """Returns the rows of some slices, as a view of the file if one follows the other."""
-    if all(one.stop == two.start for one, two in pairwise(slices)):
-        return array[slices[0].start : slices[-1].stop]
-    return np.concatenate([array[one] for one in slices])
-
-
 def _read_published(
     folder: Path, corruptions: Sequence[str]
 ) -> tuple[Pool, dict[str, np.ndarray], tuple[str, ...]]:
     """Returns the photographs of one severity (labels alone), all images, memory-mapped, and notes.
 
-    Raises:
-      FileNotFoundError: files are missing; all are named.
-      ValueError: files are corrupt; all are named.
+    Errors name all files that are missing or corrupt.
     """
     files = {name: folder / f"{name}.npy" for name in ("labels", *corruptions)}
     if missing := [file.name for file in files.values() if not file.is_file()]:
@@ -186,11 +174,8 @@ def _read_published(
         raise ValueError(f"{folder}: unusable are {', '.join(faults)}; fetch them again. {_WHERE}")
     labels = arrays.pop("labels")
     count = len(labels) // len(SEVERITIES)
-    notes = ()
-    if count != _COUNT:
-        notes = (
-            f"{folder} has {count} photographs a severity, CIFAR-10-C has {_COUNT}: a reduced copy",
-        )
+    note = f"{folder} has {count} photographs a severity, CIFAR-10-C has {_COUNT}: a reduced copy"
+    notes = (note,) if count != _COUNT else ()
     names = numbered_names("test", {"": count})
     return Pool("test", labels, labels[:count], names), arrays, notes
 
@@ -207,12 +192,7 @@ def _labels_of_severities(labels: np.ndarray) -> np.ndarray:
 
 
 def _read_cifar10(path: Path) -> tuple[Pool, tuple[str, ...]]:
-    """Returns CIFAR-10's test photographs u8[N, 32, 32, 3] as pool "test", and notes.
-
-    Raises:
-      FileNotFoundError: the batch is missing.
-      ValueError: a file is corrupt.
-    """
+    """Returns CIFAR-10's test photographs u8[N, 32, 32, 3] as pool "test", and notes."""
     if path.suffix == ".npz":
         keys = ["test_images", "test_labels"]
         if missing := set(keys) - set(names_in_npz(path)):
@@ -243,9 +223,8 @@ def _read_cifar10(path: Path) -> tuple[Pool, tuple[str, ...]]:
             "one label"
         )
     labels = class_labels(labels, f"{path}: the array of labels", len(_CLASSES))
-    notes = ()
-    if len(labels) != _COUNT:
-        notes = (f"{path} has {len(labels)} test images of CIFAR-10's {_COUNT}: a reduced copy",)
+    notes = (f"{path} has {len(labels)} test images of CIFAR-10's {_COUNT}: a reduced copy",)
+    notes = notes if len(labels) != _COUNT else ()
     return Pool("test", images, labels, numbered_names("test", {"": len(labels)})), notes
 
 
@@ -255,7 +234,7 @@ def _read_cifar10(path: Path) -> tuple[Pool, tuple[str, ...]]:
 
 
 class _StandIn:
-    """Takes the place of a dtype or an array: its arguments, and its state."""
+    """Records the arguments and the state of a dtype or an array."""
 
     def __init__(self, *given: Any):
         self.given, self.state = given, ()
@@ -264,17 +243,11 @@ class _StandIn:
         self.state = state
 
 
-def _encode(text: str, encoding: Any) -> bytes:
-    """Returns bytes as Python 3 pickles them in protocol 2."""
-    if encoding not in ("latin1", b"latin1"):
-        raise ValueError(f"bytes are encoded as {encoding!r}")
-    return text.encode("latin1")
-
-
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         stand_ins = dict.fromkeys(("_reconstruct", "ndarray", "dtype"), _StandIn)
-        stand_ins["encode"] = _encode
+        # Python 3 pickles bytes in protocol 2 as this call, always with "latin1"
+        stand_ins["encode"] = lambda text, encoding: text.encode("latin1")
         modules = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "_codecs")
         if module not in modules or name not in stand_ins:
             raise ValueError(f"it names {module}.{name}, which arrays do not have")
@@ -284,9 +257,7 @@ class _Unpickler(pickle.Unpickler):
 def _read_pickled_arrays(content: bytes) -> dict[bytes, Any]:
     """Returns the entries of a pickled dictionary of lists and arrays of integers.
 
-    Raises:
-      ValueError, and whatever else a damaged pickle raises: it is not such a dictionary, or names
-        anything but arrays.
+    Raises ValueError, or whatever a damaged pickle raises, if it is or names anything else.
     """
     # `genops` refuses lengths beyond the end. `Unpickler` makes room for as many remembered objects
     # as the number of one claims; picklers count them.
@@ -296,18 +267,13 @@ def _read_pickled_arrays(content: bytes) -> dict[bytes, Any]:
     entries = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     if type(entries) is not dict:
         raise ValueError(f"it holds a {type(entries).__name__}, not a dictionary")
-    return {
-        name: _array_of(value.state) if isinstance(value, _StandIn) else value
-        for name, value in entries.items()
-    }
-
-
-def _array_of(state: Any) -> np.ndarray:
-    """Returns the array of integers that the state of an ndarray describes."""
-    _, shape, dtype, by_columns, raw = state
-    kind, order = dtype.given[0], dtype.state[1]
-    kind, order = (x.decode() if isinstance(x, bytes) else x for x in (kind, order))
-    if kind[0] not in "iu" or math.prod(shape) * int(kind[1:]) != len(raw):
-        raise ValueError(f"it claims {kind} {shape}, and has {len(raw)} bytes")
-    flat = np.frombuffer(raw, np.dtype(kind).newbyteorder(order))
-    return flat.reshape(shape, order="F" if by_columns else "C")
+    for name, value in entries.items():
+        if isinstance(value, _StandIn):
+            _, shape, dtype, by_columns, raw = value.state
+            kind, order = dtype.given[0], dtype.state[1]
+            kind, order = (x.decode() if isinstance(x, bytes) else x for x in (kind, order))
+            if kind[0] not in "iu" or math.prod(shape) * int(kind[1:]) != len(raw):
+                raise ValueError(f"it claims {kind} {shape}, and has {len(raw)} bytes")
+            flat = np.frombuffer(raw, np.dtype(kind).newbyteorder(order))
+            entries[name] = flat.reshape(shape, order="F" if by_columns else "C")
+    return entries

@@ -83,7 +83,7 @@ def load(seed: int = 0) -> Dataset:
 
 
 def _grounds(where: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns which of the ten grounds each image of a place has, i64[N], for labels i32[N]."""
+    """Returns which of the ten grounds each image of a place has, i64[N]."""
     drawn = rng.integers(_CLASSES, size=len(labels))
     own = rng.uniform(size=len(labels)) < where.own
     return np.where(own, (labels + where.further) % _CLASSES, drawn)

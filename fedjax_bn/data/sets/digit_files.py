@@ -7,8 +7,7 @@
     mnist_m              MNIST-M (Ganin & Lempitsky, 2015): folders of PNG images, lists of labels
 
 Each reader in `ORIGINALS` takes a folder and returns the training and the test split. It raises
-FileNotFoundError if a file is missing, and ValueError if one is corrupt or has a label that is not
-a digit.
+FileNotFoundError if a file is missing, ValueError if one is corrupt or a label is not a digit.
 """
 
 import bz2
@@ -69,10 +68,10 @@ class Original(NamedTuple):
 
 
 def to_digits(images: np.ndarray) -> np.ndarray:
-    """Returns images u8[n, h, w] or u8[n, h, w, 3] as u8[n, 28, 28, 3].
+    """Returns images u8[n, h, w] or u8[n, h, w, 3] as u8[n, 28, 28, 3], grey as three channels.
 
     Other sizes are resized by Pillow's bilinear filter, which averages where it shrinks, as
-    torchvision's Resize in FedBN's code does; grey becomes three equal channels.
+    torchvision's Resize in FedBN's code does.
     """
     if images.shape[1:3] != (SIZE, SIZE):
         resized = [Image.fromarray(one).resize((SIZE, SIZE), Image.BILINEAR) for one in images]
@@ -85,7 +84,7 @@ def to_digits(images: np.ndarray) -> np.ndarray:
 def mnist(folder: Path, where: str = _MNIST) -> tuple[Original, Original]:
     """Reads MNIST in `folder`, or in its `raw` folder as torchvision has it.
 
-    If a file is missing, the error message ends with `where`: what is needed, and its source.
+    The error message for a missing file ends with `where`: what is needed, and where to get it.
     """
     folder = folder / "raw" if (folder / "raw").is_dir() else folder
 
@@ -107,11 +106,8 @@ def mnist(folder: Path, where: str = _MNIST) -> tuple[Original, Original]:
 
 
 def _read_idx(path: Path, axes: int) -> np.ndarray:
-    """Reads the u8 array of an idx file with that number of axes, unzipped if it ends in .gz.
-
-    The file is a big-endian header, two zero bytes, a type (8 for u8) and the number of axes, then
-    the length of each axis as u32, then the values.
-    """
+    """Reads the u8 array of an idx file with that number of axes, unzipped if it ends in .gz."""
+    # big-endian: two zero bytes, a type (8 for u8), the number of axes, u32 lengths, then values
     unpacked = gzip.open if path.suffix == ".gz" else nullcontext
     with corruption_named(path), open_regular(path, math.inf) as raw, unpacked(raw) as file:
         head, expected = file.read(4 + 4 * axes), bytes([0, 0, 8, axes])
@@ -129,25 +125,17 @@ def _read_idx(path: Path, axes: int) -> np.ndarray:
 
 
 def _svhn(folder: Path) -> tuple[Original, Original]:
-    """Reads SVHN's cropped digits; label 10 means 0."""
-    train, test = (
-        _read_mat(_find(folder, [f"{part}_32x32.mat"], _SVHN), first=1)
-        for part in ("train", "test")
-    )
+    """Reads SVHN's cropped digits, where label 10 means 0."""
+    names = [f"{part}_32x32.mat" for part in ("train", "test")]
+    both = [_read_mat(_find(folder, [name], _SVHN), first=1) for name in names]
     # counted from 1, the digit 1 is class 0 and the digit 0 class 9
-    return tuple(
-        split._replace(labels=(split.labels + np.int32(1)) % np.int32(10))
-        for split in (train, test)
-    )
+    return tuple(one._replace(labels=(one.labels + np.int32(1)) % np.int32(10)) for one in both)
 
 
 def _synth_digits(folder: Path) -> tuple[Original, Original]:
-    """Reads SynthDigits; labels are the digits."""
-    train, test = (
-        _read_mat(_find(folder, [f"synth_{part}_32x32.mat"], _SYNTH_DIGITS), first=0)
-        for part in ("train", "test")
-    )
-    return train, test
+    """Reads SynthDigits, whose labels are the digits."""
+    names = [f"synth_{part}_32x32.mat" for part in ("train", "test")]
+    return tuple(_read_mat(_find(folder, [name], _SYNTH_DIGITS), first=0) for name in names)
 
 
 def _read_mat(path: Path, first: int) -> Original:

@@ -12,22 +12,32 @@ Instead of a folder, a `.npz` with prepared images may be given: for each domain
 `DOMAIN__train_images` and `DOMAIN__test_images`, u8[N, 28, 28, 3], `DOMAIN__train_labels` and
 `DOMAIN__test_labels`, integers [N] in 0..9.
 
-Reference: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
-ICLR 2021, section 5.1 and appendix D.2.
+Appendix G and Table 17 test its models on Morpho-MNIST as two unseen clients: MNIST with strokes
+thinned or thickened (`global`, a third each, beside plain digits), swollen or fractured (`local`).
+Its files are in the same folder:
+
+    Morpho-MNIST/global/  Morpho-MNIST/local/    train-images-idx3-ubyte.gz, ... as in MNIST/
+
+References: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization", ICLR 2021, section 5.1, appendices D.2 and G; Castro et al., "Morpho-MNIST:
+Quantitative Assessment and Diagnostics for Representation Learning", JMLR 20(178), 2019.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_bn.data.division.by_class import fraction_size, stratified_sample, stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
 from fedjax_bn.data.pixels.raster import UPRIGHT
+from fedjax_bn.data.pools import numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.digit_files import ORIGINALS, SIZE, Original, to_digits
+from fedjax_bn.data.sets.digit_files import ORIGINALS, SIZE, Original, mnist, to_digits
 from fedjax_bn.data.sets.folders import match_folders, subfolders
 from fedjax_bn.data.sets.npz import read_archive
+from fedjax_bn.data.source import TEST, Pool, Source, check_source
 from fedjax_bn.engine.inputs import class_labels
 
 _HALF = (0.5,) * 3  # mean and standard deviation
@@ -35,6 +45,14 @@ _CHOICES = (
     f"a folder with {', '.join(folder for folder, _ in ORIGINALS.values())} (the originals, laid "
     "out as fedjax_bn/data/sets/digits.py describes) or a .npz with DOMAIN__train_images, "
     "DOMAIN__train_labels and the same for test"
+)
+_MORPHO_FOLDERS, _MORPHO_COUNTS = ("global", "local"), (60_000, 10_000)
+_UNSEEN = ("morpho_global", "morpho_local")
+_SAME = ("mnist", "mnist_m")  # whose digits are Morpho-MNIST's
+_MORPHO = (
+    "Morpho-MNIST needs the folders global and local, each with (train|t10k)-images-idx3-ubyte.gz "
+    "and (train|t10k)-labels-idx1-ubyte.gz (the unpacked zip files listed in the README of "
+    "github.com/dccastro/Morpho-MNIST)"
 )
 
 
@@ -44,12 +62,15 @@ def load(
     seed: int = 0,
     fraction: float | None = None,
     truncate: bool | None = None,
-    resplit: bool = True,
     whole: Sequence[str] = (),
     published: Sequence[str] = (),
     orientation: str = UPRIGHT,
 ) -> Dataset:
     """Returns the digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
+
+    As in FedBN's code, training and test samples of an original dataset are pooled and split 80 to
+    20 by class, the same way for every seed. This is where the paper's 7438 (0.8 of USPS' 9298) and
+    743 samples come from.
 
     Args:
       path: the folder of the originals, or a `.npz`.
@@ -58,25 +79,14 @@ def load(
         originals, as in the paper, 1 for a `.npz`.
       truncate: cut every training set to the size of the smallest before taking the fraction; None
         for the source's own: True for the originals, as in the paper, False for a `.npz`.
-      resplit: originals only. True: as FedBN's code does, training and test samples of a dataset
-        are pooled and split 80 to 20 by class, the same way for every seed. This is where the
-        paper's 7438 (0.8 of USPS' 9298) and 743 samples come from. False: the datasets' own
-        splits, where USPS has 7291, and a tenth is 729.
       whole: names of domains that `fraction` and `truncate` leave alone: unseen ones.
-      published: names of domains that train on samples of their published training part alone;
-        resplit originals only.
+      published: names of original datasets that train on samples of their published training part
+        alone.
       orientation: of MNIST-M's image files, see `pixels.decode.decode`.
 
     Returns:
       Dataset "digits" without validation splits, as in the paper (`make_clients` holds some out of
       the training splits where `split` is "official"); test splits are whole.
-
-    Raises:
-      FileNotFoundError: a file is missing; the message names what is needed.
-      ValueError: a file is corrupt or an argument out of range.
-
-    For divisions of one's own, `pools.as_source(load(path, fraction=1.0, truncate=False,
-    resplit=False))` has all samples with their published parts.
 
     Differs from the paper: the random sample of the training set is stratified by class. As in the
     paper, MNIST-M shows digits of MNIST: a digit that trains in one of the two may test in the
@@ -100,7 +110,7 @@ def load(
                 raise FileNotFoundError(f"{path / folder} is missing; data.path must be {_CHOICES}")
             # the only ones that are image files
             how = {"orientation": orientation} if name == "mnist_m" else {}
-            divided[name] = _divide(*reader(found[folder], **how), resplit)
+            divided[name] = _divide(*reader(found[folder], **how))
     else:
         divided = _read_npz(path)
     counts = {name: len(train.labels) for name, (train, _) in divided.items()}
@@ -125,12 +135,7 @@ def load(
 
 
 def _read_npz(path: Path) -> dict[str, tuple[Original, Original]]:
-    """Returns the training and test samples of the domains of a `.npz`, in the file's order.
-
-    Raises:
-      ValueError: the file is corrupt, an array is missing, unknown, or of a wrong form, or a label
-        is out of range.
-    """
+    """Returns the training and test samples of the domains of a `.npz`, in the file's order."""
     divided = {}
     for name, parts in read_archive(path)[0].items():
         if set(parts) != {"train", "test"}:
@@ -145,11 +150,11 @@ def _read_npz(path: Path) -> dict[str, tuple[Original, Original]]:
                     "it must be uint8 [N, 28, 28, 3]"
                 )
             class_labels(labels, f"{path}: {name}__{part}_labels", 10)
-        train, test = parts["train"], parts["test"]
-        divided[name] = (
-            Original(train.labels, train.images.__getitem__),
-            Original(test.labels, test.images.__getitem__),
+        train, test = (
+            Original(parts[part].labels, parts[part].images.__getitem__)
+            for part in ("train", "test")
         )
+        divided[name] = train, test
     return divided
 
 
@@ -163,10 +168,8 @@ def _of_published(owned: Split, every: Split, count: int, rng: np.random.Generat
     return select(every, rng.permutation(np.concatenate(drawn)))
 
 
-def _divide(train: Original, test: Original, resplit: bool) -> tuple[Original, Original]:
-    """Returns the two splits, or the two parts of an 80 to 20 split of all samples, see `load`."""
-    if not resplit:
-        return train, test
+def _divide(train: Original, test: Original) -> tuple[Original, Original]:
+    """Returns the two parts of an 80 to 20 split of all samples."""
     labels = np.concatenate([train.labels, test.labels])
     border, size = len(train.labels), 4 * len(labels) // 5
     # a fixed seed: test samples are the same for every experiment, as in the paper
@@ -184,3 +187,62 @@ def _divide(train: Original, test: Original, resplit: bool) -> tuple[Original, O
 
     first, second = (part_of(np.sort(part)) for part in parts)
     return first, second
+
+
+def load_morpho_mnist(path: str | Path) -> Source:
+    """Returns Morpho-MNIST as u8[N, 28, 28, 3], one domain a folder, with its published parts.
+
+    Args:
+      path: the folder that holds `global` and `local`.
+
+    Returns:
+      Source "morpho_mnist" with the domains "morpho_global" and "morpho_local", normalized by
+      (0.5, 0.5). Samples of a part are named by the digit of MNIST that they come from, such as
+      "train/00017", in both: the forms of one digit belong together.
+    """
+    path = Path(path)
+    if missing := [name for name in _MORPHO_FOLDERS if not (path / name).is_dir()]:
+        raise FileNotFoundError(f"{path} lacks the folders {', '.join(missing)}; {_MORPHO}")
+    pools, notes = [], []
+    for name, folder in zip(_UNSEEN, _MORPHO_FOLDERS, strict=True):
+        both = mnist(path / folder, _MORPHO)
+        counts = tuple(len(split.labels) for split in both)
+        if counts != _MORPHO_COUNTS:
+            notes.append(
+                f"{path / folder} has {counts[0]} training and {counts[1]} test images, "
+                f"Morpho-MNIST has {_MORPHO_COUNTS[0]} and {_MORPHO_COUNTS[1]}: a reduced copy"
+            )
+        sizes = dict(zip(("train", "test"), counts, strict=True))
+        images = [to_digits(split.read(np.arange(len(split.labels)))) for split in both]
+        labels = np.concatenate([split.labels for split in both])
+        names = np.concatenate([numbered_names(part, {"": n}) for part, n in sizes.items()])
+        pools.append(Pool(name, np.concatenate(images), labels, names, parts_of(sizes)))
+    classes = tuple(map(str, range(10)))
+    return check_source(Source("morpho_mnist", classes, tuple(pools), _HALF, _HALF, tuple(notes)))
+
+
+def load_with_morpho_mnist(path: str | Path, *, target: Sequence[str], **how: Any) -> Dataset:
+    """Returns the digits benchmark and, after it, morpho_global and morpho_local, which only test.
+
+    Args:
+      path: the folder.
+      target: the unseen domains; both of Morpho-MNIST's must be among them.
+      **how: `seed`, `fraction`, `truncate` and `orientation` of `load`.
+
+    Returns:
+      Dataset "digits_morpho". It has Morpho-MNIST's published test part, 10,000 images each, made
+      of the digits of MNIST's published test part. MNIST and MNIST-M, which show these digits too,
+      train on their published training parts alone, so that no digit both trains and tests.
+    """
+    if missing := [name for name in _UNSEEN if name not in target]:
+        raise ValueError(
+            f"digits_morpho has only test samples of {' and '.join(missing)}: set "
+            f"config.target={','.join(_UNSEEN)}"
+        )
+    known = load(path, **how, whole=target, published=_SAME)
+    unseen = []
+    for pool in load_morpho_mnist(Path(path) / "Morpho-MNIST").pools:
+        tests = pool.parts == TEST
+        split = Split(pool.images[tests], pool.labels[tests], pool.names[tests])
+        unseen.append(Domain(pool.name, None, None, split))
+    return check_dataset(known._replace(name="digits_morpho", domains=(*known.domains, *unseen)))

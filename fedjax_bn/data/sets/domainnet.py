@@ -67,11 +67,7 @@ DOMAINNET = Published(
 
 
 def load(
-    path: str | Path | None,
-    *,
-    image_size: int = 256,
-    classes: Sequence[str] = TEN,
-    **how: Any,
+    path: str | Path | None, *, image_size: int = 256, classes: Sequence[str] = TEN, **how: Any
 ) -> Source:
     """Returns DomainNet as u8[N, image_size, image_size, 3], six domains with official parts.
 
@@ -84,11 +80,6 @@ def load(
 
     Returns:
       Source "domainnet".
-
-    Raises:
-      FileNotFoundError: a folder or list is missing, or a list names images that are.
-      ValueError: a class is in no list, a list is wrong, or an image cannot be read.
-      OSError: the cache cannot be written.
     """
     root, folders = domain_folders(path, DOMAINNET)
     places = [base / name for base in (root, Path(path)) for name in ("", "splits")]
@@ -120,13 +111,12 @@ def load(
             f"the lists in {lists['clipart'][0].path.parent} name {len(missing)} images that are "
             f"missing in {root}: {first_few(missing)}; fetch or unpack them again"
         )
-    absent = [
+    if absent := [
         f"{name} of {listing.name}"
         for listing in listings
         for label, name in enumerate(chosen)
         if label not in listing.labels
-    ]
-    if absent:
+    ]:
         raise ValueError(
             f"domainnet: the lists have no images of {first_few(absent)}; choose other data.classes"
         )
@@ -153,8 +143,7 @@ def _read_lists(folders: Sequence[Path], domain: str) -> list[_Lines]:
         if path is None:
             raise FileNotFoundError(f"the list {paths[0]} is missing: {DOMAINNET.where}")
         names, labels = read_list(path)
-        wrong = [one for one in names if one.count("/") != 2 or not one.startswith(f"{domain}/")]
-        if wrong:
+        if wrong := [n for n in names if n.count("/") != 2 or not n.startswith(f"{domain}/")]:
             raise ValueError(
                 f"{path}: lines must be {domain}/CLASS/FILE LABEL, but these are not: "
                 f"{first_few(wrong)}"
@@ -164,21 +153,16 @@ def _read_lists(folders: Sequence[Path], domain: str) -> list[_Lines]:
 
 
 def _numbering(lists: Sequence[_Lines]) -> list[str]:
-    """Returns the classes of all lists in the order of their labels.
-
-    Raises:
-      ValueError: a class has two labels, two classes have one, or labels count from 1.
-    """
+    """Returns the classes of all lists in the order of their labels, each with one of its own."""
     label_of: dict[str, int] = {}
     for one in lists:
         own = dict(zip(one.classes, one.labels.tolist(), strict=True))
         label_of = own | label_of
-        wrong = [
+        if wrong := [
             f"{name} {label} (not {label_of[of]})"
             for name, of, label in zip(one.names, one.classes, one.labels, strict=True)
             if label != label_of[of]
-        ]
-        if wrong:
+        ]:
             raise ValueError(
                 f"{one.path}: {len(wrong)} labels are not those that the same classes have "
                 f"elsewhere in the lists: {first_few(wrong)}; fetch the list again"
@@ -214,14 +198,13 @@ def _list_images(
     repeated = 0
     for lines in lists:
         for name, one in zip(lines.names, lines.classes, strict=True):
-            if one not in label_of:
-                continue
-            file = there.get(name) or there.get(without_suffix(name))
-            if file is None:
-                missing.append(name)
-                continue
-            repeated += file in found
-            found[file] = (label_of[one], lines.part)  # an image in both lists tests
+            if one in label_of:
+                file = there.get(name) or there.get(without_suffix(name))
+                if file is None:
+                    missing.append(name)
+                    continue
+                repeated += file in found
+                found[file] = (label_of[one], lines.part)  # an image in both lists tests
     if repeated:
         notes.append(f"domainnet, {domain}: {repeated} lines repeat an image; it is used once")
     if unlisted := len(set(there.values())) - len(found):

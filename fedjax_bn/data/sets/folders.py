@@ -145,9 +145,7 @@ def match_folders(folders: Sequence[Path], wanted: Aliases) -> dict[str, Path]:
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
     """Returns the folder that holds a dataset's domains, and the folder of every domain.
 
-    Args:
-      path: the folder that holds the domains, or the folder around it.
-      dataset: whose domains are looked for.
+    `path` is the folder that holds the domains, or the folder around it.
 
     Raises:
       ValueError: no path is given.
@@ -173,16 +171,10 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
 
 
 def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
-    """Lists the images of a domain, by class and name.
+    """Lists the images of a domain, by class and name; other folders are left out.
 
-    Args:
-      name: of the domain.
-      folder: holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg where
-        the dataset has parts.
-      dataset: whose classes are looked for; other folders are left out.
-
-    Raises:
-      ValueError: a class folder is empty, or a class has none; all are named.
+    The folder holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg where
+    the dataset has parts. A ValueError names all classes without a folder or images.
     """
     classes, parts = dataset.classes, dataset.parts
     inside = {one.name.lower(): one for one in subfolders(folder)}
@@ -215,8 +207,7 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg.
 
-    Raises:
-      ValueError: a class's folder is empty; all such are named.
+    A ValueError names all class folders that are empty.
     """
     inside = subfolders(folder)
     found = match_folders(inside, classes)
@@ -224,14 +215,12 @@ def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     images, others = list_files(folder)
     strays = [one for one in inside if one not in found.values()] + others + images
     for label, one in enumerate(classes):
-        if one not in found:
-            continue
-        images, others = list_files(found[one])
-        files += images
-        labels += [label] * len(images)
-        strays += others + subfolders(found[one])
-        if not images:
-            empty.append(str(found[one]))
+        if one in found:
+            images, others = list_files(found[one])
+            files += images
+            labels += [label] * len(images)
+            strays += others + subfolders(found[one])
+            empty += [str(found[one])] * (not images)
     if empty:
         raise ValueError(
             f"class folders without images: {first_few(empty)}; fetch or unpack them again"
@@ -252,10 +241,7 @@ def to_source(
 
     Samples are named by their files as seen from `root`. Notes state what was converted or left
     out, and which domains have another number of images than published. `how` are `cache`,
-    `progress`, `max_megapixels` and `orientation` of `decode`.
-
-    Raises:
-      ValueError, OSError: see `decode`.
+    `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
     images, converted = decode(files, image_size, root=root, **how)
@@ -306,42 +292,21 @@ def load(
 
     Returns:
       Source "folders", without parts.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or no folder of a domain that is asked for.
-      ValueError: a domain or class is asked for twice, a domain lacks a class, or an image cannot
-        be read.
-      OSError: the cache cannot be written.
     """
     for key, names in (("domains", domains), ("classes", classes)):
         plain = [_plain(name) for name in names]
         if twice := [name for name in names if plain.count(_plain(name)) > 1]:
             raise ValueError(f"data.{key} names {first_few(twice)} more than once; name each once")
-    if not path:
-        raise ValueError(f"folders needs data.path: {_WHERE}")
-    path = Path(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f"data.path {path} is not a folder: {_WHERE}")
-    inside = subfolders(path)
-    found = {one.name: one for one in inside if subfolders(one)}
-    if domains:
-        found = match_folders(inside, dict.fromkeys(domains, ()))
-    if not found:
-        raise FileNotFoundError(f"data.path {path} has no domain: {_WHERE}")
+    inside = subfolders(Path(path)) if path else []
+    wanted = dict.fromkeys(domains or (one.name for one in inside if subfolders(one)), ())
+    about = ("folders", "folders", "images of one's own")
+    dataset = Published(*about, domains=wanted, classes={}, counts={}, where=_WHERE)
+    root, folders = domain_folders(path, dataset)
     if not classes:
         first: dict[str, str] = {}  # of two names that differ in case and separators only
-        for name in sorted({one.name for folder in found.values() for one in subfolders(folder)}):
+        for name in sorted({one.name for folder in folders.values() for one in subfolders(folder)}):
             first.setdefault(_plain(name), name)
         classes = tuple(first.values())
-    dataset = Published(
-        name="folders",
-        title="folders",
-        about="images of one's own",
-        domains=dict.fromkeys(domains or found, ()),
-        classes=dict.fromkeys(classes, ()),
-        counts={},
-        where=_WHERE,
-    )
-    root, folders = domain_folders(path, dataset)
+    dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
     return to_source(dataset, root, listings, image_size, **how)

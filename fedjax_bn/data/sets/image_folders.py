@@ -19,13 +19,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import read_list, without_suffix
-from fedjax_bn.data.sets.folders import (
-    Listing,
-    Published,
-    domain_folders,
-    list_domain,
-    to_source,
-)
+from fedjax_bn.data.sets.folders import Listing, Published, domain_folders, list_domain, to_source
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -182,11 +176,7 @@ _FIRST_LABEL = 1
 
 
 def load(
-    dataset: Published | str,
-    path: str | Path | None,
-    *,
-    image_size: int | None = None,
-    **how: Any,
+    dataset: Published | str, path: str | Path | None, *, image_size: int | None = None, **how: Any
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
@@ -198,12 +188,6 @@ def load(
 
     Returns:
       Source, with official parts where lists or folders divide the domains.
-
-    Raises:
-      FileNotFoundError: a folder or list is missing, or a list names images that are.
-      ValueError: there is no such dataset, a class has no images, an image cannot be read, or a
-        list's labels are wrong.
-      OSError: the cache cannot be written.
     """
     if isinstance(dataset, str):
         if dataset not in IMAGE_FOLDERS:
@@ -227,10 +211,9 @@ def load(
 def _divide_by_lists(
     listing: Listing, dataset: Published, folder: Path, notes: list[str]
 ) -> Listing:
-    """Returns the listing with the parts of PACS' lists, DOMAIN_PART_kfold.txt, see `_TABLE`.
+    """Returns the listing with the parts of PACS' lists, see `_TABLE`; appends to `notes`.
 
-    The class in a list is the folder's in any case, images in no list go to validation, and
-    suffixes may differ from those of the images. Appends to `notes` what is odd.
+    Images in no list go to validation; case of classes and suffixes may differ from the images'.
     """
     train_list, validation_list, whole_list = (
         folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval", "test")
@@ -256,12 +239,7 @@ def _divide_by_lists(
 
 
 def _places(path: Path, listing: Listing, dataset: Published) -> list[int]:
-    """Returns the positions in the listing of the images that a list names, in the list's order.
-
-    Raises:
-      FileNotFoundError: the list is missing, or names images that are.
-      ValueError: its labels count from 0, or are not those of the class folders.
-    """
+    """Returns the positions in the listing of the images that a list names, in the list's order."""
     places = {
         without_suffix(f"{listing.name}/{file.parent.name.lower()}/{file.name}"): k
         for k, file in enumerate(listing.files)
@@ -279,12 +257,11 @@ def _places(path: Path, listing: Listing, dataset: Published) -> list[int]:
             f"{path}: labels count from 0, but those of {dataset.title} count from {_FIRST_LABEL}; "
             f"add {_FIRST_LABEL} to each"
         )
-    wrong = [
+    if wrong := [
         f"{name} {label} (not {expected})"
         for name, label, expected in zip(names, labels, right, strict=True)
         if label not in (expected, dataset.slips.get(name))
-    ]
-    if wrong:
+    ]:
         raise ValueError(
             f"{path}: {len(wrong)} labels are not those of the class folders, counted from "
             f"{_FIRST_LABEL}: {first_few(wrong)}; fetch the list again"

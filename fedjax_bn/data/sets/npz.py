@@ -57,11 +57,6 @@ def load(
     Returns:
       Source "npz", with official parts where a domain is divided. Samples are named DOMAIN/NUMBER
       or DOMAIN/PART/NUMBER.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
-        does not belong to a class.
     """
     if not path or not Path(path).is_file():
         raise FileNotFoundError(f"data.path {path} is not a file; it must be a .npz with {_FORM}")
@@ -104,15 +99,7 @@ def load(
 def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple[str, ...]]:
     """Returns domain -> part -> (images, labels), and the names of an archive's classes, if any.
 
-    The part "" is a domain that is not divided.
-
-    Args:
-      path: of a `.npz` of the form above.
-      domains: which ones, in that order; empty for all, in the file's order.
-
-    Raises:
-      ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
-        is negative or too large.
+    The part "" is a domain that is not divided. Arguments and errors are those of `load`.
     """
     keys = names_in_npz(path)
     there = _parts_there([key for key in keys if key != "classes"], path)
@@ -199,13 +186,9 @@ def _check_form(forms: dict[str, np.ndarray], prefix: str, path: Path) -> None:
 def _classes(
     parts: _Parts, names: tuple[str, ...], classes: Sequence[str], path: Path
 ) -> tuple[str, ...]:
-    """Returns the names of the labels 0, 1, ... of an archive; without any given, their numbers.
+    """Returns the names of the labels 0, 1, ... of an archive; without any, their numbers.
 
-    Args:
-      parts: its samples.
-      names: its own names of classes, or none.
-      classes: those that its classes must be among, or none.
-      path: of the archive.
+    `names` are the archive's own, if any; its classes must be among `classes`, if any.
     """
     found = np.unique(
         np.concatenate([one.labels for own in parts.values() for one in own.values()])

@@ -80,7 +80,7 @@ def load(seed: int = 0) -> Dataset:
       Dataset "scanners": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same bytes.
     """
     ink, labels = handwriting()
-    photograph = _background()
+    photograph = to_pixels(shrunk_photograph("china", 4, np.float64))
     sizes = [len(labels) // 6 + (k < len(labels) % 6) for k in range(6)]
     owners = stratified_split(labels, sizes, generator(seed, 0))
     domains = []
@@ -105,18 +105,18 @@ def handwriting() -> tuple[np.ndarray, np.ndarray]:
     return digits.images / 16.0, digits.target.astype(np.int32)
 
 
-def _background() -> np.ndarray:
-    """Returns scikit-learn's photograph of a temple, u8[H, W, 3], a quarter of its size."""
-    if path := _packaged("images/china.jpg"):
+def shrunk_photograph(name: str, factor: int, dtype: type) -> np.ndarray:
+    """Returns scikit-learn's photograph "china" (a temple) or "flower", shrunk by block means."""
+    if path := _packaged(f"images/{name}.jpg"):
         with Image.open(path) as photograph:
-            image = np.asarray(photograph, np.float64)
+            image = np.asarray(photograph, dtype)
     else:
         from sklearn.datasets import load_sample_image
 
-        image = load_sample_image("china.jpg").astype(np.float64)
-    height, width = (side // 4 * 4 for side in image.shape[:2])
-    blocks = image[:height, :width].reshape(height // 4, 4, width // 4, 4, 3)
-    return to_pixels(blocks.mean(axis=(1, 3)))
+        image = load_sample_image(f"{name}.jpg").astype(dtype)
+    height, width = (side // factor for side in image.shape[:2])
+    image = image[: height * factor, : width * factor]
+    return image.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
 
 
 def _packaged(name: str) -> Path | None:

@@ -27,7 +27,7 @@ from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import handwriting
+from fedjax_bn.data.sets.scanners import handwriting, shrunk_photograph
 
 SIZE, MOST = 96, 3  # pixels a side, and plates of an image
 SIDES = (0.20, 0.45)  # of a plate, in shares of the image's
@@ -85,7 +85,7 @@ def load(seed: int = 0, *, shortcut: bool = False) -> Dataset:
     ink, labels = handwriting()
     share = len(labels) // len(_SCENES)
     owners = stratified_split(labels, [share] * len(_SCENES), generator(seed, 0))
-    photographs = _photographs()
+    photographs = [shrunk_photograph(name, 2, np.float32) for name in ("china", "flower")]
     domains = []
     for position, (scene, owned) in enumerate(zip(_SCENES, owners, strict=True)):
         rng = generator(seed, 1, position)
@@ -101,19 +101,6 @@ def load(seed: int = 0, *, shortcut: bool = False) -> Dataset:
     name = "signs_shortcut" if shortcut else "signs"
     names = tuple(map(str, range(_CLASSES)))
     return Dataset(name, _CLASSES, tuple(domains), (0.0,) * 3, (1.0,) * 3, names)
-
-
-def _photographs() -> list[np.ndarray]:
-    """Returns photographs of a temple and of a flower, f32[H, W, 3], halved by block means."""
-    from sklearn.datasets import load_sample_image
-
-    halved = []
-    for name in ("china.jpg", "flower.jpg"):
-        image = load_sample_image(name).astype(np.float32)
-        high, wide = (side // 2 for side in image.shape[:2])
-        blocks = image[: 2 * high, : 2 * wide].reshape(high, 2, wide, 2, 3)
-        halved.append(blocks.mean(axis=(1, 3)))
-    return halved
 
 
 def _images(
@@ -147,14 +134,13 @@ def _images(
 def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
     """Returns left, top and side of one to three plates, none over another."""
     wanted, places = rng.integers(1, MOST + 1), []
-    for _ in range(50):
+    for _ in range(50):  # tries
         side = round(rng.uniform(*SIDES) * SIZE)
         x, y = rng.integers(SIZE - side + 1, size=2).tolist()
-        clear = all(
+        if all(
             np.hypot(x + side / 2 - a - s / 2, y + side / 2 - b - s / 2) > (side + s) / 2
             for a, b, s in places
-        )
-        if clear:
+        ):
             places.append((x, y, side))
         if len(places) == wanted:
             break

@@ -4,6 +4,7 @@ Reference: Li et al., "FedBN: Federated Learning on Non-IID Features via Local B
 ICLR 2021.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +30,6 @@ def load(
     Returns:
       Source "synthetic": f32[2 * samples, dimension] a client; label 0 is the class around -1, 1
       that around 1; parts are those of training and of testing.
-
-    Raises:
-      ValueError: an argument is out of range.
 
     Differs from the paper: it leaves the off-diagonal entries and the number of samples open. With
     a negative correlation, both clients' classes can be separated, as its accuracies require (the
@@ -113,23 +111,15 @@ def toy_regression(
     x = np.asarray(deviations)[:, None] * z
     weights, gammas = np.linspace(0.001, 12, points), np.linspace(0.001, 4, points)
     local = x.std(axis=1)
-    normalized = np.stack([_squared_errors(weights / local[k], x[k], y[k]) for k in range(2)])
-    return ToyRegression(
-        x=x,
-        y=y,
-        weights=weights,
-        gammas=gammas,
-        local_gammas=local,
-        plain=np.stack([_squared_errors(weights, x[k], y[k]) for k in range(2)]),
-        normalized=normalized,
-        surface=np.stack(
-            [_squared_errors(weights / gammas[:, None], x[k], y[k]) for k in range(2)]
-        ),
-        best=weights[normalized.argmin(axis=1)],
-    )
 
+    def errors(slopes_of: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns mean_n (cos(slope x_n) - y_n)^2 of both clients' slopes."""
+        flat = [
+            [np.mean((np.cos(slope * x[k]) - y[k]) ** 2) for slope in slopes.ravel()]
+            for k, slopes in enumerate(slopes_of)
+        ]
+        return np.reshape(flat, np.shape(slopes_of))
 
-def _squared_errors(slopes: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns mean_n (cos(slope x_n) - y_n)^2 of every slope f64[...], with x, y f64[N]."""
-    flat = [np.mean((np.cos(slope * x) - y) ** 2) for slope in np.ravel(slopes)]
-    return np.reshape(flat, np.shape(slopes))
+    plain, normalized = errors([weights] * 2), errors([weights / gamma for gamma in local])
+    surface, best = errors([weights / gammas[:, None]] * 2), weights[normalized.argmin(axis=1)]
+    return ToyRegression(x, y, weights, gammas, local, plain, normalized, surface, best)

@@ -89,11 +89,6 @@ def load(
       Source; splits train, validation and test are the official parts. Samples are named by
       their `name`, DOMAIN/`id`, or DOMAIN/SPLIT/NUMBER in the order of the copy. Photographs of
       CIFAR-10-C have one name in all domains, such as "test/00017".
-
-    Raises:
-      ModuleNotFoundError: tensorflow-datasets is not installed.
-      FileNotFoundError: there is no prepared copy, and none could be made.
-      ValueError: an argument is unknown, or a copy is not in the format array_record.
     """
     given, (name, _, severity) = name, name.partition("/")
     if name not in NAMES or (severity and name != "cifar10_c"):
@@ -216,7 +211,7 @@ def _open_copy(folder: Path, name: str, download: bool) -> Any:
 
 
 def _code_in(content: Any) -> Iterator[str]:
-    """Yields the names of classes in a features.json, of its present and its old form."""
+    """Yields the names of Python classes in a features.json, of its present and its old form."""
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         if key in ("type", "pythonClassName", "python_class_name"):
             yield str(value)
@@ -229,6 +224,7 @@ def _pool(
     builder: Any,
     chosen: np.ndarray,
     size: int,
+    *,
     cache: Path | None = None,
     progress: bool = True,
     max_megapixels: float = MEGAPIXELS,
@@ -241,9 +237,7 @@ def _pool(
     there = builder.info.splits
     splits = copy.splits or tuple(name for name in PARTS if name in there)
     sources = [builder.as_data_source(name, decoders=skip) for name in splits]
-    tables = [
-        _table(copy, name, source, builder) for name, source in zip(splits, sources, strict=True)
-    ]
+    tables = [_table(copy, *one, builder) for one in zip(splits, sources, strict=True)]
     kept = [np.flatnonzero(np.isin(table[0], chosen)) for table in tables]
     labels, names, parts = (
         np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
@@ -282,12 +276,9 @@ def _pool(
 def _table(
     copy: _Copy, split: str, source: Sequence[dict[str, Any]], builder: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns labels i32[N], names and parts i8[N] of a split.
-
-    Reads record by record: tensorflow-datasets has no labels apart from the images.
-    """
+    """Returns labels i32[N], names and parts i8[N] of a split."""
     labels, names, parts = [], [], []
-    for number, record in enumerate(source):
+    for number, record in enumerate(source):  # there are no labels apart from the images
         labels.append(record["label"])
         if "name" in record:
             names.append(record["name"].decode())

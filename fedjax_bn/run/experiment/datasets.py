@@ -21,7 +21,6 @@ from fedjax_bn.data.sets import (
     domainnet,
     folders,
     image_folders,
-    morpho_mnist,
     npz,
     scanners,
     signs,
@@ -146,10 +145,10 @@ DATASETS: dict[str, _Read] = {
     "camelyon17": _read_images(camelyon17.load),
     "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
     "digits": _read_digits(digits.load, "whole"),
-    "digits_morpho": _read_digits(morpho_mnist.load_beside_digits, "target"),
+    "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
-    "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
+    "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
     **_TFDS,
 }
@@ -167,11 +166,12 @@ _CHOICES = {
 def describe_datasets() -> dict[str, str]:
     """Returns one line on each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"folders": folders, **_BOXES}
-    named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, morpho_mnist, npz)
+    named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
     for module in (*named, scanners, signs, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
+    lines["morpho_mnist"] = "MNIST with strokes thinned, thickened, swollen or fractured"
     lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
     lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
     lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in _TFDS}
