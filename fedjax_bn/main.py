@@ -212,10 +212,11 @@ def _report(arguments: list[str]) -> None:
         )
     if not arguments:
         raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
-    from fedjax_bn.run.commands import report
+    from fedjax_bn.report import write_comparison
 
     out = Path(_OUT.value or "report.html")
-    report([Path(folder) for folder in arguments], out, _BASELINE.value)
+    files = write_comparison([Path(folder) for folder in arguments], out, _BASELINE.value)
+    print(f"written: {', '.join(map(str, files))}")
 
 
 def _list(arguments: list[str]) -> None:

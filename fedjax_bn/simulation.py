@@ -19,7 +19,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.text import nearest
@@ -186,8 +185,26 @@ def simulate(
         adaptations=tuple(adaptations),
     )
     check(config)
-    experiment = _experiment(config, method, clients, unseen or {})
-    keys = make_keys(config.seed)
+    if method.learned is None:
+        raise ValueError(
+            "simulate needs the model of the method: make the method by a function of "
+            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
+        )
+    model, prepare, _, task = method.learned
+    require_classifier("simulate", task)
+    unseen = unseen or {}
+    if twice := sorted(set(clients) & set(unseen)):
+        raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
+    pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
+    count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
+    data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
+    internal, new = make_clients(
+        data, target=tuple(unseen), validation=config.data.validation, seed=seed
+    )
+    chosen = {text: choose_adaptation(text, model, config.adapt_batch_size) for text in adaptations}
+    values = read_values(config, method, len(internal.domains))
+    experiment = Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
+    keys = make_keys(seed)
     state = make_start(experiment, keys, variables)()
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
@@ -212,35 +229,6 @@ def simulate(
                 watch(records[-1])
     summary = summarize(config, experiment, records, 0.0)
     return Result(method, selected, tuple(names), summary, records)
-
-
-def _experiment(
-    config: ConfigDict,
-    method: FederatedMethod,
-    clients: Mapping[str, ClientSamples],
-    unseen: Mapping[str, ClientSamples],
-) -> Experiment:
-    """What a run needs, checked, from a method and arrays; arguments as of `simulate`."""
-    if method.learned is None:
-        raise ValueError(
-            "simulate needs the model of the method: make the method by a function of "
-            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
-        )
-    model, prepare, _, task = method.learned
-    require_classifier("simulate", task)
-    if twice := sorted(set(clients) & set(unseen)):
-        raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
-    pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
-    count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
-    data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
-    internal, new = make_clients(
-        data, target=tuple(unseen), validation=config.data.validation, seed=config.seed
-    )
-    chosen = {
-        text: choose_adaptation(text, model, config.adapt_batch_size) for text in config.adaptations
-    }
-    values = read_values(config, method, len(internal.domains))
-    return Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
 
 
 def _pool(name: str, given: ClientSamples) -> Pool:

@@ -12,7 +12,7 @@ from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import packaged_configs
 from fedjax_bn.run.errors import ConfigError
 
-Line = tuple[str, ...]
+_Line = tuple[str, ...]
 LISTS = ("methods", "models", "datasets", "adaptations", "configs", "keys")
 
 
@@ -33,7 +33,7 @@ def listing(names: Sequence[str]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _rows(kind: str) -> Iterable[Line]:
+def _rows(kind: str) -> Iterable[_Line]:
     """The lines of a list; what they are read from is imported here, because most needs JAX."""
     if kind == "methods":
         from fedjax_bn.run.experiment.method import METHODS, group_of
@@ -68,7 +68,7 @@ def _rows(kind: str) -> Iterable[Line]:
 
 def _functions(
     table: Mapping[str, Callable[..., Any]], given: Sequence[str] = ()
-) -> Iterable[Line]:
+) -> Iterable[_Line]:
     """Name, first line of the docstring, and `:key=default` for the arguments in a word."""
     for name, function in table.items():
         yield name, _first_line(function), _arguments(plain_arguments(function, given))

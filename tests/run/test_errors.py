@@ -1,4 +1,4 @@
-"""Every mistake of a user ends with one sentence and leaves nothing half-written."""
+"""Every mistake of a user ends with an error of one line and leaves nothing half-written."""
 
 import json
 import zipfile
@@ -20,7 +20,7 @@ from fedjax_bn.run.training import train
 
 QUICK = f"{runs.ROOT}/configs/quickstart.py"
 
-# arguments behind --config QUICK, and what the sentence must hold
+# arguments after --config QUICK, and what the message must hold
 MISTAKES = [
     (["--config.rouds=3"], ["'rouds'; did you mean 'rounds'? `fedjax-bn list keys` names all"]),
     (["--config.optimizer.lr=1"], ["'optimizer.lr'; did you mean 'optimizer.learning_rate'? `"]),
@@ -62,7 +62,7 @@ MISTAKES = [
 
 
 def fails(capfd, *arguments: str, status: int = 2) -> str:
-    """The one sentence with which the command fails."""
+    """Returns the line with which the command fails."""
     capfd.readouterr()
     assert runs.command(*arguments) == status
     lines = capfd.readouterr().err.splitlines()

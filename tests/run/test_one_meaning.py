@@ -49,7 +49,7 @@ def built_both_ways(name, monkeypatch):
     changes |= {f"{name}.{key}": value for key, value in SAID.get(name, {}).items()}
     config.update_from_flattened_dict(changes)
     experiment, keys = build.build(config), make_keys(config.seed)
-    load = choose_loading(config, experiment.internal)
+    load = choose_loading("none", 9, experiment.internal)
     given = {"prepare": experiment.prepare, "load": load} | SAID.get(name, {})
     method = getattr(methods, name)(experiment.model, local_optimizer(config), **given)
 

@@ -85,7 +85,7 @@ def _name(meaning: str, *names: str) -> Argument:
     return Argument(str, names[0], one_of(*names), meaning)
 
 
-RUN = {
+_KEYS = {
     "method": _key("", "`list methods`, or your own package.module:function:key=value"),
     "baselines": _key((), "methods to run beside it, each in WORKDIR/baselines/NAME"),
     "model": _key("DigitCNN", "`list models`, or your own package.module:Class:key=value"),
@@ -226,9 +226,6 @@ RUN = {
     ),
     "wandb": _key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": _key(0, "of all random numbers", Seed),
-}
-
-DATA = {
     "data.name": _key("scanners", "`list datasets`"),
     "data.path": _key("", "file or folder of a dataset that is not embedded", _PATH),
     "data.image_size": _key(28, "side of the square images, pixels", Pixels),
@@ -314,8 +311,8 @@ def keys() -> dict[str, Argument]:
         for key, argument in plain_arguments(method, _ELSEWHERE).items():
             if argument.default not in (None, REQUIRED):
                 found[f"{name}.{key}"] = argument._replace(meaning=meanings.get(key, ""))
-    usual = RUN["method"]._replace(default=methods.USUAL)
-    return RUN | {"method": usual} | DATA | dict(sorted(found.items()))
+    usual = _KEYS["method"]._replace(default=methods.USUAL)
+    return _KEYS | {"method": usual} | dict(sorted(found.items()))
 
 
 def _meanings(docstring: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.choices import Table, misfit, parsed, read_choice
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.run.config.defaults import base, keys
-from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.errors import ConfigError, as_config_errors
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
@@ -28,7 +28,7 @@ _OLD = (
     ("data.sizes", r"dirichlet:([^:=]+)(:.*)?", {"data.sizes": r"dirichlet:alpha=\1\2"}),
 )
 # What runs did before there was a key for it, where its default is something else.
-BEFORE = {"data.orientation": "stored"}
+_BEFORE = {"data.orientation": "stored"}
 _MOST = 3  # keys in a suggestion
 # Names of other programs and papers for a key or its last part, without capitals and underscores.
 _SYNONYMS = {
@@ -124,9 +124,9 @@ def _renewed(key: str, value: Any) -> dict[str, str] | None:
 def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keys that an earlier version recorded, in the form of today's.
 
-    Keys that came later have their defaults, or what was done `BEFORE`.
+    Keys that came later have their defaults, or what was done `_BEFORE`.
     """
-    found = {name: key.default for name, key in keys().items()} | BEFORE
+    found = {name: key.default for name, key in keys().items()} | _BEFORE
     for name, value in flat.items():
         new = _renewed(name, value)
         if new is None and isinstance(value, str) and name in keys():
@@ -284,8 +284,6 @@ def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
 def choice_of(
     key: str, text: str, table: Table, given: Collection[str] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns `choices.read_choice` for the value of a key; a ValueError becomes a ConfigError."""
-    try:
+    """Returns `choices.read_choice` for the value of a key; its errors become ConfigErrors."""
+    with as_config_errors():
         return read_choice(f"config.{key}={brief(text)}", text, table, given=given)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

@@ -16,7 +16,7 @@ from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.errors import as_config_errors
 from fedjax_bn.run.evaluation.personalization import Personalization
 from fedjax_bn.run.experiment.availability import Participation, kept_on_disk
 from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
@@ -25,13 +25,7 @@ from fedjax_bn.task import Task, classification
 
 
 class LocalWork(NamedTuple):
-    """What a client does in a round.
-
-    Attributes:
-      batch_size: samples of a step.
-      steps: if above 0, the steps that a client makes, instead of epochs.
-      epochs: passes over its own data: of each client, or one number for all.
-    """
+    """What a client does in a round: `steps` if above 0, else epochs, of each client or of all."""
 
     batch_size: int
     steps: int
@@ -191,11 +185,6 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
 
     Without noise nothing bounds epsilon, and its entry is null.
 
-    Args:
-      config: the run's.
-      clients: K.
-      rounds: that are or were made.
-
     Raises:
       ConfigError: dp-accounting is not installed, and there is noise.
     """
@@ -206,10 +195,8 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
     drawn, how = config.clients_per_round, config.participation
     hides = how.draw == "uniform" and not how.trace and not how.dropout and keys.at == "server"
     cohort = (drawn, clients) if 0 < drawn < clients and hides else ()
-    try:
+    with as_config_errors():
         spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
-    except ImportError as error:
-        raise ConfigError(str(error)) from error
     return {
         "privacy": {
             "clip": keys.clip,
