@@ -18,7 +18,7 @@ from fedjax_bn.arguments.choices import call_chosen, naming
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
+from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import by_round
@@ -92,8 +92,13 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     if keys.clip:
         seed = config.seed if keys.seed is None else keys.seed
         options["privacy"] = gaussian(keys.clip, keys.noise, at=keys.at, seed=seed)
-    if config.data.perturb:
-        options["perturb"] = _choose_perturbation(config.data.perturb)
+    if text := config.data.perturb:
+        make_perturb, arguments = choice_of("data.perturb", text, PERTURBATIONS)
+        named = f"config.data.perturb={brief(text)}"
+        options["perturb"] = perturb = call_chosen(named, make_perturb, **arguments)
+        if not callable(perturb):
+            given = type(perturb).__name__
+            raise ConfigError(f"{named} gives {given}, not a function (key, x, valid) -> x")
     optimizer = local_optimizer(config)
     # The method needs the most epochs of a client; the sampler leaves the others' last ones empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
@@ -226,50 +231,32 @@ def has_own_weighing(method: str) -> bool:
     return own_rules(method).get("weigh", "by_size") != "by_size"
 
 
-def _choose_perturbation(text: str) -> Perturb:
-    """Returns the perturbation that a text such as `amplitude_mix:probability=0.5` chooses."""
-    make, options = choice_of("data.perturb", text, PERTURBATIONS)
-    what = f"config.data.perturb={brief(text)}"
-    perturb = call_chosen(what, make, **options)
-    if not callable(perturb):
-        given = type(perturb).__name__
-        raise ConfigError(f"{what} gives {given}, not a function (key, x, valid) -> x")
-    return perturb
-
-
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Returns the clients' optimizer; by round with `optimizer.schedule` or a warm-up."""
+    """Returns the clients' optimizer; its rate depends on the round with a schedule or a warm-up.
+
+    In W rounds of warm-up the rate is (round + 1) / (W + 1) of the full one; the first round after
+    it has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the
+    run.
+    """
     keys = config.optimizer
-    make = OPTIMIZERS[keys.name]
-    if keys.schedule == "constant" and not keys.warmup_rounds:
-        optimizer = make(keys, keys.learning_rate)
+    make, warmup, full = OPTIMIZERS[keys.name], keys.warmup_rounds, keys.learning_rate
+    end = keys.decay_rounds or max(config.rounds - warmup, 1)
+    if keys.schedule == "constant":
+        rate = optax.constant_schedule(full)
+    elif keys.schedule == "cosine":
+        rate = optax.cosine_decay_schedule(full, end, keys.final_fraction)
     else:
-        rate = _learning_rates(keys, config.rounds)
-        optimizer = by_round(lambda round: make(keys, rate(round)))
+        steps = keys.schedule == "step"
+        rate = optax.exponential_decay(full, end, keys.decay_factor, staircase=steps)
+    if warmup:
+        rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
+        rate = optax.join_schedules([rise, rate], [warmup])
+    # A constant rate stays a number: the program of a round then does not compute it.
+    varies = warmup or keys.schedule != "constant"
+    optimizer = by_round(lambda round: make(keys, rate(round))) if varies else make(keys, full)
     if keys.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(keys.weight_decay), optimizer)
     return optimizer
-
-
-def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the round, from 0.
-
-    In W rounds of warm-up it is (round + 1) / (W + 1) of the full rate; the first round after it
-    has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the run.
-    """
-    warmup, full = keys.warmup_rounds, keys.learning_rate
-    end = keys.decay_rounds or max(rounds - warmup, 1)
-    if keys.schedule == "constant":
-        after = optax.constant_schedule(full)
-    elif keys.schedule == "cosine":
-        after = optax.cosine_decay_schedule(full, end, keys.final_fraction)
-    else:
-        steps = keys.schedule == "step"
-        after = optax.exponential_decay(full, end, keys.decay_factor, staircase=steps)
-    if not warmup:
-        return after
-    rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
-    return optax.join_schedules([rise, after], [warmup])
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
