@@ -197,6 +197,7 @@ def simulate(
         raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
     pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
     count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
+    # The method has preprocessing of its own: the source's mean and deviation are not used.
     data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
     internal, new = make_clients(
         data, target=tuple(unseen), validation=config.data.validation, seed=seed
@@ -232,7 +233,7 @@ def simulate(
 
 
 def _pool(name: str, given: ClientSamples) -> Pool:
-    """A client's samples in the form in which readers of data sets give them."""
+    """Returns a client's samples in the form in which readers of data sets give them."""
     parts = dict(given) if isinstance(given, Mapping) else {"": given}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")

@@ -167,7 +167,7 @@ def bounded(target: _Made) -> _Made:
 
 
 def _options(signature: inspect.Signature) -> set[str]:
-    """The keywords of a function with `**options: Unpack[KEYS]`; none of another function."""
+    """Returns the keywords of a function with `**options: Unpack[KEYS]`, else an empty set."""
     named = dict(signature.parameters)
     options = [p for p in named.values() if p.kind is p.VAR_KEYWORD and get_args(p.annotation)]
     if not options:

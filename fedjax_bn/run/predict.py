@@ -136,7 +136,7 @@ def _file_reader(
 def _stream(
     folder: Path, adapt: str, shape: Sequence[int], orientation: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The probabilities f[classes] of each image file named on the standard input, at once."""
+    """Yields the probabilities f[classes] of each image file named on the standard input."""
     predict, names = load(folder, adapt, batch_size=1), []
     if isinstance(sys.stdin, TextIOWrapper):  # names of files may not be text
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -151,7 +151,7 @@ def _stream(
 
 
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes the table; each row is out before the next is asked for.
+    """Writes the table, each row before the next is computed.
 
     Bytes of names that are not text are written as \\udcff, as Python reads them, and characters
     that the file's encoding lacks as \\u4eac.
@@ -168,4 +168,4 @@ def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.nda
             )
         best = head[2 + int(found.argmax())]
         table.writerow((encodable(cell(name), encoding), best, *(f"{p:.6g}" for p in found)))
-        file.flush()
+        file.flush()  # a program that gives one name at a time waits for this row

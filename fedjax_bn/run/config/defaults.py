@@ -73,7 +73,7 @@ _WINDOW = Range("0, or from 2 to 1000000", lambda value: value == 0 or 2 <= valu
 
 
 def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
-    """A key of the type of its default; `allowed` is a Range, or a type of `arguments.ranges`."""
+    """Returns a key of its default's type; `allowed` is a Range or a type of `arguments.ranges`."""
     if isinstance(allowed, Range):
         return Argument(type(default), default, allowed, meaning)
     kind = getattr(allowed, "__origin__", allowed or type(default))
@@ -81,7 +81,7 @@ def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
 
 
 def _name(meaning: str, *names: str) -> Argument:
-    """A key that is one of some names, the first by default."""
+    """Returns a key that is one of some names, the first by default."""
     return Argument(str, names[0], one_of(*names), meaning)
 
 
@@ -309,6 +309,7 @@ def keys() -> dict[str, Argument]:
         method = getattr(methods, name)
         meanings = _meanings(inspect.getdoc(method) or "")
         for key, argument in plain_arguments(method, _ELSEWHERE).items():
+            # An argument without a value of its own has a key for all methods, such as weigh.
             if argument.default not in (None, REQUIRED):
                 found[f"{name}.{key}"] = argument._replace(meaning=meanings.get(key, ""))
     usual = _KEYS["method"]._replace(default=methods.USUAL)
@@ -316,7 +317,7 @@ def keys() -> dict[str, Argument]:
 
 
 def _meanings(docstring: str) -> dict[str, str]:
-    """The text on each argument in the section `Args:` of a docstring, on one line."""
+    """Returns the text on each argument in the section `Args:` of a docstring, on one line."""
     section = re.search(r"^Args:\n((?:  .*\n|\n)*)", docstring + "\n", re.MULTILINE)
     parts = re.split(r"^  (?=\S)", section[1] if section else "", flags=re.MULTILINE)
     pairs = (part.split(":", 1) for part in parts if ":" in part)

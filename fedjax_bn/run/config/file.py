@@ -61,11 +61,7 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
 
 
 def _find_config(name: str) -> Path:
-    """The file of that name, or else the packaged config: `pacs`, `pacs.py` or `configs/pacs.py`.
-
-    Raises:
-      ConfigError: there is neither.
-    """
+    """Returns the file of that name, or the packaged `pacs`, `pacs.py` or `configs/pacs.py`."""
     if os.path.isfile(name):
         return Path(name)
     ours = packaged_configs()
@@ -79,14 +75,14 @@ def _find_config(name: str) -> Path:
 
 
 def packaged_configs() -> dict[str, Path]:
-    """The configs of the package, name -> file; in a checkout they are next to it."""
+    """Returns the configs of the package, name -> file; in a checkout they are next to it."""
     inside = _PACKAGE / "configs"
     folder = inside if inside.is_dir() else _PACKAGE.parent / "configs"
     return {file.stem: file for file in sorted(folder.glob("*.py"))}
 
 
 def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
-    """The (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
+    """Returns (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
 
     Raises:
       ConfigError: an argument is neither.

@@ -113,7 +113,7 @@ def assign(config: ConfigDict, key: str, text: str) -> None:
 
 
 def _renewed(key: str, value: Any) -> dict[str, str] | None:
-    """What an earlier version's value is written as now, by keys; None for a value of today."""
+    """Returns today's keys and texts for a value of 0.2.0; None for a value of today."""
     for old, pattern, new in _OLD:
         found = re.fullmatch(pattern, value) if key == old and isinstance(value, str) else None
         if found:
@@ -201,8 +201,8 @@ def _likely_keys(name: str) -> list[str]:
     key (`data.nmae`), or share words with it (`num_local_epochs`).
     """
     known = keys()
-    last = _plain(name.rpartition(".")[2])
-    same = [key for key in known if _plain(key.rpartition(".")[2]) == last]
+    last = re.sub("[-_]", "", name.lower()).rpartition(".")[2]
+    same = [key for key in known if key.replace("_", "").rpartition(".")[2] == last]
     same.sort(key=lambda key: key.count("."))
     meant = [key for key, words in _SYNONYMS.items() if last in words.split()]
     named = [key for one in meant for key in known if key == one or key.endswith(f".{one}")]
@@ -213,10 +213,6 @@ def _likely_keys(name: str) -> list[str]:
     likely = [*named, *same] or close or sharing
     likely = likely or difflib.get_close_matches(name.lower()[:100], known, _MOST, 0.65)
     return list(dict.fromkeys(likely))[:_MOST]
-
-
-def _plain(word: str) -> str:
-    return word.lower().replace("_", "").replace("-", "")
 
 
 def _check_value(name: str, value: Any) -> None:

@@ -160,7 +160,7 @@ def _read_npz(path: Path) -> np.ndarray:
 
 
 def _rows_of(lines: Sequence[str], num_clients: int) -> np.ndarray:
-    """bool[rounds, K] of the lines of a text."""
+    """Returns bool[rounds, K] of the lines of a text."""
     rows = []
     for number, line in enumerate(lines, 1):
         entries = re.split(r"[,\s]+", line.partition("#")[0].strip(", \t"))

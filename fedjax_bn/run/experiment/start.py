@@ -148,7 +148,19 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
         clients = state.weights.shape[0]
-        _check_memory(experiment, state)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+        with suppress(AttributeError, ValueError, OSError):  # no POSIX system
+            limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        # On CPU all devices are one machine.
+        memory = (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
+        if size > memory:
+            raise ConfigError(
+                f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {clients} "
+                f"clients' state, more than the {memory / 2**30:.0f} GB of this machine: choose a "
+                "smaller model or fewer clients, or, where clients_per_round are not all, "
+                "population=disk"
+            )
         own = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
         batches = batches_of_one(experiment)
@@ -184,23 +196,6 @@ def batches_of_one(experiment: Experiment) -> Batches:
             "valid": _Form(place, bool),
         }
     return batches
-
-
-def _check_memory(experiment: Experiment, state: FederatedState) -> None:
-    """Raises ConfigError if the state of all clients is larger than the memory there is."""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    with suppress(AttributeError, ValueError, OSError):  # no POSIX system
-        limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # On CPU all devices are one machine.
-    memory = (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
-    if size > memory:
-        raise ConfigError(
-            f"config.model={brief(experiment.plan.model)} takes {size / 2**30:.0f} GB for the "
-            f"{state.weights.shape[0]} clients' state, more than the {memory / 2**30:.0f} GB of "
-            "this machine: choose a smaller model or fewer clients, or, where clients_per_round "
-            "are not all, population=disk"
-        )
 
 
 def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:

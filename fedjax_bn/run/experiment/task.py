@@ -56,9 +56,9 @@ def model_maker(text: str, compute_dtype: str, seed: int) -> Callable[[int], Any
 
 
 def _is_nnx(kind: type) -> bool:
-    """Whether a class is a module of nnx, which takes long to import: linen's do without."""
+    """Whether a class is a module of nnx."""
     if issubclass(kind, nn.Module):
-        return False
+        return False  # without importing nnx, which takes long
     from flax.nnx import Module
 
     return issubclass(kind, Module)
