@@ -239,6 +239,7 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
       ValueError: its signature does not take these, or a user's own function fails; and what a
         function of ours raises.
     """
+    # Bound before the call, so that a TypeError inside a user's function is not taken for this one.
     try:
         _signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:

@@ -141,6 +141,7 @@ def bounded(target: _Made) -> _Made:
                 raise ValueError(f"{target.__name__}: {key}={brief(value)} {why}")
 
     if isinstance(target, type):
+        # A dataclass: its fields have their values, defaults included, when this is called.
         before = made.__post_init__
 
         @functools.wraps(before)
@@ -151,6 +152,7 @@ def bounded(target: _Made) -> _Made:
         made.__post_init__ = __post_init__
         return made
 
+    # Defaults are not checked, so a call costs what its own arguments do.
     known = _options(signature)
 
     @functools.wraps(target)

@@ -107,7 +107,7 @@ def assign(config: ConfigDict, key: str, text: str) -> None:
     for name, new in {key: text}.items() if renewed is None else renewed.items():
         check_key(name)
         value = parsed(new, keys()[name].kind)
-        _check_value(name, value)
+        _check_value(name, value)  # before ml_collections, whose message has no range
         with config.unlocked():
             config.update_from_flattened_dict({name: value})
 

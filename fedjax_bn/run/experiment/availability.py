@@ -103,6 +103,7 @@ def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: ja
             ranks = jax.random.permutation(key, total).astype(jnp.int32)
         if available is not None:  # the others come after all of these
             ranks = jnp.where(available, ranks, ranks + total)
+        # Ascending, so that sums over a cohort do not depend on the order of the draws.
         client = jnp.sort(jnp.argsort(ranks)[: how.drawn]).astype(jnp.int32)
     participates = available
     if how.dropout:

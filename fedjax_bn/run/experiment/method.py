@@ -188,6 +188,7 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
         rule = call_chosen(what, function, **options)
     if not isinstance(rule, aggregation.Weighing):
         with naming(what):
+            # Two clients show whether each gets a weight; nothing is computed.
             weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
             if getattr(weights, "shape", None) != (2,):
                 raise ConfigError(f"{what} must give a weight f[K] to each of K clients")
