@@ -115,17 +115,13 @@ def test_a_wrong_value_of_any_flag_is_refused_in_one_line(capfd, command):
         fails(capfd, *filter(None, [command]), flag)
 
 
-def test_a_process_of_its_own_prints_one_line_and_no_traceback(tmp_path):
-    folder = tmp_path / "run"
-    mistakes = [["--config.rouds=3"], [f"--workdir={__file__}"]]  # before JAX, and with it
-    common = ["--config", QUICK, "--config.target=fax", "--workdir", str(folder)]
-    started = [runs.start(*common, *mistake) for mistake in mistakes]
-    for process, part in zip(started, ("'rounds'", "is a file"), strict=True):
-        errors = process.communicate(timeout=120)[1]
-        assert process.returncode == 2
-        assert errors.count("\n") == 1, errors
-        assert part in errors
-    assert not folder.exists()
+def test_a_process_of_its_own_prints_one_line_and_no_traceback():
+    given = ("--config", QUICK, "--config.target=fax", f"--workdir={__file__}")
+    process = runs.start(*given)
+    errors = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    assert errors.count("\n") == 1, errors
+    assert "is a file" in errors
 
 
 def arrays(labels: int = 10) -> dict[str, np.ndarray]:
@@ -181,7 +177,7 @@ def cut(name: str, part):
         (lambda path: path.write_text("label,pixel\n"), ["not a .npz archive"]),
         (other_zip, ["readme.txt", "allowed are DOMAIN__images"]),
         (saved(lambda made: made.pop("b__test_labels")), ["lacks the array b__test_labels"]),
-        (with_label("b__train_labels", 3, 10), ["'b' has label 10 at index 3", "0..9"]),
+        (with_label("b__train_labels", 3, 10), ["b__train_labels has label 10 at index 3", "0..9"]),
         (with_label("a__test_labels", 0, -1), ["a__test_labels has label -1 at index 0", "from 0"]),
         (
             cut("a__train_images", np.s_[..., :1]),
