@@ -79,14 +79,15 @@ def test_a_clients_predictions_give_its_accuracy(result):
 
 def test_given_parts_are_used_as_they_are():
     ((images, labels),) = arrays(("ant",)).values()
-    pairs = {"test": (images[:9], labels[:9]), "train": (images[9:], labels[9:])}
+    parts = {"test": slice(9), "validation": slice(9, 14), "train": slice(14, None)}
+    pairs = {name: (images[part], labels[part]) for name, part in parts.items()}
     source = Source("arrays", ("0", "1", "2"), (_pool("ant", pairs),), (0.5,), (0.5,))
     (domain,) = make_clients(source, target=(), validation=0.1, seed=0)[0].domains
     for name, (own, classes) in pairs.items():
-        part = getattr(domain, name)
-        found, given = np.argsort(part.images[:, 0]), np.argsort(own[:, 0])
-        np.testing.assert_array_equal(part.images[found], own[given])
-        np.testing.assert_array_equal(part.labels[found], classes[given])
+        images, labels, _ = getattr(domain, name)
+        found, given = np.argsort(np.asarray(images)[:, 0]), np.argsort(own[:, 0])
+        np.testing.assert_array_equal(np.asarray(images)[found], own[given])
+        np.testing.assert_array_equal(labels[found], classes[given])
 
 
 @pytest.mark.parametrize(
