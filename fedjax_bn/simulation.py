@@ -84,7 +84,7 @@ class Result(NamedTuple):
         return self.summary["accuracy"]
 
     def variables(self, client: str | None = None) -> Variables:
-        """The model of a client, or the one that an unseen client receives.
+        """Returns the model of a client, or the one that an unseen client receives.
 
         Raises:
           ValueError: there is no client of that name.

@@ -68,7 +68,7 @@ def _names(value: Any) -> set[str]:
 
 
 def _on_own_path(module: str) -> bool:
-    """Whether Python would find a module in a folder that the user has put on its path."""
+    """Returns whether Python would find a module in a folder that the user has put on its path."""
     top, *rest = module.split(".")
     for entry in sys.path:
         found = PathFinder.find_spec(top, [entry])

@@ -128,7 +128,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
         if config.local_selection:
             given["train"] = best_of_round(validating(validation_score), config.local_selection)
-        if is_told(config):
+        if weighs_by_validation(config):
             rule, arguments = choice_of("weigh", config.weigh, WEIGHING)
             accuracy = arguments.get("metric") == "accuracy"
             measure = validating(validation_score if accuracy else validation_loss)
@@ -195,8 +195,8 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
     return rule
 
 
-def is_told(config: ConfigDict) -> bool:
-    """Whether clients measure models on their validation samples for the weighing rule."""
+def weighs_by_validation(config: ConfigDict) -> bool:
+    """Returns whether clients measure models on their validation samples for the weighing rule."""
     return config.weigh.partition(":")[0] == aggregation.generalization_adjustment.__name__
 
 
@@ -204,7 +204,7 @@ def what_validates(config: ConfigDict) -> str:
     """Returns the key for which clients need validation samples while they train; "" for none."""
     if config.local_selection:
         return f"config.local_selection={config.local_selection}"
-    return f"config.weigh={brief(config.weigh)}" if is_told(config) else ""
+    return f"config.weigh={brief(config.weigh)}" if weighs_by_validation(config) else ""
 
 
 def own_rules(method: str, private: bool = False) -> dict[str, str]:
@@ -228,7 +228,7 @@ def own_rules(method: str, private: bool = False) -> dict[str, str]:
 
 
 def has_own_weighing(method: str) -> bool:
-    """Whether a method of the library weighs otherwise than FedAvg by default."""
+    """Returns whether a method of the library weighs otherwise than FedAvg by default."""
     return own_rules(method).get("weigh", "by_size") != "by_size"
 
 
@@ -269,7 +269,10 @@ def follows_rounds(config: ConfigDict) -> str:
     """Returns the key whose plan follows from the number of rounds, such as a cosine's; or ""."""
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds:
         return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
-    if is_told(config) and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]:
+    if (
+        weighs_by_validation(config)
+        and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]
+    ):
         return f"weigh={brief(config.weigh)}"
     return ""
 

@@ -56,7 +56,7 @@ def model_maker(text: str, compute_dtype: str, seed: int) -> Callable[[int], Any
 
 
 def _is_nnx(kind: type) -> bool:
-    """Whether a class is a module of nnx."""
+    """Returns whether a class is a module of nnx."""
     if issubclass(kind, nn.Module):
         return False  # without importing nnx, which takes long
     from flax.nnx import Module
