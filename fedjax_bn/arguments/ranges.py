@@ -44,7 +44,7 @@ def _between(low: int, high: int) -> Range:
 
 
 def printable(text: str) -> bool:
-    """Returns whether a text has at most 4096 characters, no control character and no lone surrogate."""
+    """Returns whether a text has at most 4096 characters, no control and no lone surrogate."""
     odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
     return len(text) <= _LONGEST and not odd
 

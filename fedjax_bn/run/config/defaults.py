@@ -45,7 +45,7 @@ def _is_path(text: str) -> bool:
 
 
 def _is_folder(text: str) -> bool:
-    """Returns whether a text is a path that says where it begins: a slip such as None makes no folder."""
+    """Returns whether a path has a beginning such as ./, so that a slip as None makes no folder."""
     begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
     return not text or (begins and _is_path(text))
 

@@ -233,31 +233,39 @@ def has_own_weighing(method: str) -> bool:
 
 
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Returns the clients' optimizer; its rate depends on the round with a schedule or a warm-up.
-
-    In W rounds of warm-up the rate is (round + 1) / (W + 1) of the full one; the first round after
-    it has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the
-    run.
-    """
+    """Returns the clients' optimizer; by round with `optimizer.schedule` or a warm-up."""
     keys = config.optimizer
-    make, warmup, full = OPTIMIZERS[keys.name], keys.warmup_rounds, keys.learning_rate
-    end = keys.decay_rounds or max(config.rounds - warmup, 1)
-    if keys.schedule == "constant":
-        rate = optax.constant_schedule(full)
-    elif keys.schedule == "cosine":
-        rate = optax.cosine_decay_schedule(full, end, keys.final_fraction)
-    else:
-        steps = keys.schedule == "step"
-        rate = optax.exponential_decay(full, end, keys.decay_factor, staircase=steps)
-    if warmup:
-        rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
-        rate = optax.join_schedules([rise, rate], [warmup])
+    make = OPTIMIZERS[keys.name]
     # A constant rate stays a number: the program of a round then does not compute it.
-    varies = warmup or keys.schedule != "constant"
-    optimizer = by_round(lambda round: make(keys, rate(round))) if varies else make(keys, full)
+    if keys.schedule == "constant" and not keys.warmup_rounds:
+        optimizer = make(keys, keys.learning_rate)
+    else:
+        rate = _learning_rates(keys, config.rounds)
+        optimizer = by_round(lambda round: make(keys, rate(round)))
     if keys.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(keys.weight_decay), optimizer)
     return optimizer
+
+
+def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
+    """Returns the learning rate as a function of the round, from 0.
+
+    In W rounds of warm-up it is (round + 1) / (W + 1) of the full rate; the first round after it
+    has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the run.
+    """
+    warmup, full = keys.warmup_rounds, keys.learning_rate
+    end = keys.decay_rounds or max(rounds - warmup, 1)
+    if keys.schedule == "constant":
+        after = optax.constant_schedule(full)
+    elif keys.schedule == "cosine":
+        after = optax.cosine_decay_schedule(full, end, keys.final_fraction)
+    else:
+        steps = keys.schedule == "step"
+        after = optax.exponential_decay(full, end, keys.decay_factor, staircase=steps)
+    if not warmup:
+        return after
+    rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
+    return optax.join_schedules([rise, after], [warmup])
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
@@ -269,10 +277,8 @@ def follows_rounds(config: ConfigDict) -> str:
     """Returns the key whose plan follows from the number of rounds, such as a cosine's; or ""."""
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds:
         return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
-    if (
-        weighs_by_validation(config)
-        and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]
-    ):
+    plans = weighs_by_validation(config)
+    if plans and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]:
         return f"weigh={brief(config.weigh)}"
     return ""
 
