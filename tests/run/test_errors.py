@@ -108,6 +108,19 @@ def test_no_config_a_missing_one_and_a_wrong_one_are_told_apart(tmp_path, capfd)
     assert "workdir" in fails(capfd, "--config", QUICK, "--workdir")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "owners"),
+    [
+        (["serve", f"--config={QUICK}"], "--config belongs to `train` and `evaluate`"),
+        (["predict", "--workdir=x"], "--workdir belongs to `train` and `evaluate` and `serve`"),
+        (["evaluate", "--distributed"], "--distributed belongs to `train`"),
+        ([f"--config={QUICK}", "--tsne"], "--tsne belongs to `evaluate`: leave it out to train"),
+    ],
+)
+def test_a_flag_of_another_command_is_refused(capfd, arguments, owners):
+    assert owners in fails(capfd, *arguments)
+
+
 @pytest.mark.parametrize("command", ["", *main.OWNED, "list"])
 def test_a_wrong_value_of_any_flag_is_refused_in_one_line(capfd, command):
     flags = ["--stderrthreshold=x", "--stderrthreshold=9", "--logger_levels=a:b", "--noresize=1"]
