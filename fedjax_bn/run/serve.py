@@ -56,7 +56,7 @@ def run(
         assign(config, key, text)
     names = {text: split_choice(text, ADAPTATIONS)[0] for text in config.adaptations}
     kept = [text for text, name in names.items() if name != ensemble.__name__]
-    if changes and len(kept) < len(config.adaptations):
+    if changes and len(kept) < len(names):
         raise ConfigError(
             "config.adaptations has ensemble, which needs the batch norms of every client, and "
             "those do not leave: choose other adaptations"
