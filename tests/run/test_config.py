@@ -61,12 +61,9 @@ WRONG_TYPE = [
 OUT_OF_RANGE = [
     # key, value, what the message must hold
     ("rounds", 0, "at least 1"),
-    ("batch_size", 0, "at least 1"),
-    ("data.image_size", 0, "at least 1"),
     ("seed", -1, "at least 0"),
     ("seed", 2**32, "below 2**32"),
     ("local_steps", -1, "at least 0"),
-    ("clients_per_round", -1, "at least 0"),
     ("fedprox.mu", -0.1, "at least 0"),
     ("optimizer.momentum", -0.1, "at least 0"),
     ("optimizer.learning_rate", 0.0, "above 0"),
@@ -244,14 +241,13 @@ def test_a_config_file_may_take_no_changes(tmp_path):
 
 @pytest.mark.parametrize("path", ["nowhere.py", "", "."])
 def test_a_missing_config_file_is_named(path):
-    with pytest.raises(ConfigError, match="there is no config file") as error:
+    with pytest.raises(ConfigError, match=f"there is no config file '{path}'"):
         read(path)
-    assert repr(path) in str(error.value)
 
 
-@pytest.mark.parametrize("spelled", ["1,3", "(1, 3)", "['1', 3]"])
-def test_numbers_in_a_tuple_are_its_texts(spelled):
-    assert override(base(), f"data.severities={spelled}").data.severities == ("1", "3")
+@pytest.mark.parametrize("text", ["1,3", "(1, 3)", "['1', 3]"])
+def test_numbers_in_a_tuple_are_its_texts(text):
+    assert override(base(), f"data.severities={text}").data.severities == ("1", "3")
 
 
 OF_NO_TYPE = {
@@ -279,16 +275,12 @@ def test_a_value_of_another_type_in_a_file_is_refused_before_it_is_used(tmp_path
 
 
 @pytest.mark.parametrize("key", ["compilation_cache", "data.cache"])
-@pytest.mark.parametrize("text", ["None", "none", "$x^$", "False", "cache", "$HOME/x", "0", "a/b"])
-def test_a_word_is_not_taken_for_the_folder_of_a_cache(key, text):
-    with pytest.raises(ConfigError, match=r"must be empty for none, or a folder that begins with"):
+def test_a_cache_is_a_folder_with_a_beginning_and_no_word(key):
+    for text in ("None", "none", "$x^$", "False", "cache", "$HOME/x", "0", "a/b"):
+        with pytest.raises(ConfigError, match="must be empty for none, or a folder that begins"):
+            check(override(base(), f"{key}={text}"))
+    for text in ("", "/tmp/x", "./x", "../x", "~", "~/x"):
         check(override(base(), f"{key}={text}"))
-
-
-@pytest.mark.parametrize("key", ["compilation_cache", "data.cache"])
-@pytest.mark.parametrize("text", ["", "/tmp/x", "./x", "../x", "~", "~/x"])
-def test_a_cache_is_a_folder_that_says_where_it_is(key, text):
-    check(override(base(), f"{key}={text}"))
     check(override(base(), "compilation_cache=gs://bucket/x"))
 
 
