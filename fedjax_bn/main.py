@@ -128,10 +128,11 @@ def main(argv: list[str]) -> None:
 def _refuse_others(name: str) -> None:
     """Raises ConfigError for a flag that belongs to other commands."""
     for flag in OURS:
-        owners = [one for one, flags in OWNED.items() if any(flag is other for other in flags)]
-        if owners and flag.value != flag.default and name not in owners:
-            owners = " and ".join(f"`{owner}`" for owner in owners)
-            raise ConfigError(f"--{flag.name} belongs to {owners}: leave it out to {name}")
+        # Flags of absl cannot be compared by ==.
+        owners = [one for one, taken in TAKES.items() if any(flag is other for other in taken)]
+        if flag.value != flag.default and name not in owners:
+            named = " and ".join(f"`{owner}`" for owner in owners)
+            raise ConfigError(f"--{flag.name} belongs to {named}: leave it out to {name}")
 
 
 # Modules that need JAX are imported by the commands, once their flags have been checked: so
@@ -158,8 +159,6 @@ def _train(arguments: list[str]) -> None:
 
 def _evaluate(arguments: list[str]) -> None:
     """Tests the finished run in --workdir."""
-    if _DISTRIBUTED.value:
-        raise ConfigError("--distributed belongs to training: leave it out to evaluate")
     changes = changes_of(arguments)
     if not _WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
@@ -201,21 +200,17 @@ def _predict(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     """Writes a page that compares the finished runs in folders."""
-    for flag in (CONFIG, _WORKDIR, _DISTRIBUTED):
-        if flag.value != flag.default:
-            raise ConfigError(
-                f"--{flag.name} does not belong to `report`, which takes folders: report DIR..."
-            )
     if wrong := [argument for argument in arguments if argument.startswith("-")]:
         raise ConfigError(
             f"unknown argument {brief(wrong[0])}: report takes DIR..., --out, --baseline"
         )
     if not arguments:
         raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
-    from fedjax_bn.run.commands import report
+    from fedjax_bn.report import write_comparison
 
     out = Path(_OUT.value or "report.html")
-    report([Path(folder) for folder in arguments], out, _BASELINE.value)
+    files = write_comparison([Path(folder) for folder in arguments], out, _BASELINE.value)
+    print(f"written: {', '.join(map(str, files))}")
 
 
 def _list(arguments: list[str]) -> None:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.text import nearest
@@ -85,7 +84,7 @@ class Result(NamedTuple):
         return self.summary["accuracy"]
 
     def variables(self, client: str | None = None) -> Variables:
-        """The model of a client, or the one that an unseen client receives.
+        """Returns the model of a client, or the one that an unseen client receives.
 
         Raises:
           ValueError: there is no client of that name.
@@ -186,8 +185,27 @@ def simulate(
         adaptations=tuple(adaptations),
     )
     check(config)
-    experiment = _experiment(config, method, clients, unseen or {})
-    keys = make_keys(config)
+    if method.learned is None:
+        raise ValueError(
+            "simulate needs the model of the method: make the method by a function of "
+            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
+        )
+    model, prepare, _, task = method.learned
+    require_classifier("simulate", task)
+    unseen = unseen or {}
+    if twice := sorted(set(clients) & set(unseen)):
+        raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
+    pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
+    count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
+    # The method has preprocessing of its own: the source's mean and deviation are not used.
+    data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
+    internal, new = make_clients(
+        data, target=tuple(unseen), validation=config.data.validation, seed=seed
+    )
+    chosen = {text: choose_adaptation(text, model, config.adapt_batch_size) for text in adaptations}
+    values = read_values(config, method, len(internal.domains))
+    experiment = Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
+    keys = make_keys(seed)
     state = make_start(experiment, keys, variables)()
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
@@ -214,37 +232,8 @@ def simulate(
     return Result(method, selected, tuple(names), summary, records)
 
 
-def _experiment(
-    config: ConfigDict,
-    method: FederatedMethod,
-    clients: Mapping[str, ClientSamples],
-    unseen: Mapping[str, ClientSamples],
-) -> Experiment:
-    """What a run needs, checked, from a method and arrays; arguments as of `simulate`."""
-    if method.learned is None:
-        raise ValueError(
-            "simulate needs the model of the method: make the method by a function of "
-            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
-        )
-    model, prepare, _, task = method.learned
-    require_classifier("simulate", task)
-    if twice := sorted(set(clients) & set(unseen)):
-        raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
-    pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
-    count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
-    data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
-    internal, new = make_clients(
-        data, target=tuple(unseen), validation=config.data.validation, seed=config.seed
-    )
-    chosen = {
-        text: choose_adaptation(text, model, config.adapt_batch_size) for text in config.adaptations
-    }
-    values = read_values(config, method, len(internal.domains))
-    return Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
-
-
 def _pool(name: str, given: ClientSamples) -> Pool:
-    """A client's samples in the form in which readers of data sets give them."""
+    """Returns a client's samples in the form in which readers of data sets give them."""
     parts = dict(given) if isinstance(given, Mapping) else {"": given}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")

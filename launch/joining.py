@@ -70,7 +70,7 @@ def join(
     internal = experiment.internal._replace(domains=(client,))
     # one client has nothing to share out over devices
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
-    keys = make_keys(config)
+    keys = make_keys(config.seed)
     state = method.init(keys.method, variables, 1)
     evaluate = internal_evaluator(config, alone)
     accuracy = {"received": evaluate(state)["accuracy"]["mean"]}

@@ -163,7 +163,7 @@ def plain_arguments(
 
 
 def _kind(parameter: inspect.Parameter) -> type | None:
-    """The plain type of an argument, from its default or else from its annotation."""
+    """Returns the plain type of an argument, from its default or else from its annotation."""
     default, annotation = parameter.default, parameter.annotation
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     given = typing.get_args(annotation) if union else (annotation,)
@@ -189,7 +189,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
-    """A user's own function or class, `package.module:function`."""
+    """Returns a user's own function or class, `package.module:function`."""
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ValueError(
@@ -239,6 +239,7 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
       ValueError: its signature does not take these, or a user's own function fails; and what a
         function of ours raises.
     """
+    # Bound before the call, so that a TypeError inside a user's function is not taken for this one.
     try:
         _signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:

@@ -44,7 +44,7 @@ def _between(low: int, high: int) -> Range:
 
 
 def printable(text: str) -> bool:
-    """Whether a text has at most 4096 characters, no control character and no lone surrogate."""
+    """Returns whether a text has at most 4096 characters, no control and no lone surrogate."""
     odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
     return len(text) <= _LONGEST and not odd
 
@@ -141,6 +141,7 @@ def bounded(target: _Made) -> _Made:
                 raise ValueError(f"{target.__name__}: {key}={brief(value)} {why}")
 
     if isinstance(target, type):
+        # A dataclass: its fields have their values, defaults included, when this is called.
         before = made.__post_init__
 
         @functools.wraps(before)
@@ -151,6 +152,7 @@ def bounded(target: _Made) -> _Made:
         made.__post_init__ = __post_init__
         return made
 
+    # Defaults are not checked, so a call costs what its own arguments do.
     known = _options(signature)
 
     @functools.wraps(target)
@@ -167,7 +169,7 @@ def bounded(target: _Made) -> _Made:
 
 
 def _options(signature: inspect.Signature) -> set[str]:
-    """The keywords of a function with `**options: Unpack[KEYS]`; none of another function."""
+    """Returns the keywords of a function with `**options: Unpack[KEYS]`, else an empty set."""
     named = dict(signature.parameters)
     options = [p for p in named.values() if p.kind is p.VAR_KEYWORD and get_args(p.annotation)]
     if not options:

@@ -90,11 +90,6 @@ def cell(text: str) -> str:
     return f"'{shown(text)}" if _FORMULA.match(text) else shown(text)
 
 
-def encodable(text: str, encoding: str) -> str:
-    """Returns a text with escapes such as \\u4eac for characters that an encoding lacks."""
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
 def on_page(text: str) -> str:
     """Returns a text as HTML that shows it, in an element or an attribute."""
     return html.escape(shown(text))

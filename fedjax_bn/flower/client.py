@@ -34,7 +34,7 @@ from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.flower.site import Site, load_own, open_site, save_own
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
-from fedjax_bn.run.experiment.method import is_told
+from fedjax_bn.run.experiment.method import weighs_by_validation
 from fedjax_bn.run.experiment.start import check_shapes, partition_table
 from fedjax_bn.run.files.ownership import owned
 
@@ -109,7 +109,7 @@ def _hello(task: _Task) -> dict[str, Any]:
         check_shapes(site.experiment, site.start)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if is_told(config) and not node.reports("losses"):
+    if weighs_by_validation(config) and not node.reports("losses"):
         raise ConfigError(
             f"config.weigh={brief(config.weigh)} sends this client's validation losses, which "
             f"report={brief(node.report)} of its node config keeps to itself: add losses to "

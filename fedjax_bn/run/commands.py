@@ -1,23 +1,20 @@
-"""What the command line does: `train`, for one target or each in turn, `evaluate` and `report`."""
+"""What the commands `train`, for one target or each in turn, and `evaluate` do and print."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import file_name, shown
-from fedjax_bn.report import tables, write_comparison, write_report
+from fedjax_bn.report import tables, write_report
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
 from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training import train
-
-Record = dict[str, Any]
-EACH = "each"
 
 
 def train_all(config: ConfigDict, folder: Path) -> None:
@@ -26,7 +23,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
     Then each target has a workdir of its own in `folder`, and `folder` a table of all,
     targets.json. If there are several processes, the first one writes and prints.
     """
-    if config.target != EACH:
+    if config.target != "each":
         summaries = _train_one(config, folder)
         if first():
             print(f"\n{tables.comparison(summaries)}")
@@ -91,9 +88,3 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
         clients = {c: {name: row[c] for name, row in inside.items()} for c in inside["auc"]}
         print(f"\n{tables.accuracies(clients, 'internal, own', tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
-
-
-def report(folders: Sequence[Path], out: Path, baseline: str) -> None:
-    """Calls `report.write_comparison`, and prints what was written."""
-    files = write_comparison(folders, out, baseline)
-    print(f"written: {', '.join(map(str, files))}")

@@ -1,5 +1,8 @@
 """Errors that a user can correct: the command line prints their message without a traceback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """Base of all errors whose message is for the user."""
@@ -7,6 +10,15 @@ class UserError(Exception):
 
 class ConfigError(UserError, ValueError):
     """A configuration, or data it names, that cannot be run."""
+
+
+@contextmanager
+def as_config_errors() -> Iterator[None]:
+    """Turns what readers and options raise, and a missing package, into a ConfigError."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
 
 
 class WorkdirError(UserError):

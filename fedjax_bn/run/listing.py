@@ -12,7 +12,7 @@ from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import packaged_configs
 from fedjax_bn.run.errors import ConfigError
 
-Line = tuple[str, ...]
+_Line = tuple[str, ...]
 LISTS = ("methods", "models", "datasets", "adaptations", "configs", "keys")
 
 
@@ -33,8 +33,8 @@ def listing(names: Sequence[str]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _rows(kind: str) -> Iterable[Line]:
-    """The lines of a list; what they are read from is imported here, because most needs JAX."""
+def _rows(kind: str) -> Iterable[_Line]:
+    """Yields the lines of a list; imports what it reads here, because most of it needs JAX."""
     if kind == "methods":
         from fedjax_bn.run.experiment.method import METHODS, group_of
 
@@ -62,20 +62,21 @@ def _rows(kind: str) -> Iterable[Line]:
             default = ",".join(key.default) if key.kind is tuple else key.default
             of = {tuple: "texts", str: "text"}.get(key.kind, key.kind.__name__)
             allowed = key.range.text if key.range.names else f"{of} {key.range.text}".strip()
+            # Only the first sentence; the dot of "Eq. 3" ends none.
             sentence = re.split(r"(?<!Eq)\. ", key.meaning, maxsplit=1)[0].removesuffix(".")
             yield name, "" if default is None else str(default), allowed, sentence
 
 
 def _functions(
     table: Mapping[str, Callable[..., Any]], given: Sequence[str] = ()
-) -> Iterable[Line]:
-    """Name, first line of the docstring, and `:key=default` for the arguments in a word."""
+) -> Iterable[_Line]:
+    """Yields name, first line of the docstring, and `:key=default` of the arguments."""
     for name, function in table.items():
         yield name, _first_line(function), _arguments(plain_arguments(function, given))
 
 
 def _arguments(options: Mapping[str, Argument]) -> str:
-    """`:key=default` of each argument, with the range where it has one of its own."""
+    """Returns `:key=default` of each argument, with the range where it has one of its own."""
     texts = []
     for key, (_, default, allowed, _) in options.items():
         value = "..." if default is REQUIRED or default is None else default

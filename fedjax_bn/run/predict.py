@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 import jax
 import numpy as np
 
-from fedjax_bn.arguments.text import brief, cell, encodable, one_line
+from fedjax_bn.arguments.text import brief, cell, one_line
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names
 from fedjax_bn.data.pixels.raster import UPRIGHT
@@ -136,7 +136,7 @@ def _file_reader(
 def _stream(
     folder: Path, adapt: str, shape: Sequence[int], orientation: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The probabilities f[classes] of each image file named on the standard input, at once."""
+    """Yields the probabilities f[classes] of each image file named on the standard input."""
     predict, names = load(folder, adapt, batch_size=1), []
     if isinstance(sys.stdin, TextIOWrapper):  # names of files may not be text
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -151,14 +151,18 @@ def _stream(
 
 
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes the table; each row is out before the next is asked for.
+    """Writes the table, each row before the next is computed.
 
     Bytes of names that are not text are written as \\udcff, as Python reads them, and characters
     that the file's encoding lacks as \\u4eac.
     """
     encoding = getattr(file, "encoding", None) or "utf-8"
     table = csv.writer(file, lineterminator="\n")
-    head = tuple(encodable(cell(one), encoding) for one in head)
+
+    def encodable(text: str) -> str:
+        return cell(text).encode(encoding, "backslashreplace").decode(encoding)
+
+    head = tuple(map(encodable, head))
     table.writerow(head)
     for name, found in rows:
         if not np.isfinite(found).all():
@@ -167,5 +171,5 @@ def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.nda
                 "model, or images like those that it was trained on"
             )
         best = head[2 + int(found.argmax())]
-        table.writerow((encodable(cell(name), encoding), best, *(f"{p:.6g}" for p in found)))
-        file.flush()
+        table.writerow((encodable(name), best, *(f"{p:.6g}" for p in found)))
+        file.flush()  # a program that gives one name at a time waits for this row

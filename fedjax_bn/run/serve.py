@@ -1,11 +1,10 @@
 """The command `serve`: what an unseen client receives of a finished run, as a folder."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
-from ml_collections import ConfigDict
 
 from fedjax_bn import __version__
 from fedjax_bn.adaptation import ensemble
@@ -15,14 +14,12 @@ from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
-from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.errors import ConfigError, as_config_errors
 from fedjax_bn.run.evaluation.evaluate import served_variables
-from fedjax_bn.run.evaluation.personalization import choose_personalization
-from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import check_adaptations
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.training.population import Held
-from fedjax_bn.run.training.records import Record
 from fedjax_bn.serving import folder as served
 from fedjax_bn.serving.program import export
 
@@ -49,22 +46,6 @@ def run(
     """
     about = finished.read_about(folder)
     own = finished.remembered(about, trust)
-    config = _wanted(own, changes)
-    check_adaptations(own, config.adaptations)
-    own.adaptations = ()  # those that are served are chosen when they are written
-    try:
-        with recorded_code(folder, about, dict(changes).values(), trust):
-            experiment, state, number = finished.restore(folder, own, about["form"])
-            _write(config, experiment, state, about["form"], number, to, say)
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
-    say(f"round {number} of {own.method} in {folder} is served in {to}")
-    used = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
-    say(shlex.join(("fedjax-bn", "predict", *used)))
-
-
-def _wanted(own: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
-    """Returns the run's configuration with the adaptations that are to be served."""
     config = own.copy_and_resolve_references()
     for key, text in changes:
         if key != "adaptations":
@@ -74,72 +55,74 @@ def _wanted(own: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
             )
         assign(config, key, text)
     names = {text: split_choice(text, ADAPTATIONS)[0] for text in config.adaptations}
-    if changes and ensemble.__name__ in names.values():
+    kept = [text for text, name in names.items() if name != ensemble.__name__]
+    if changes and len(kept) < len(names):
         raise ConfigError(
             "config.adaptations has ensemble, which needs the batch norms of every client, and "
             "those do not leave: choose other adaptations"
         )
-    kept = tuple(text for text, name in names.items() if name != ensemble.__name__)
-    config.adaptations = kept or ("running",)
+    config.adaptations = tuple(kept) or ("running",)
     check(config)
-    return config
+    check_adaptations(own, config.adaptations)
+    own.adaptations = ()  # those that are served are chosen when they are written
+    with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
+        experiment, state, number = finished.restore(folder, own, about["form"])
+        for note in _notes(experiment, state, private=config.privacy.clip > 0):
+            say(note)
+        internal, form = experiment.internal, about["form"]
+        facts = served.About(
+            form=served.FORM,
+            library=__version__,
+            model=config.model,
+            compute_dtype=config.compute_dtype,
+            method=config.method,
+            dataset=internal.name,
+            round=number,
+            classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],
+            shape=list(form["shape"]),
+            dtype=form["dtype"],
+            mean=[float(x) for x in internal.mean],
+            std=[float(x) for x in internal.std],
+            adaptations=list(config.adaptations),
+            programs={},
+            batch_size=config.adapt_batch_size,
+            orientation=config.data.orientation,
+        )
+        variables, shape, programs = served_variables(state, ()), tuple(facts.shape), {}
+        for text in config.adaptations:
+            choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
+            try:
+                programs[text] = export(choice, variables, experiment.prepare, shape, facts.dtype)
+            except ImportError as error:  # without flatbuffers
+                if not served.is_ours(config.model):
+                    raise ConfigError(
+                        f"config.model={brief(config.model)} is your own, served as a program: "
+                        f"{error}"
+                    ) from error
+                say(f"served without programs: {error}")
+                programs = {}
+                break
+        served.write(to, facts, variables, programs)
+    say(f"round {number} of {own.method} in {folder} is served in {to}")
+    used = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
+    say(shlex.join(("fedjax-bn", "predict", *used)))
 
 
-def _write(
-    config: ConfigDict,
-    experiment: Experiment,
-    state: FederatedState | Held,
-    form: Record,
-    number: int,
-    to: Path,
-    say: Callable[[str], None],
-) -> None:
+def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) -> Iterator[str]:
+    """Yields what the user should know of the served model; raises ConfigError for a detector."""
     if not experiment.task.classifies:
         raise ConfigError(
             "serve writes a model whose outputs are probabilities of classes, and this run has a "
             "detector: use fedjax_bn.detection in Python"
         )
-    if choose_personalization(config, experiment.method):
-        say(
+    if experiment.evaluation.personalization:
+        yield (
             "evaluate lets unseen clients adapt to labelled samples first (personalize.samples); "
             "the served model is the one before that"
         )
     personal = (state.state if isinstance(state, Held) else state).personal
-    if own := len(jax.tree.leaves(personal)) * bool(config.privacy.clip):
-        say(
+    if private and (own := len(jax.tree.leaves(personal))):
+        yield (
             f"the clients' mean of {own} personal leaves is served without noise: the run's "
             "epsilon does not cover it, see docs/privacy.md"
         )
-    internal = experiment.internal
-    about = served.About(
-        form=served.FORM,
-        library=__version__,
-        model=config.model,
-        compute_dtype=config.compute_dtype,
-        method=config.method,
-        dataset=internal.name,
-        round=number,
-        classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],
-        shape=list(form["shape"]),
-        dtype=form["dtype"],
-        mean=[float(x) for x in internal.mean],
-        std=[float(x) for x in internal.std],
-        adaptations=list(config.adaptations),
-        programs={},
-        batch_size=config.adapt_batch_size,
-        orientation=config.data.orientation,
-    )
-    variables, shape, programs = served_variables(state, ()), tuple(about.shape), {}
-    for text in config.adaptations:
-        choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
-        try:
-            programs[text] = export(choice, variables, experiment.prepare, shape, about.dtype)
-        except ImportError as error:  # without flatbuffers
-            if not served.is_ours(config.model):
-                raise ConfigError(
-                    f"config.model={brief(config.model)} is your own, served as a program: {error}"
-                ) from error
-            say(f"served without programs: {error}")
-            programs = {}
-            break
-    served.write(to, about, variables, programs)

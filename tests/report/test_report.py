@@ -247,7 +247,7 @@ def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsy
     said = capsys.readouterr().err
     assert "report needs folders with finished runs" in said
     assert "nowhere is not a folder" in said
-    assert "--workdir does not belong to `report`" in said
+    assert "--workdir belongs to `train` and `evaluate` and `serve`" in said
     for wrong in (("report", "runs", "--out", "x.csv"), ("--config", "quickstart", "--out", "x")):
         assert runs.command(*wrong) == 2
 

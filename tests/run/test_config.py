@@ -61,12 +61,9 @@ WRONG_TYPE = [
 OUT_OF_RANGE = [
     # key, value, what the message must hold
     ("rounds", 0, "at least 1"),
-    ("batch_size", 0, "at least 1"),
-    ("data.image_size", 0, "at least 1"),
     ("seed", -1, "at least 0"),
     ("seed", 2**32, "below 2**32"),
     ("local_steps", -1, "at least 0"),
-    ("clients_per_round", -1, "at least 0"),
     ("fedprox.mu", -0.1, "at least 0"),
     ("optimizer.momentum", -0.1, "at least 0"),
     ("optimizer.learning_rate", 0.0, "above 0"),
@@ -95,7 +92,7 @@ def test_the_defaults_are_valid_and_every_key_has_one():
 
 
 @pytest.mark.parametrize(("text", "key", "value"), VALID)
-def test_a_value_means_the_same_behind_the_file_and_as_a_flag(tmp_path, text, key, value):
+def test_a_value_means_the_same_after_the_file_and_as_a_flag(tmp_path, text, key, value):
     file = write(tmp_path, "")
     inline = dict(flatten(read(f"{file}:{text}")))
     flag = dict(flatten(read(file, [tuple(text.split("=", 1))])))
@@ -114,7 +111,7 @@ def test_a_spelling_of_an_earlier_version_is_read(key, value, now):
     assert dict(flatten(configuration(recorded | {"fedcd.bounds": ""}))) == flat
 
 
-def test_several_changes_are_told_from_commas_within_a_value():
+def test_several_changes_may_have_commas_within_a_value():
     config = override(base(), "adaptations=running,batch,rounds=3,data.path=a,b,seed=1,")
     assert config.adaptations == ("running", "batch")
     assert (config.rounds, config.data.path, config.seed) == (3, "a,b", 1)
@@ -189,63 +186,33 @@ def test_keys_that_exclude_each_other_are_named_together(changes, message):
         check(override(base(), changes))
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("config.rouds = 3", "no key 'rouds'; did you mean 'rounds'"),
-        ("config.data.fractoin = 0.1", "did you mean 'data.fraction'"),
-        ("config.rounds = True", "rounds=True is of type bool"),
-        ("config.rounds = None", "rounds=None is of type NoneType"),
-        (
-            'config.mesh = "1"',
-            "config.mesh is a group of keys: set one of mesh.batch, mesh.clients",
-        ),
-        (
-            'config.data.partition = "drawn:9"',
-            "must be iid, dirichlet, dirichlet:smallest=N, drawn",
-        ),
-    ],
-)
-def test_mistakes_inside_a_config_file_are_found_as_those_of_flags(tmp_path, body, message):
-    with pytest.raises(ConfigError) as error:
-        check(read(write(tmp_path, body)))
-    assert message in str(error.value)
+MADE = "from ml_collections import ConfigDict; return ConfigDict"
+IN_A_FILE = [
+    # body of get_config, and what the message holds: mistakes in keys and values,
+    ("config.rouds = 3", "no key 'rouds'; did you mean 'rounds'"),
+    ("config.data.fractoin = 0.1", "did you mean 'data.fraction'"),
+    ("config.rounds = True", "rounds=True is of type bool"),
+    ("config.rounds = None", "rounds=None is of type NoneType"),
+    ('config.mesh = "1"', "config.mesh is a group of keys: set one of mesh.batch, mesh.clients"),
+    ('config.data.partition = "drawn:9"', "must be iid, dirichlet, dirichlet:smallest=N, drawn"),
+    ("config.batch_size = int('9' * 4000)", "config.batch_size=9999"),
+    # files that fail,
+    ("x = (", "mine.py, line 6: '(' was never closed"),
+    ("config.rounds = 0.5", "mine.py fails (TypeError: Could not override field 'rounds'"),
+    ("undefined", "mine.py fails (NameError: name 'undefined' is not defined)"),
+    ("import no_such_module", "mine.py fails (ModuleNotFoundError: No module named"),
+    ("raise SystemExit(0)", "mine.py fails (SystemExit: 0)"),
+    # and configurations of another form
+    ("return 3", "returns int, but it must return a ConfigDict"),
+    (f"{MADE}()", "lacks abide"),
+    (f"{MADE}({{'data': 3}})", "data is a group"),
+    (f"{MADE}({{1: 2, 'a': 3}})", "(TypeError"),
+    (f"{MADE}({{1: 2}})", "no key '1'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("x = (", "line 6: '(' was never closed"),
-        ("config.rounds = 0.5", "fails (TypeError: Could not override field 'rounds'"),
-        ("undefined", "fails (NameError: name 'undefined' is not defined)"),
-        ("import no_such_module", "fails (ModuleNotFoundError: No module named"),
-        ("return 3", "returns int, but it must return a ConfigDict"),
-    ],
-)
-def test_a_config_file_that_fails_is_named_with_the_reason(tmp_path, body, message):
-    file = write(tmp_path, body)
-    with pytest.raises(ConfigError) as error:
-        read(file)
-    assert file in str(error.value)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("config = {}; from ml_collections import ConfigDict; return ConfigDict()", "lacks abide"),
-        (
-            "from ml_collections import ConfigDict; return ConfigDict({'data': 3})",
-            "data is a group",
-        ),
-        ("from ml_collections import ConfigDict; return ConfigDict({1: 2, 'a': 3})", "(TypeError"),
-        ("from ml_collections import ConfigDict; return ConfigDict({1: 2})", "no key '1'"),
-        ("raise SystemExit(0)", "fails (SystemExit: 0)"),
-        ("config.batch_size = int('9' * 4000)", "config.batch_size=9999"),
-    ],
-)
-def test_a_configuration_of_another_form_is_refused(tmp_path, body, message):
+@pytest.mark.parametrize(("body", "message"), IN_A_FILE)
+def test_a_mistake_in_a_config_file_is_named_in_one_line(tmp_path, body, message):
     with pytest.raises(ConfigError) as error:
         check(read(write(tmp_path, body), [("data.name", "tiny")]))
     assert message in str(error.value)
@@ -258,7 +225,7 @@ def test_a_frozen_configuration_can_be_changed(tmp_path):
     assert read(write(tmp_path, body), [("rounds", "3")]).rounds == 3
 
 
-def test_a_file_without_get_config_is_told_what_it_lacks(tmp_path):
+def test_a_file_without_get_config_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("rounds = 3\n")
     with pytest.raises(ConfigError, match="must define get_config"):
         read(str(tmp_path / "mine.py"))
@@ -274,14 +241,13 @@ def test_a_config_file_may_take_no_changes(tmp_path):
 
 @pytest.mark.parametrize("path", ["nowhere.py", "", "."])
 def test_a_missing_config_file_is_named(path):
-    with pytest.raises(ConfigError, match="there is no config file") as error:
+    with pytest.raises(ConfigError, match=f"there is no config file '{path}'"):
         read(path)
-    assert repr(path) in str(error.value)
 
 
-@pytest.mark.parametrize("spelled", ["1,3", "(1, 3)", "['1', 3]"])
-def test_numbers_in_a_tuple_are_its_texts(spelled):
-    assert override(base(), f"data.severities={spelled}").data.severities == ("1", "3")
+@pytest.mark.parametrize("text", ["1,3", "(1, 3)", "['1', 3]"])
+def test_numbers_in_a_tuple_are_its_texts(text):
+    assert override(base(), f"data.severities={text}").data.severities == ("1", "3")
 
 
 OF_NO_TYPE = {
@@ -296,7 +262,7 @@ OF_NO_TYPE = {
 
 
 @pytest.mark.parametrize("key", OF_NO_TYPE)
-def test_a_value_of_another_type_in_a_file_is_one_sentence_before_it_is_used(tmp_path, key):
+def test_a_value_of_another_type_in_a_file_is_refused_before_it_is_used(tmp_path, key):
     path = tmp_path / "config.py"
     path.write_text(
         "from fedjax_bn.run.config.keys import base\n"
@@ -309,16 +275,12 @@ def test_a_value_of_another_type_in_a_file_is_one_sentence_before_it_is_used(tmp
 
 
 @pytest.mark.parametrize("key", ["compilation_cache", "data.cache"])
-@pytest.mark.parametrize("text", ["None", "none", "$x^$", "False", "cache", "$HOME/x", "0", "a/b"])
-def test_a_word_is_not_taken_for_the_folder_of_a_cache(key, text):
-    with pytest.raises(ConfigError, match=r"must be empty for none, or a folder that begins with"):
+def test_a_cache_is_a_folder_with_a_beginning_and_no_word(key):
+    for text in ("None", "none", "$x^$", "False", "cache", "$HOME/x", "0", "a/b"):
+        with pytest.raises(ConfigError, match="must be empty for none, or a folder that begins"):
+            check(override(base(), f"{key}={text}"))
+    for text in ("", "/tmp/x", "./x", "../x", "~", "~/x"):
         check(override(base(), f"{key}={text}"))
-
-
-@pytest.mark.parametrize("key", ["compilation_cache", "data.cache"])
-@pytest.mark.parametrize("text", ["", "/tmp/x", "./x", "../x", "~", "~/x"])
-def test_a_cache_is_a_folder_that_says_where_it_is(key, text):
-    check(override(base(), f"{key}={text}"))
     check(override(base(), "compilation_cache=gs://bucket/x"))
 
 

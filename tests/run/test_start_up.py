@@ -26,7 +26,7 @@ def test_training_imports_nothing_that_it_does_not_need():
     assert not imported & set(NOT_NEEDED)
 
 
-def test_a_hidden_module_is_found_again_behind_the_block(monkeypatch):
+def test_a_hidden_module_is_found_again_after_the_block(monkeypatch):
     monkeypatch.syspath_prepend(str(runs.ROOT / "tests" / "support"))
     monkeypatch.delitem(sys.modules, "tiny_digits", raising=False)
     with hidden("tiny_digits"), pytest.raises(ImportError):

@@ -45,7 +45,7 @@ def _is_path(text: str) -> bool:
 
 
 def _is_folder(text: str) -> bool:
-    """Whether a text is a path that says where it begins: a slip such as None makes no folder."""
+    """Returns whether a path has a beginning such as ./, so that a slip as None makes no folder."""
     begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
     return not text or (begins and _is_path(text))
 
@@ -73,7 +73,7 @@ _WINDOW = Range("0, or from 2 to 1000000", lambda value: value == 0 or 2 <= valu
 
 
 def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
-    """A key of the type of its default; `allowed` is a Range, or a type of `arguments.ranges`."""
+    """Returns a key of its default's type; `allowed` is a Range or a type of `arguments.ranges`."""
     if isinstance(allowed, Range):
         return Argument(type(default), default, allowed, meaning)
     kind = getattr(allowed, "__origin__", allowed or type(default))
@@ -81,11 +81,11 @@ def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
 
 
 def _name(meaning: str, *names: str) -> Argument:
-    """A key that is one of some names, the first by default."""
+    """Returns a key that is one of some names, the first by default."""
     return Argument(str, names[0], one_of(*names), meaning)
 
 
-RUN = {
+_KEYS = {
     "method": _key("", "`list methods`, or your own package.module:function:key=value"),
     "baselines": _key((), "methods to run beside it, each in WORKDIR/baselines/NAME"),
     "model": _key("DigitCNN", "`list models`, or your own package.module:Class:key=value"),
@@ -226,9 +226,6 @@ RUN = {
     ),
     "wandb": _key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": _key(0, "of all random numbers", Seed),
-}
-
-DATA = {
     "data.name": _key("scanners", "`list datasets`"),
     "data.path": _key("", "file or folder of a dataset that is not embedded", _PATH),
     "data.image_size": _key(28, "side of the square images, pixels", Pixels),
@@ -312,14 +309,15 @@ def keys() -> dict[str, Argument]:
         method = getattr(methods, name)
         meanings = _meanings(inspect.getdoc(method) or "")
         for key, argument in plain_arguments(method, _ELSEWHERE).items():
+            # An argument without a value of its own has a key for all methods, such as weigh.
             if argument.default not in (None, REQUIRED):
                 found[f"{name}.{key}"] = argument._replace(meaning=meanings.get(key, ""))
-    usual = RUN["method"]._replace(default=methods.USUAL)
-    return RUN | {"method": usual} | DATA | dict(sorted(found.items()))
+    usual = _KEYS["method"]._replace(default=methods.USUAL)
+    return _KEYS | {"method": usual} | dict(sorted(found.items()))
 
 
 def _meanings(docstring: str) -> dict[str, str]:
-    """The text on each argument in the section `Args:` of a docstring, on one line."""
+    """Returns the text on each argument in the section `Args:` of a docstring, on one line."""
     section = re.search(r"^Args:\n((?:  .*\n|\n)*)", docstring + "\n", re.MULTILINE)
     parts = re.split(r"^  (?=\S)", section[1] if section else "", flags=re.MULTILINE)
     pairs = (part.split(":", 1) for part in parts if ":" in part)

@@ -12,8 +12,8 @@ from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.run.config.keys import assign, check, check_complete, check_key
 from fedjax_bn.run.errors import ConfigError
 
-EXAMPLE = "configs/quickstart.py"
-PACKAGE = Path(__file__).parents[2]
+_EXAMPLE = "configs/quickstart.py"
+_PACKAGE = Path(__file__).parents[2]
 
 
 def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
@@ -47,12 +47,12 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
         reason = one_line(error)
         raise ConfigError(
             f"config file {path} fails ({type(error).__name__}: {reason}): it must define "
-            f"get_config(changes='') that returns a ConfigDict, see {EXAMPLE}"
+            f"get_config(changes='') that returns a ConfigDict, see {_EXAMPLE}"
         ) from error
     if not isinstance(config, ConfigDict):
         raise ConfigError(
             f"get_config of {path} returns {type(config).__name__}, but it must return a "
-            f"ConfigDict, see {EXAMPLE}"
+            f"ConfigDict, see {_EXAMPLE}"
         )
     for key, text in changes:
         assign(config, key, text)
@@ -61,32 +61,28 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
 
 
 def _find_config(name: str) -> Path:
-    """The file of that name, or else the packaged config: `pacs`, `pacs.py` or `configs/pacs.py`.
-
-    Raises:
-      ConfigError: there is neither.
-    """
+    """Returns the file of that name, or the packaged `pacs`, `pacs.py` or `configs/pacs.py`."""
     if os.path.isfile(name):
         return Path(name)
     ours = packaged_configs()
     stem = name.removeprefix("configs/").removesuffix(".py")
     if stem not in ours:
         raise ConfigError(
-            f"there is no config file {brief(name)}: give a file such as {EXAMPLE}, or the name "
+            f"there is no config file {brief(name)}: give a file such as {_EXAMPLE}, or the name "
             f"of a packaged one{nearest(Path(name).stem, ours)}"
         )
     return ours[stem]
 
 
 def packaged_configs() -> dict[str, Path]:
-    """The configs of the package, name -> file; in a checkout they are next to it."""
-    inside = PACKAGE / "configs"
-    folder = inside if inside.is_dir() else PACKAGE.parent / "configs"
+    """Returns the configs of the package, name -> file; in a checkout they are next to it."""
+    inside = _PACKAGE / "configs"
+    folder = inside if inside.is_dir() else _PACKAGE.parent / "configs"
     return {file.stem: file for file in sorted(folder.glob("*.py"))}
 
 
 def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
-    """The (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
+    """Returns (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
 
     Raises:
       ConfigError: an argument is neither.

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.choices import Table, misfit, parsed, read_choice
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.run.config.defaults import base, keys
-from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.errors import ConfigError, as_config_errors
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
@@ -28,7 +28,7 @@ _OLD = (
     ("data.sizes", r"dirichlet:([^:=]+)(:.*)?", {"data.sizes": r"dirichlet:alpha=\1\2"}),
 )
 # What runs did before there was a key for it, where its default is something else.
-BEFORE = {"data.orientation": "stored"}
+_BEFORE = {"data.orientation": "stored"}
 _MOST = 3  # keys in a suggestion
 # Names of other programs and papers for a key or its last part, without capitals and underscores.
 _SYNONYMS = {
@@ -107,13 +107,13 @@ def assign(config: ConfigDict, key: str, text: str) -> None:
     for name, new in {key: text}.items() if renewed is None else renewed.items():
         check_key(name)
         value = parsed(new, keys()[name].kind)
-        _check_value(name, value)
+        _check_value(name, value)  # before ml_collections, whose message has no range
         with config.unlocked():
             config.update_from_flattened_dict({name: value})
 
 
 def _renewed(key: str, value: Any) -> dict[str, str] | None:
-    """What an earlier version's value is written as now, by keys; None for a value of today."""
+    """Returns today's keys and texts for a value of 0.2.0; None for a value of today."""
     for old, pattern, new in _OLD:
         found = re.fullmatch(pattern, value) if key == old and isinstance(value, str) else None
         if found:
@@ -124,9 +124,9 @@ def _renewed(key: str, value: Any) -> dict[str, str] | None:
 def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keys that an earlier version recorded, in the form of today's.
 
-    Keys that came later have their defaults, or what was done `BEFORE`.
+    Keys that came later have their defaults, or what was done `_BEFORE`.
     """
-    found = {name: key.default for name, key in keys().items()} | BEFORE
+    found = {name: key.default for name, key in keys().items()} | _BEFORE
     for name, value in flat.items():
         new = _renewed(name, value)
         if new is None and isinstance(value, str) and name in keys():
@@ -201,8 +201,8 @@ def _likely_keys(name: str) -> list[str]:
     key (`data.nmae`), or share words with it (`num_local_epochs`).
     """
     known = keys()
-    last = _plain(name.rpartition(".")[2])
-    same = [key for key in known if _plain(key.rpartition(".")[2]) == last]
+    last = re.sub("[-_]", "", name.lower()).rpartition(".")[2]
+    same = [key for key in known if key.replace("_", "").rpartition(".")[2] == last]
     same.sort(key=lambda key: key.count("."))
     meant = [key for key, words in _SYNONYMS.items() if last in words.split()]
     named = [key for one in meant for key in known if key == one or key.endswith(f".{one}")]
@@ -213,10 +213,6 @@ def _likely_keys(name: str) -> list[str]:
     likely = [*named, *same] or close or sharing
     likely = likely or difflib.get_close_matches(name.lower()[:100], known, _MOST, 0.65)
     return list(dict.fromkeys(likely))[:_MOST]
-
-
-def _plain(word: str) -> str:
-    return word.lower().replace("_", "").replace("-", "")
 
 
 def _check_value(name: str, value: Any) -> None:
@@ -284,8 +280,6 @@ def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
 def choice_of(
     key: str, text: str, table: Table, given: Collection[str] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns `choices.read_choice` for the value of a key; a ValueError becomes a ConfigError."""
-    try:
+    """Returns `choices.read_choice` for the value of a key; its errors become ConfigErrors."""
+    with as_config_errors():
         return read_choice(f"config.{key}={brief(text)}", text, table, given=given)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

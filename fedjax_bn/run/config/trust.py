@@ -24,7 +24,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def recorded_code(
     folder: Path, about: Record, typed: Iterable[Any] = (), trust: bool = False
 ) -> AbstractContextManager[None]:
-    """A context in which a run's own configuration imports only what its user allows.
+    """Returns a context in which a run's own configuration imports only what its user allows.
 
     Allowed are names that the user has typed, and modules on his own path: in a folder of
     `sys.path` that is neither the current one nor Python's, nor holds installed packages.
@@ -54,13 +54,13 @@ def recorded_code(
 
 
 def started_in(about: Record) -> Path | None:
-    """The folder where a run was started; None where it is not here."""
+    """Returns the folder where a run was started; None where it is not here."""
     place = Path(about.get("started_in", ""))
     return place if place.is_absolute() and place.is_dir() else None
 
 
 def _names(value: Any) -> set[str]:
-    """Each `module:name` in the value of a key."""
+    """Returns each `module:name` in the value of a key."""
     if isinstance(value, tuple | list):
         return {name for one in value for name in _names(one)}
     words = [part.split(":") for part in re.split(r"[\s,'\"()\[\]]+", str(value))]
@@ -68,7 +68,7 @@ def _names(value: Any) -> set[str]:
 
 
 def _on_own_path(module: str) -> bool:
-    """Whether Python would find a module in a folder that the user has put on its path."""
+    """Returns whether Python would find a module in a folder that the user has put on its path."""
     top, *rest = module.split(".")
     for entry in sys.path:
         found = PathFinder.find_spec(top, [entry])
@@ -80,11 +80,7 @@ def _on_own_path(module: str) -> bool:
         found = PathFinder.find_spec(part, found.submodule_search_locations or [])
         if not (found and found.origin):
             return False
-    return _is_own(entry)
-
-
-def _is_own(entry: str) -> bool:
-    """Whether an entry of `sys.path` is the user's: not of Python, of us, or the current folder."""
+    # An entry that is Python's, ours or the current folder was not put there by the user.
     place = Path(entry or ".").resolve()
     if place == Path.cwd().resolve():  # which may be the folder that somebody has sent
         return (

@@ -23,7 +23,7 @@ from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.run.config.keys import check, choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.personalization import check_labelled
-from fedjax_bn.run.experiment.availability import read_trace
+from fedjax_bn.run.experiment.availability import kept_on_disk, read_trace
 from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
@@ -40,6 +40,7 @@ from fedjax_bn.run.experiment.task import (
 )
 from fedjax_bn.run.experiment.values import Experiment, read_values
 from fedjax_bn.run.processes.mesh import choose_mesh
+from fedjax_bn.run.training.population import refuse_ensemble
 
 _MOST_DRAWS = 2**28  # samples a round: 2 GB of numbers
 HOLD_OUT = (
@@ -64,11 +65,11 @@ def build(config: ConfigDict) -> Experiment:
     check_data_keys(config)
     for name in config.baselines:
         choose_method("baselines", name)
-    make_model = model_maker(config)
-    choose_augmentation(config)
+    model = model_maker(config.model, config.compute_dtype, config.seed)(num_classes=2)
+    choose_augmentation(config.data.augment, config.data.image_size)
     method_maker(config)
     for text in config.adaptations:
-        choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
+        choose_adaptation(text, model, config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
 
     data = load(config)
@@ -81,14 +82,7 @@ def build(config: ConfigDict) -> Experiment:
         )
     if any(domain.test is domain.validation for domain in internal.domains):
         notes += (TESTED_ON_VALIDATION,)
-    images = internal.domains[0].train.images
-    if images.ndim == 4 and images.shape[1] != config.data.image_size:
-        raise ConfigError(
-            f"config.data.image_size={config.data.image_size}, but images of {internal.name} have "
-            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
-        )
     _check_clients(internal, config)
-    _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
     check_labelled(experiment.evaluation.personalization, internal, unseen)
     trace = read_trace(config.participation.trace, len(internal.domains))
@@ -107,42 +101,69 @@ def assemble(
     Raises:
       ConfigError, ValueError: as `build`.
     """
-    model = model_maker(config)(internal.num_classes)
+    model = model_maker(config.model, config.compute_dtype, config.seed)(internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
-    make_method = method_maker(config)
-    load, task = choose_loading(config, internal), choose_task(config, model, internal)
+    load = choose_loading(config.data.augment, config.data.image_size, internal)
+    task = choose_task(config.model, model, internal, **config.detection)
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
-    method = make_method(model, prepare, load, task, mesh)
-    few = [
-        f"{domain.name} ({len(domain.train.images)})"
-        for domain in internal.domains
-        if config.local_steps and len(domain.train.images) < config.batch_size
-    ]
-    repeats = (
-        f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
-        f"{first_few(few)}"
-    )
+    method = method_maker(config)(model, prepare, load, task, mesh)
+    choices = {
+        text: choose_adaptation(text, model, config.adapt_batch_size) for text in config.adaptations
+    }
+    notes += method.notes
+    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
+    few = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
+    if config.local_steps and few:
+        notes += (
+            f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
+            f"{first_few(few)}",
+        )
+    values = read_values(config, method, len(internal.domains))
     return Experiment(
-        model=model,
-        method=method,
-        internal=internal,
-        unseen=unseen,
-        prepare=prepare,
-        adaptations={
-            text: choose_adaptation(text, model, config.adapt_batch_size)
-            for text in config.adaptations
-        },
-        notes=notes + method.notes + (repeats,) * bool(few),
-        mesh=mesh,
-        task=task,
-        **read_values(config, method, len(internal.domains)),
+        model, method, internal, unseen, prepare, choices, notes, mesh=mesh, task=task, **values
     )
 
 
-def _check_validation(internal: Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if anything is chosen by validation and a client has no samples for it."""
-    without = [domain.name for domain in internal.domains if domain.validation is None]
+def _check_clients(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if the configuration does not suit the clients and their samples."""
+    domains, total, drawn = internal.domains, len(internal.domains), config.clients_per_round
+    images = domains[0].train.images
+    if images.ndim == 4 and images.shape[1] != config.data.image_size:
+        raise ConfigError(
+            f"config.data.image_size={config.data.image_size}, but images of {internal.name} have "
+            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
+        )
+    check_strategy(config.clients, total)
+    if config.client_epochs and len(config.client_epochs) != total:
+        raise ConfigError(
+            f"config.client_epochs has {len(config.client_epochs)} numbers for {total} clients: "
+            "give one for each"
+        )
+    for key in ("clients_per_round", "eval_clients"):
+        if config[key] > total:
+            raise ConfigError(
+                f"config.{key}={config[key]} is more than the {total} clients there are: use 0 for "
+                "all of them"
+            )
+    if config.population == "disk" and not 0 < drawn < total:
+        raise ConfigError(
+            "config.population='disk' keeps clients off the device that sit out, but with "
+            f"clients_per_round={drawn} all {total} take part: lower clients_per_round, or set "
+            "population=device"
+        )
+    if kept_on_disk(config.population, drawn, total):
+        refuse_ensemble(config.adaptations)
+    longest = max(len(domain.train.images) for domain in domains)
+    samples = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
+    samples *= drawn or total
+    if samples > _MOST_DRAWS:
+        raise ConfigError(
+            f"a round of {drawn or total} clients would draw {samples} samples, but it can draw "
+            f"{_MOST_DRAWS} at most: lower config.local_steps, config.local_epochs, "
+            "config.client_epochs or config.batch_size"
+        )
+    without = [domain.name for domain in domains if domain.validation is None]
     choosing = {
         what_validates(config): "leave that key out",
         f"config.patience={config.patience}" * bool(config.patience): "patience=0",
@@ -154,32 +175,6 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
                 f"{key} needs validation samples, but client {without[0]!r} of {internal.name} has "
                 f"none: {HOLD_OUT}, or {remedy}"
             )
-
-
-def _check_clients(internal: Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if a number of clients, or of samples a round, does not suit them."""
-    num_clients = len(internal.domains)
-    check_strategy(config.clients, num_clients)
-    if config.client_epochs and len(config.client_epochs) != num_clients:
-        raise ConfigError(
-            f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
-            "clients: give one for each"
-        )
-    for key in ("clients_per_round", "eval_clients"):
-        if config[key] > num_clients:
-            raise ConfigError(
-                f"config.{key}={config[key]} is more than the {num_clients} clients there are: use "
-                "0 for all of them"
-            )
-    longest = max(len(domain.train.images) for domain in internal.domains)
-    drawn = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
-    drawn *= (clients := config.clients_per_round or num_clients)
-    if drawn > _MOST_DRAWS:
-        raise ConfigError(
-            f"a round of {clients} clients would draw {drawn} samples, but it can draw "
-            f"{_MOST_DRAWS} at most: lower config.local_steps, config.local_epochs, "
-            "config.client_epochs or config.batch_size"
-        )
 
 
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:

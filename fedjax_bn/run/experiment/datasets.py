@@ -29,7 +29,7 @@ from fedjax_bn.data.sets import (
 )
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.keys import choose
-from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.errors import ConfigError, as_config_errors
 
 _Read = Callable[[ConfigDict], Source | Dataset]
 
@@ -90,10 +90,7 @@ def _read_own(config: ConfigDict) -> Source:
 
 
 def _read_tfds(name: str) -> _Read:
-    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
-
-    `data.path` is its data_dir; empty for the usual one.
-    """
+    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared in `data.path`."""
 
     def read(config: ConfigDict) -> Source:
         data = config.data
@@ -179,12 +176,7 @@ def describe_datasets() -> dict[str, str]:
 
 
 def check_data_keys(config: ConfigDict) -> None:
-    """Checks the keys of `data` before anything is read.
-
-    Raises:
-      ConfigError: a dataset that needs a path has none, an embedded one has one, or a key chooses
-        among what the dataset does not have.
-    """
+    """Raises ConfigError if the dataset needs a path or has none, or if it lacks a key's choice."""
     name, path = config.data.name, config.data.path
     if name in EMBEDDED and path:
         raise ConfigError(
@@ -267,7 +259,7 @@ def configured_clients(
 
 
 def _check_names(names: Sequence[str], dataset: str) -> None:
-    """Raises an error unless names of clients and domains differ, also from keys of JSON files."""
+    """Raises an error unless names differ from each other and from keys of JSON files."""
     check_names_differ(names, dataset)
     for name in {"mean", "method", "adaptation"} & {*names}:
         raise ConfigError(
@@ -277,11 +269,7 @@ def _check_names(names: Sequence[str], dataset: str) -> None:
 
 
 def domain_names(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the names of all domains of the configured data, in order.
-
-    Raises:
-      ConfigError: the data are missing, or wrong.
-    """
+    """Returns the names of all domains of the configured data; raises ConfigError if wrong."""
     data = _read_data(config, target="")
     names = tuple(part.name for part in _parts(data))
     _check_names(names, data.name)
@@ -294,22 +282,17 @@ def clients_without_validation(config: ConfigDict) -> tuple[str, ...]:
     Raises:
       ConfigError: the data are missing, or wrong.
     """
-    data = _read_data(config, target=config.target)
-    try:
-        internal, _ = configured_clients(data, config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    with as_config_errors():
+        internal, _ = configured_clients(_read_data(config, config.target), config)
     return tuple(domain.name for domain in internal.domains if domain.validation is None)
 
 
 def _read_data(config: ConfigDict, target: str) -> Source | Dataset:
-    """The data of a configuration with this target; raises ConfigError if they are wrong."""
+    """Returns the data of a configuration with this target."""
     with config.unlocked():
         config = config.copy_and_resolve_references()
     config.target = target
     load = choose(DATASETS, config.data.name, "data.name")
     check_data_keys(config)
-    try:
+    with as_config_errors():
         return load(config)
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error

@@ -18,7 +18,7 @@ from fedjax_bn.arguments.choices import call_chosen, naming
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
+from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import by_round
@@ -31,8 +31,6 @@ from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
-
-
 SHARING = {
     rule.__name__: rule
     for rule in (
@@ -84,19 +82,23 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
       ConfigError: an unknown name, module or argument.
     """
     method, options = choose_method("method", config.method)
-    what = f"config.method={brief(config.method)}"
+    what, keys = f"config.method={brief(config.method)}", config.privacy
     options |= dict(config.get(group_of(config.method), {}))
     # What is not given has the method's own default, which may be another one than FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
     if config.weigh:
         options["weigh"] = _choose_weighing(config.weigh)
-    if config.privacy.clip:
-        keys = config.privacy
+    if keys.clip:
         seed = config.seed if keys.seed is None else keys.seed
         options["privacy"] = gaussian(keys.clip, keys.noise, at=keys.at, seed=seed)
-    if config.data.perturb:
-        options["perturb"] = _choose_perturbation(config.data.perturb)
+    if text := config.data.perturb:
+        make_perturb, arguments = choice_of("data.perturb", text, PERTURBATIONS)
+        named = f"config.data.perturb={brief(text)}"
+        options["perturb"] = perturb = call_chosen(named, make_perturb, **arguments)
+        if not callable(perturb):
+            given = type(perturb).__name__
+            raise ConfigError(f"{named} gives {given}, not a function (key, x, valid) -> x")
     optimizer = local_optimizer(config)
     # The method needs the most epochs of a client; the sampler leaves the others' last ones empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
@@ -126,7 +128,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
         if config.local_selection:
             given["train"] = best_of_round(validating(validation_score), config.local_selection)
-        if is_told(config):
+        if weighs_by_validation(config):
             rule, arguments = choice_of("weigh", config.weigh, WEIGHING)
             accuracy = arguments.get("metric") == "accuracy"
             measure = validating(validation_score if accuracy else validation_loss)
@@ -156,9 +158,11 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
 
 
 def _choose_sharing(text: str) -> sharing.SharingRule:
-    """The sharing rule of that name, or a user's own, `package.module:function`."""
+    """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
     rule, options = choice_of("share", text, SHARING)
     what = f"config.share={brief(text)}"
+    if rule in SHARING.values():
+        return rule
 
     def share(variables: Variables) -> Any:
         with naming(what):
@@ -167,18 +171,14 @@ def _choose_sharing(text: str) -> sharing.SharingRule:
                 raise ConfigError(f"{what} must give a boolean for each leaf, in the same tree")
         return mask
 
-    return share if rule not in SHARING.values() else rule
+    return share
 
 
 def _choose_weighing(text: str) -> aggregation.WeighingRule:
-    """Returns the rule in `name:key=value:key=value`, such as `risk_extrapolation:eta=0.3`.
+    """Returns the rule that a text such as `risk_extrapolation:eta=0.3` chooses.
 
     A user's own, `package.module:function`, is a rule `(sizes, risks, *, ...) -> weights`, or a
     function without required arguments that returns one.
-
-    Raises:
-      ValueError: an unknown name or key, a value of the wrong type or out of its range, or a rule
-        that does not give two clients two weights.
     """
     function, options = choice_of("weigh", text, WEIGHING)
     what = f"config.weigh={brief(text)}"
@@ -188,14 +188,15 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
         rule = call_chosen(what, function, **options)
     if not isinstance(rule, aggregation.Weighing):
         with naming(what):
+            # Two clients show whether each gets a weight; nothing is computed.
             weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
             if getattr(weights, "shape", None) != (2,):
                 raise ConfigError(f"{what} must give a weight f[K] to each of K clients")
     return rule
 
 
-def is_told(config: ConfigDict) -> bool:
-    """Whether clients measure models on their validation samples for the weighing rule."""
+def weighs_by_validation(config: ConfigDict) -> bool:
+    """Returns whether clients measure models on their validation samples for the weighing rule."""
     return config.weigh.partition(":")[0] == aggregation.generalization_adjustment.__name__
 
 
@@ -203,7 +204,7 @@ def what_validates(config: ConfigDict) -> str:
     """Returns the key for which clients need validation samples while they train; "" for none."""
     if config.local_selection:
         return f"config.local_selection={config.local_selection}"
-    return f"config.weigh={brief(config.weigh)}" if is_told(config) else ""
+    return f"config.weigh={brief(config.weigh)}" if weighs_by_validation(config) else ""
 
 
 def own_rules(method: str, private: bool = False) -> dict[str, str]:
@@ -227,27 +228,15 @@ def own_rules(method: str, private: bool = False) -> dict[str, str]:
 
 
 def has_own_weighing(method: str) -> bool:
-    """Whether a method of the library weighs otherwise than FedAvg by default."""
-    usual = aggregation.by_size.__name__
-    return own_rules(method).get("weigh", usual) != usual
-
-
-def _choose_perturbation(text: str) -> Perturb:
-    """The perturbation in `amplitude_mix:probability=0.5`, or that of a user's own function."""
-    make, options = choice_of("data.perturb", text, PERTURBATIONS)
-    perturb = call_chosen(f"config.data.perturb={brief(text)}", make, **options)
-    if not callable(perturb):
-        raise ConfigError(
-            f"config.data.perturb={brief(text)} gives {type(perturb).__name__}, not a function "
-            "(key, x, valid) -> x"
-        )
-    return perturb
+    """Returns whether a method of the library weighs otherwise than FedAvg by default."""
+    return own_rules(method).get("weigh", "by_size") != "by_size"
 
 
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """Returns the clients' optimizer; by round with `optimizer.schedule` or a warm-up."""
     keys = config.optimizer
     make = OPTIMIZERS[keys.name]
+    # A constant rate stays a number: the program of a round then does not compute it.
     if keys.schedule == "constant" and not keys.warmup_rounds:
         optimizer = make(keys, keys.learning_rate)
     else:
@@ -259,20 +248,20 @@ def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
-    """The learning rate of `config.optimizer` as a function of the round, from 0.
+    """Returns the learning rate as a function of the round, from 0.
 
     In W rounds of warm-up it is (round + 1) / (W + 1) of the full rate; the first round after it
     has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the run.
     """
     warmup, full = keys.warmup_rounds, keys.learning_rate
     end = keys.decay_rounds or max(rounds - warmup, 1)
-    schedules = {
-        "constant": lambda: optax.constant_schedule(full),
-        "cosine": lambda: optax.cosine_decay_schedule(full, end, keys.final_fraction),
-        "step": lambda: optax.exponential_decay(full, end, keys.decay_factor, staircase=True),
-        "exponential": lambda: optax.exponential_decay(full, end, keys.decay_factor),
-    }
-    after = schedules[keys.schedule]()
+    if keys.schedule == "constant":
+        after = optax.constant_schedule(full)
+    elif keys.schedule == "cosine":
+        after = optax.cosine_decay_schedule(full, end, keys.final_fraction)
+    else:
+        steps = keys.schedule == "step"
+        after = optax.exponential_decay(full, end, keys.decay_factor, staircase=steps)
     if not warmup:
         return after
     rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
@@ -288,14 +277,15 @@ def follows_rounds(config: ConfigDict) -> str:
     """Returns the key whose plan follows from the number of rounds, such as a cosine's; or ""."""
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds:
         return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
-    if is_told(config) and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]:
+    plans = weighs_by_validation(config)
+    if plans and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]:
         return f"weigh={brief(config.weigh)}"
     return ""
 
 
 def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs what the configured method does not train."""
-    served = set(served_of(config, adaptations))
+    served = served_of(config, adaptations)
     for text in adaptations:
         if text not in served:
             raise ConfigError(

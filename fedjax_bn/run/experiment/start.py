@@ -10,6 +10,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,14 +31,14 @@ from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.models import pretrained
-from fedjax_bn.run.errors import ConfigError, UserError
+from fedjax_bn.run.errors import ConfigError, UserError, as_config_errors
 from fedjax_bn.run.experiment.build import Experiment, build, initial_variables
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.forms import CLAIM
 from fedjax_bn.run.files.workdir import Record, read_json
 from fedjax_bn.run.processes.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
-from fedjax_bn.run.training.population import Held, check_population, num_clients
+from fedjax_bn.run.training.population import Held, num_clients
 from fedjax_bn.sharing import Variables, describe, join, path_names, split_like
 
 _Form = jax.ShapeDtypeStruct
@@ -52,10 +53,10 @@ class Keys(NamedTuple):
     participation: jax.Array
 
 
-def make_keys(config: ConfigDict) -> Keys:
-    """Returns the random keys of a run."""
+def make_keys(seed: int) -> Keys:
+    """Returns the random keys of a run, from its `config.seed`."""
     # All numbers of a run depend on the order of the fields and on how many there are.
-    return Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
+    return Keys(*jax.random.split(jax.random.key(seed), len(Keys._fields)))
 
 
 def prepare(
@@ -83,19 +84,16 @@ def prepare(
             "`pip install wandb`, or leave it empty and see the run in TensorBoard"
         )
     sizes = (min(clients, 1), clients)
-    try:
+    with as_config_errors():
         experiment = make(config)
-        check_population(config, len(experiment.internal.domains))
-        keys = make_keys(config)
+        keys = make_keys(config.seed)
         if traced:
             check_shapes(experiment, make_start(experiment, keys, None, *sizes))
-        fixed, notes = _load_weights(experiment, config.start_from, config.pretrained)
+        fixed, notes = _load_weights(experiment)
         start = make_start(experiment, keys, fixed, *sizes)
         if experiment.participation.on_disk:
             _check_rows_alike(experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
 
 
 def make_start(
@@ -150,7 +148,19 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
         clients = state.weights.shape[0]
-        _check_memory(experiment, state)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+        with suppress(AttributeError, ValueError, OSError):  # no POSIX system
+            limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        # On CPU all devices are one machine.
+        memory = (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
+        if size > memory:
+            raise ConfigError(
+                f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {clients} "
+                f"clients' state, more than the {memory / 2**30:.0f} GB of this machine: choose a "
+                "smaller model or fewer clients, or, where clients_per_round are not all, "
+                "population=disk"
+            )
         own = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
         batches = batches_of_one(experiment)
@@ -188,30 +198,6 @@ def batches_of_one(experiment: Experiment) -> Batches:
     return batches
 
 
-def _check_memory(experiment: Experiment, state: FederatedState) -> None:
-    """Raises ConfigError if the state of all clients is larger than the memory there is."""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    places = 1 if on_cpu() else padded(1, experiment.mesh)  # on CPU all devices are one machine
-    if size > (memory := _memory() * places):
-        raise ConfigError(
-            f"config.model={brief(experiment.plan.model)} takes {size / 2**30:.0f} GB for the "
-            f"{state.weights.shape[0]} clients' state, more than the {memory / 2**30:.0f} GB of "
-            "this machine: choose a smaller model or fewer clients, or, where clients_per_round "
-            "are not all, population=disk"
-        )
-
-
-def _memory() -> float:
-    """Bytes of a device, or of the machine; infinite where neither is known."""
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    if limit:
-        return limit
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # no POSIX system
-        return math.inf
-
-
 def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
     """Raises ConfigError where a weighing rule begins rows differently that are kept on the disk.
 
@@ -228,15 +214,10 @@ def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
             )
 
 
-def _load_weights(
-    experiment: Experiment, start_from: str, weights: str
-) -> tuple[Variables | None, tuple[str, ...]]:
-    """The variables from `config.start_from` or `pretrained`, None for other leaves, and notes.
-
-    Raises:
-      ValueError, OSError, ImportError: the weights are missing or do not fit.
-    """
+def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
+    """Returns variables from `start_from` or `pretrained`, None for other leaves, and notes."""
     network, model = inspect.unwrap(experiment.model), experiment.plan.model
+    start_from, weights = experiment.plan.start_from, experiment.plan.pretrained
     like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
     if start_from:
         note = f"all clients start from the model of the run {start_from} (start_from)"
@@ -253,14 +234,11 @@ def _load_weights(
 
 
 def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
-    """The collections of `like` from the selected round of the run `config.start_from`.
+    """Returns the collections of `like` from the selected round of the run `config.start_from`.
 
     They are what an unseen client would receive: the shared leaves, and the mean of the personal
     ones with the last round's weights. What clients remember, and what the other method trained
     in addition to the model, is not taken.
-
-    Raises:
-      ConfigError: there is no finished run, its checkpoint is damaged, or the model is another one.
     """
     what = f"config.start_from={brief(start_from)}"
     try:
@@ -307,7 +285,7 @@ def starting_record(start_from: str) -> Record:
 
 
 def _checkpoint_of(workdir: Path) -> Path:
-    """The folder of a finished run's selected checkpoint, or of its latest one."""
+    """Returns the folder of a finished run's selected checkpoint, or of its latest one."""
     if not (workdir / "config.json").exists():
         raise ConfigError(f"{workdir} is not the workdir of a run: give one that has finished")
     read_json(workdir / "config.json", CLAIM)

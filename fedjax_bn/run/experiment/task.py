@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-from ml_collections import ConfigDict
 
 from fedjax_bn import models
 from fedjax_bn.arguments.choices import call_chosen
@@ -26,47 +25,52 @@ MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
 
 
-def model_maker(config: ConfigDict) -> Callable[[int], Any]:
+def model_maker(text: str, compute_dtype: str, seed: int) -> Callable[[int], Any]:
     """Returns `make(num_classes)` for `config.model`, such as `ResNet18:width=16`.
 
     A user's own model is `package.module:Class`, a linen module with a field `num_classes` or an
-    nnx module that takes `num_classes` and `rngs`.
+    nnx module that takes `num_classes` and `rngs`, which are made of the seed.
 
     Raises:
       ConfigError: there is no such model, or it has no such field.
     """
-    make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
-    what = f"config.model={brief(config.model)}"
+    make, fields = choice_of("model", text, MODELS, OF_CALLER)
+    what = f"config.model={brief(text)}"
 
     def make_model(num_classes: int) -> Any:
-        given: dict[str, Any] = {"num_classes": num_classes}
+        given = fields | {"num_classes": num_classes}
         if isinstance(make, type) and _is_nnx(make):
             from flax.nnx import Rngs
 
-            given["rngs"] = Rngs(config.seed)
-        model = call_chosen(what, make, **given, **fields)
+            given["rngs"] = Rngs(seed)
+        model = call_chosen(what, make, **given)
         if _is_nnx(type(model)):
             model = models.from_nnx(model)
         elif not isinstance(inspect.unwrap(model), nn.Module):
             raise ConfigError(
                 f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
             )
-        return model if config.compute_dtype == "float32" else in_dtype(model, config.compute_dtype)
+        return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
 
     return make_model
 
 
 def _is_nnx(kind: type) -> bool:
-    """Whether a class is a module of nnx, which takes long to import: linen's do without."""
+    """Returns whether a class is a module of nnx."""
     if issubclass(kind, nn.Module):
-        return False
+        return False  # without importing nnx, which takes long
     from flax.nnx import Module
 
     return issubclass(kind, Module)
 
 
-def choose_task(config: ConfigDict, model: Any, internal: Dataset) -> Task:
-    """Returns `detection` with `config.detection` where images have boxes, else `classification`.
+def choose_task(text: str, model: Any, internal: Dataset, score: str, **gains: float) -> Task:
+    """Returns `detection` where images have boxes, else `classification`.
+
+    Args:
+      text: `config.model`, which made the model.
+      model, internal: what learns, and from which clients.
+      score, **gains: `config.detection`.
 
     Raises:
       ConfigError: images have boxes and the model is a classifier, or the other way round.
@@ -77,14 +81,10 @@ def choose_task(config: ConfigDict, model: Any, internal: Dataset) -> Task:
         if boxed:
             what, remedy = ("boxes", "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5")
         raise ConfigError(
-            f"config.model={brief(config.model)} does not suit {internal.name}, whose images have "
+            f"config.model={brief(text)} does not suit {internal.name}, whose images have "
             f"{what} each: choose {remedy}"
         )
-    if not boxed:
-        return classification()
-    keys = config.detection
-    recipe = Recipe(box=keys.box, objectness=keys.objectness, classes=keys.classes)
-    return detection(anchors, recipe=recipe, score=keys.score)
+    return detection(anchors, recipe=Recipe(**gains), score=score) if boxed else classification()
 
 
 def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
@@ -102,32 +102,30 @@ AUGMENTATIONS = {
 }
 
 
-def choose_augmentation(config: ConfigDict) -> augment.Augment | box_augment.BoxAugment | None:
+def choose_augmentation(text: str, size: int) -> augment.Augment | box_augment.BoxAugment | None:
     """Returns the augmentation `config.data.augment`, such as `randaug:magnitude=5`.
 
     Raises:
       ConfigError: an unknown name or key, or a value of the wrong type or out of its range.
     """
-    text = config.data.augment
     make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
-    what = f"config.data.augment={brief(text)}"
-    return call_chosen(what, make, config.data.image_size, **options)
+    return call_chosen(f"config.data.augment={brief(text)}", make, size, **options)
 
 
-def choose_loading(config: ConfigDict, internal: Dataset) -> Load:
+def choose_loading(text: str, size: int, internal: Dataset) -> Load:
     """Returns how a batch is found and augmented, its boxes too where images have some.
 
     Raises:
-      ConfigError: the augmentation does not suit the labels.
+      ConfigError: as `choose_augmentation`, or the augmentation does not suit the labels.
     """
-    change, boxed = choose_augmentation(config), has_boxes(internal.domains[0].train.labels)
+    change, boxed = choose_augmentation(text, size), has_boxes(internal.domains[0].train.labels)
     moves = isinstance(change, box_augment.BoxAugment)
     if change is not None and moves != boxed:
         have, remedy = ("boxes, which it would leave where they were", "boxes")
         if not boxed:
             have, remedy = "no boxes to move", "another"
         raise ConfigError(
-            f"config.data.augment={brief(config.data.augment)} does not suit {internal.name}, "
+            f"config.data.augment={brief(text)} does not suit {internal.name}, "
             f"whose images have {have}: choose {remedy}, or none"
         )
     return changing(change.change) if moves else augmenting(change)
