@@ -66,10 +66,10 @@ class _Task:
 def client_app(folder: str | Path = ".") -> ClientApp:
     """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
 
-    A task of it fails with a ConfigError (a key, the data, or what the server asks for does not
-    suit), a WorkdirError (its own part is lost, or its folder cannot be written) or a ValueError
-    (the server's message is another method's); the server names the client and continues without
-    it.
+    A task fails with a ConfigError (a key, the data, or what the server asks for does not suit), a
+    WorkdirError (the client's own part is lost, or its folder cannot be written) or a ValueError
+    (the server's message is another method's); the server logs which client failed and continues
+    without it.
 
     Args:
       folder: of the app, where the config file is looked for first.
@@ -79,8 +79,7 @@ def client_app(folder: str | Path = ".") -> ClientApp:
     def answering(answer: Callable[[_Task], dict[str, Any]]) -> Callable:
         def handle(message: Message, context: Context) -> Message:
             task = _Task(str(folder), message, context)
-            content = answer(task)
-            site = task.site
+            content, site = answer(task), task.site
             header = Answer(task.order.federation, site.config.method, site.node.client)
             return Message(content=packed(header, **content), reply_to=message)
 
@@ -99,7 +98,7 @@ def _opened(
     """Makes, and compiles, once for a configuration while the process lives."""
     site = open_site(config_of(source, changes, folder), node, clients)
     # Test samples are read for an evaluation only.
-    return site, cache(partial(internal_evaluator, site.config, site.experiment))
+    return site, cache(partial(internal_evaluator, site.experiment))
 
 
 def _hello(task: _Task) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training.records import Record, out_of_patience, select_round
 from fedjax_bn.run.training.train import resume
 
-_FLOWER = "flwr"  # its logger
 _SAME = ("clients", "serve_unseen")  # of the run config, in all starts of one federation
 _POLL = 2.0  # seconds between looks for clients that are not there yet
 _ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
@@ -68,7 +67,7 @@ def server_app(folder: str | Path = ".") -> ServerApp:
 def _say_once() -> None:
     """Keeps Flower's lines, which it prints itself, from the root logger's handlers."""
     for handler in logging.root.handlers:  # absl adds one when Orbax is imported
-        handler.addFilter(lambda record: record.name != _FLOWER)
+        handler.addFilter(lambda record: record.name != "flwr")
 
 
 def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Record]]:
@@ -114,27 +113,18 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
 
 
 def facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
-    """Returns what a workdir holds of a begun federation; a new one gets its name here.
+    """Returns what the server's workdir holds of a federation; a new one gets its name here.
 
-    Args:
-      place: the server's workdir.
-      run: the run config.
-      method: the configured method's name.
-
-    Returns:
-      The header of the server's messages with begin=0, and the form of samples as JSON, "" where
-      it is not known yet.
+    It is the header of the server's messages with begin=0, and the form of samples as JSON, "" for
+    a new federation. `method` is the configured method's name.
 
     Raises:
       WorkdirError: its config.json is damaged.
     """
-    path = place / "config.json"
-    new = {
-        "data": f"{method}-{secrets.token_hex(8)}",
-        "sizes": {"longest": 0, "smallest": 0},
-        "samples": "",
-    }
-    about = workdir.read_json(path, _ABOUT) if path.exists() else new
+    path, sizes = place / "config.json", {"longest": 0, "smallest": 0}
+    about = {"data": f"{method}-{secrets.token_hex(8)}", "sizes": sizes, "samples": ""}
+    if path.exists():
+        about = workdir.read_json(path, _ABOUT)
     longest, smallest = about["sizes"]["longest"], about["sizes"]["smallest"]
     order = Order(about["data"], method, 0, run.clients, longest, smallest, run.serve_unseen)
     return order, about["samples"]
@@ -230,14 +220,11 @@ def _write_served(
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
         if number in checkpoint.steps(manager):
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
-    given, state = kept.state, host.one()
-    personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
-    state = state._replace(
-        round=given.round,
-        shared=given.shared,
-        server=given.server,
-        personal=personal if jax.tree.leaves(personal) else state.personal,
-    )
+    state, given = host.one(), ("round", "shared", "server")
+    state = state._replace(**{name: getattr(kept.state, name) for name in given})
+    if jax.tree.leaves(kept.served):
+        mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
+        state = state._replace(personal=mean)
     config, name = deployed(host.config), host.order.federation
     config.target = ""
     about = {

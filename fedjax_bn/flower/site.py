@@ -88,10 +88,10 @@ def deployed(config: ConfigDict) -> ConfigDict:
 def adds_noise(config: ConfigDict, side: str) -> bool:
     """Returns whether a side, "client" or "server", adds noise that no one can repeat.
 
-    The run config, and with it `config.seed`, is known to the server and to all clients. So the
-    side that `config.privacy.at` names draws its noise from numbers of the operating system, which
-    never leave it. Where `config.privacy.seed` is set the noise is that of the simulation, and
-    protects no one.
+    The server and all clients have the run config, and with it `config.seed`. So the side that
+    `config.privacy.at` names draws its noise from numbers of the operating system, which never
+    leave it. Where `config.privacy.seed` is set the noise is that of the simulation, and protects
+    no one.
     """
     keys = config.privacy
     return bool(keys.clip and keys.noise and keys.at == side and keys.seed is None)
@@ -120,9 +120,8 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
       ConfigError: the configuration, or the data of this client, do not suit.
     """
     config = deployed(config)
-    experiment, keys, start = prepare(
-        config, partial(_of_client, node), traced=False, clients=clients
-    )
+    make = partial(_of_client, node)
+    experiment, keys, start = prepare(config, make, traced=False, clients=clients)
     train = _trainer(config, experiment, keys, node)
     form = form_of(experiment.internal)
     del form["dataset"], form["clients"]  # names stay here, and would differ between clients
@@ -235,15 +234,10 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 
 
 def load_own(folder: Path, number: int, like: Own) -> Own:
-    """Returns a client's own part after so many rounds.
-
-    Args:
-      folder: of one federation.
-      number: rounds finished, at least 1.
-      like: its form.
+    """Returns what a client kept in a federation's folder after `number` rounds, at least 1.
 
     Raises:
-      WorkdirError: it is missing, damaged, or of another form.
+      WorkdirError: it is missing, damaged, or of another form than `like`.
     """
     path = folder / _OWN.format(number)
     try:
@@ -258,7 +252,7 @@ def load_own(folder: Path, number: int, like: Own) -> Own:
 
 
 def save_own(folder: Path, number: int, own: Own, began: int) -> None:
-    """Keeps a client's own part after so many rounds, and the one that it began with.
+    """Keeps a client's own part after `number` rounds, and the one that it began with.
 
     Args:
       folder: of one federation.

@@ -17,7 +17,6 @@ from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import served_variables
-from fedjax_bn.run.evaluation.personalization import choose_personalization
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
@@ -99,7 +98,7 @@ def _write(
             "serve writes a model whose outputs are probabilities of classes, and this run has a "
             "detector: use fedjax_bn.detection in Python"
         )
-    if choose_personalization(config, experiment.method):
+    if experiment.evaluation.personalization:
         say(
             "evaluate lets unseen clients adapt to labelled samples first (personalize.samples); "
             "the served model is the one before that"
@@ -129,7 +128,7 @@ def _write(
         batch_size=config.adapt_batch_size,
         orientation=config.data.orientation,
     )
-    variables, shape, programs = served_variables(state, ()), tuple(about.shape), {}
+    variables, shape, programs = served_variables(state), tuple(about.shape), {}
     for text in config.adaptations:
         choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
         try:

@@ -15,6 +15,7 @@ valid bool[B] is False after the last image of a short batch. Programs are for C
 import re
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -106,7 +107,7 @@ def open_program(
     arrays: Arrays,
     check: Callable[[np.ndarray], None],
 ) -> Predictor:
-    """Returns a predictor by a program.
+    """Returns a predictor by the program of an adaptation.
 
     Args:
       folder: of the programs.
@@ -132,14 +133,8 @@ def open_program(
         raise ValueError(
             f"cannot read the program of {text} in {folder} ({brief(str(error))}): serve it again"
         ) from error
-    call = jax.jit(program.call)
-    return Predictor(
-        start=lambda: start,
-        step=lambda *batch: call(arrays, *batch),
-        check=check,
-        batch_size=about["batch_size"],
-        order=about["order"],
-    )
+    step = partial(jax.jit(program.call), arrays)
+    return Predictor(lambda: start, step, check, about["batch_size"], about["order"])
 
 
 def read_served(path: Path) -> dict[str, np.ndarray]:

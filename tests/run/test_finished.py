@@ -22,6 +22,7 @@ from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.evaluation.evaluate import unseen_evaluator
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.run.evaluation.scoring import in_order
+from fedjax_bn.run.experiment.values import read_evaluation
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification
@@ -57,8 +58,9 @@ def score_adaptations(state, data, texts, batch_size=32):
         adaptations={text: choose_adaptation(text, MODEL, batch_size) for text in texts},
         mesh=None,
         task=classification(),
+        evaluation=read_evaluation(runs.config(), fedbn(MODEL, optax.sgd(0.1))),
     )
-    return unseen_evaluator(runs.config(), experiment)(state)["unseen"]["fax"]
+    return unseen_evaluator(experiment)(state)["unseen"]["fax"]
 
 
 def percent(logits, labels):

@@ -25,7 +25,7 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
 from fedjax_bn.run import serve
-from fedjax_bn.run.evaluation.scoring import in_order, score_unseen, stack_batches
+from fedjax_bn.run.evaluation.scoring import SplitBatches, in_order, score_unseen
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder, load, predictor
 from fedjax_bn.task import Score, classification
@@ -99,7 +99,7 @@ def outputs_of_evaluate(restored, text):
     task = classification()._replace(score=keeping._replace(of_all=lambda k: seen.append(k) or 0))
     choice = choose_adaptation(text, built.model, config.adapt_batch_size)
     score = score_unseen(choice.adaptation, built.prepare, task)
-    batches = stack_batches([in_order(DOG, choice.order)], choice.batch_size)
+    batches = SplitBatches([in_order(DOG, choice.order)], choice.batch_size).all_at_once()
     score(variables, batches)
     outputs, valid = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in seen[0])
     order = np.random.default_rng(choice.order).permutation(len(DOG.images))

@@ -62,7 +62,7 @@ class Answers(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Answers with the samples that they were given to."""
+    """Answers, and the samples that were classified."""
 
     answers: Answers
     split: Split

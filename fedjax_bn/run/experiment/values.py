@@ -1,5 +1,6 @@
 """What a run needs, built and checked: `Experiment`, and the values of a configuration in it."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.personalization import Personalization, choose_personalization
+from fedjax_bn.run.evaluation.personalization import Personalization
 from fedjax_bn.run.experiment.availability import Participation
 from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
 from fedjax_bn.run.files.workdir import Record
@@ -75,10 +77,12 @@ class Evaluation(NamedTuple):
 
     Attributes:
       clients: how many are evaluated, drawn from `seed`; 0 for all.
+      device_megabytes: up to which test data stay on the device.
       personalization: how a client adapts first; None where none does.
     """
 
     batch_size: int
+    device_megabytes: int
     clients: int
     seed: int
     eval_unseen: str
@@ -146,22 +150,35 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
         follows=follows_rounds(config),
         privacy=partial(describe_privacy, config, num_clients),
     )
-    evaluation = Evaluation(
+    return {
+        "participation": choose_participation(config, num_clients),
+        "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
+        "plan": plan,
+        "evaluation": read_evaluation(config, method),
+        "validates": what_validates(config),
+    }
+
+
+def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
+    """Returns how clients are tested; `personalize.*` has the method's own values where empty."""
+    keys, usual = (
+        config.personalize,
+        inspect.signature(personalize).parameters["inner_rate"].default,
+    )
+    samples, rate = method.personalize or (0, usual)
+    samples = samples if keys.samples is None else keys.samples
+    rate = rate if keys.rate is None else keys.rate
+    adapts = Personalization(samples, keys.steps, rate, config.seed) if samples else None
+    return Evaluation(
         batch_size=config.eval_batch_size,
+        device_megabytes=config.data.device_megabytes,
         clients=config.eval_clients,
         seed=config.seed,
         eval_unseen=config.eval_unseen,
         eval_train_loss=config.eval_train_loss,
         validate_with=config.validate_with,
-        personalization=choose_personalization(config, method),
+        personalization=adapts,
     )
-    return {
-        "participation": choose_participation(config, num_clients),
-        "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
-        "plan": plan,
-        "evaluation": evaluation,
-        "validates": what_validates(config),
-    }
 
 
 def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
