@@ -71,7 +71,7 @@ def join(
     internal = experiment.internal._replace(domains=(client,))
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
     alone = alone._replace(**read_values(config, method, 1))
-    keys = make_keys(config)
+    keys = make_keys(config.seed)
     state = method.init(keys.method, variables, 1)
     evaluate = internal_evaluator(alone)
     accuracy = {"received": evaluate(state)["accuracy"]["mean"]}

@@ -118,7 +118,7 @@ def restore(
             "the workdir of another run"
         )
     experiment = assemble(config, dataset_of(form), ())
-    start = make_start(experiment, make_keys(config))
+    start = make_start(experiment, make_keys(config.seed))
     start = start_held(config, start, folder, len(form["clients"]))
     like = form_on(jax.eval_shape(start), experiment.mesh)
     return experiment, *restore_state(folder, like)
