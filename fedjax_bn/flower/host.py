@@ -155,7 +155,7 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
         return Kept(state, served, kept.taken.at[client].set(taken))
 
     stack = _side_by_side((form, personal))
-    # What stands for a client that sits out: zeros that take no memory, and do not count.
+    # The upload of a client that sits out: zeros that take no memory, and do not count.
     zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
     absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 

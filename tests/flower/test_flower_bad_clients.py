@@ -26,7 +26,7 @@ FORM = '{"num_classes": 3, "shape": [6], "dtype": "uint8", "mean": [0.5], "std":
 
 
 def spoilt_arrays(reply):
-    """An .npy whose header is no Python."""
+    """Replaces an array by an .npy whose header is not a Python literal."""
     record = reply.content.array_records["arrays"]
     record["shared/params/out/bias"] = Array(
         "float64", (3,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x10\x00{'descr': (((((((\n"

@@ -29,17 +29,17 @@ CHANGES = (
 def folder(tmp_path, x64, monkeypatch):
     runs.install(monkeypatch)
     (tmp_path / "config.py").write_text(CONFIG)
-    monkeypatch.setattr(configured_privacy, "epsilon", lambda *given: told.append(given) or 7.5)
-    told.clear()
+    monkeypatch.setattr(configured_privacy, "epsilon", lambda *given: asked.append(given) or 7.5)
+    asked.clear()
     with jax.numpy_dtype_promotion("standard"):
         yield tmp_path
 
 
-told = []  # (noise, rounds, delta, cohort) of which an epsilon was asked
+asked = []  # (noise, rounds, delta, cohort) of which an epsilon was asked
 
 
 def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(folder, caplog):
-    """All that a client is told is the same both times, so that its noise is its own."""
+    """The client gets the same message both times, so that the noise is its own."""
     config = run_config(folder / "server", CHANGES, serve_unseen=True)
     grid = LocalGrid(nodes_of(folder, config, serve_unseen=True))
     with caplog.at_level(logging.INFO, "flwr"):
@@ -50,14 +50,14 @@ def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(
     # Two draws of N(0, (z C)^2) differ by sqrt(2) z C a number.
     assert np.std(first - second) == pytest.approx(np.sqrt(2) * 0.2, rel=0.6)
 
-    assert set(told) == {(2.0, 1, 1e-5, ())}  # who answers is no secret draw
+    assert set(asked) == {(2.0, 1, 1e-5, ())}  # who answers is not a secret draw
     assert "is added by the client: each client has (epsilon, delta) = (7.5, 1e-05)" in caplog.text
     for path in ("config.json", "served/summary.json"):
         about = json.loads((folder / "server" / path).read_text())["privacy"]
         assert (about["epsilon"], about["rounds"]) == (7.5, 1)
 
 
-def test_who_adds_the_noise_draws_its_key_and_nobody_else_does():
+def test_only_the_side_that_adds_the_noise_draws_its_key():
     keys = Keys(*jax.random.split(jax.random.key(0), len(Keys._fields)))
     at = {
         side: runs.config(privacy__clip=1.0, privacy__noise=1.0, privacy__at=side)

@@ -25,7 +25,14 @@ from small_images import dataset_of_images
 CLIENTS = ["ant", "bee", "cow"]
 
 
+# The clients have no test samples, and are tested on those that validate.
 DATA = dataset_of_images(runs.NAMES)
+DATA = DATA._replace(
+    domains=(
+        *(domain._replace(test=domain.validation) for domain in DATA.domains[:3]),
+        DATA.domains[3],
+    )
+)
 OTHER = dataset_of_images(("elk",))
 
 
@@ -52,8 +59,7 @@ def changed(data):
 
 def load(config):
     data = {"none": DATA, "other": OTHER, "six": runs.DATA, "changed": changed(DATA)}
-    domains = tuple(domain._replace(test=domain.validation) for domain in DATA.domains)
-    return (data | {"no test": DATA._replace(domains=domains)})[config.data.path]
+    return data[config.data.path]
 
 
 def configuration(**changes):
@@ -72,21 +78,12 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run of FedIG-A, and its summary."""
-    folder = tmp_path_factory.mktemp("evaluation") / "run"
+    """A finished run of FedIG-A, its summary, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("evaluation") / "run", []
     adaptations = ("running", "tsmobn", "zero_shot_adapter")
     keys = {"method": "fediga", "adaptations": adaptations, "adapt_batch_size": 8}
-    summary = runs.train.run(configuration(**keys), folder, say=lambda text: None)
-    return folder, summary
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """A finished run of FedAvg on clients without test samples, and what it said."""
-    folder, notes = tmp_path_factory.mktemp("plain") / "run", []
-    keys = {"method": "fedavg", "model": "MLP", "rounds": 1, "data__path": "no test"}
-    runs.train.run(configuration(**keys), folder, say=notes.append)
-    return folder, notes
+    summary = runs.train.run(configuration(**keys), folder, say=printed.append)
+    return folder, summary, printed
 
 
 def run(folder, *changes, **options):
@@ -138,21 +135,16 @@ def test_a_new_domain_is_tested_without_the_training_data(finished, monkeypatch)
 
 
 def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
-    result, _ = run(finished[0], internal=True)
-    assert list(result["internal"]) == ["own", "running", "tsmobn", "zero_shot_adapter"]
-    own = finished[1]["accuracy"]["internal"]
-    assert result["internal"]["own"] == pytest.approx(own)
-
-
-def test_clients_without_test_samples_are_said_to_be_tested_on_validation_samples(finished, plain):
-    folder, notes = plain
-    said = []
+    """They have no test samples: validation samples test them, and a note is printed each time."""
+    folder, summary, printed = finished
+    said, note = [], experiment.TESTED_ON_VALIDATION
     result, _ = evaluate_finished.run(folder, Request(internal=True), say=said.append)
-    assert result["notes"] == [experiment.TESTED_ON_VALIDATION]
-    assert experiment.TESTED_ON_VALIDATION in said
-    assert experiment.TESTED_ON_VALIDATION in notes
-    assert list(result["internal"]) == ["own", "running"]
-    assert "notes" not in run(finished[0], internal=True, name="tested")[0]
+    assert list(result["internal"]) == ["own", "running", "tsmobn", "zero_shot_adapter"]
+    assert result["internal"]["own"] == pytest.approx(summary["accuracy"]["internal"])
+    assert result["notes"] == [note]
+    assert note in said
+    assert note in printed
+    assert "notes" not in run(folder, name="unseen")[0]
 
 
 def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
@@ -233,8 +225,9 @@ def test_flags_of_evaluate_are_refused_in_training(capfd):
     assert "--alphas belongs to `evaluate`" in capfd.readouterr().err
 
 
-def test_a_run_without_adapter_has_no_alphas(plain, capfd):
-    assert runs.command("evaluate", "--workdir", str(plain[0]), "--alphas") == 2
+def test_a_run_without_adapter_has_no_alphas(tmp_path, capfd):
+    folder = runs.finished(tmp_path / "run", rounds=1)
+    assert runs.command("evaluate", "--workdir", str(folder), "--alphas") == 2
     assert "needs method=fediga" in capfd.readouterr().err
 
 

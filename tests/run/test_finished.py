@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.domain import Domain, Split
 from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
@@ -85,14 +86,24 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
     assert ours == pytest.approx(expected)
 
 
-def test_all_adaptations_can_be_chosen_by_name(state):
-    variables = with_clients(global_variables(state), client_variables(state))
-    pixels = PREPARE(jnp.asarray(split().images), jnp.float32)
+class OneBlock(nn.Module):
+    """One batch norm, since each adaptation takes longer to compile than to run."""
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(nets.CLASSES, name="out")(nets.Block(4, name="block")(images).mean((1, 2)))
+
+
+def test_all_adaptations_can_be_chosen_by_name():
+    model, pixels = OneBlock(), PREPARE(jnp.asarray(split().images), jnp.float32)
+    received = with_adapter(jax.random.key(1), model, nets.variables_of(model, pixels), pixels)
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf * x for x in (0.7, 1.0, 1.6)]), received)
+    variables = with_clients(received, clients)
     texts = sorted(set(ADAPTATIONS) - {"learned_alpha"})  # no gates in this federation
 
-    @jax.jit  # one program, since each takes longer to compile than to run
+    @jax.jit  # one program for all
     def predict(variables):
-        chosen = {text: choose_adaptation(text, MODEL).adaptation for text in texts}
+        chosen = {text: choose_adaptation(text, model).adaptation for text in texts}
         carries = {text: one.init(variables) for text, one in chosen.items()}
         found = {
             text: one.predict(variables, carries[text], pixels, np.ones(11, bool))
@@ -100,7 +111,7 @@ def test_all_adaptations_can_be_chosen_by_name(state):
         }
         return carries, found
 
-    plain, (carries, found) = MODEL.apply(global_variables(state), pixels), predict(variables)
+    plain, (carries, found) = model.apply(received, pixels), predict(variables)
     for text, (logits, carry) in found.items():
         assert logits.shape == (11, nets.CLASSES)
         assert np.isfinite(logits).all()
@@ -116,10 +127,7 @@ def test_all_adaptations_can_be_chosen_by_name(state):
         ("tsmobm", "'tsmobm' is unknown; did you mean 'tsmobn'\\? valid are batch, "),
         ("tsmobn:momentun=0.5", "must be key=value with a key of about, affine, batch_size"),
         ("tsmobn:momentum", "must be key=value"),
-        (
-            "tsmobn:momentum=high",
-            "momentum='high' is of type str, but it must be float",
-        ),
+        ("tsmobn:momentum=high", "momentum='high' is of type str, but it must be float"),
         ("running:batch_size=0", "batch_size=0 must be at least 1"),
     ],
 )
@@ -140,8 +148,8 @@ def test_a_choice_without_affine_is_tested_so(state):
 def test_a_stream_holds_every_sample_once():
     data = split()
     for order in (0, 1):
-        key = lambda images: sorted(image.tobytes() for image in np.asarray(images))  # noqa: E731
-        assert key(in_order(data, order).images) == key(data.images)
+        streamed = in_order(data, order).images
+        assert sorted(x.tobytes() for x in streamed) == sorted(x.tobytes() for x in data.images)
     assert in_order(data, -1) is data
 
 

@@ -137,6 +137,12 @@ def _tested(
     """Returns the content of NAME.json, and those of further files by their name's ending."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, own, form)
+    if request.tsne and not experiment.task.classifies:
+        raise ConfigError("--tsne needs the features of a classifier, and this run has a detector")
+    if request.alphas and COLLECTION not in evaluate.served_variables(state):
+        raise ConfigError(
+            f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
+        )
     tested = _domains_to_test(config, own, form, request)
     choices = {
         text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
@@ -320,17 +326,10 @@ def _plots(
 ) -> Iterator[tuple[str, bytes]]:
     """Yields (ending of the file's name, its bytes) of alphas and of the plots asked for."""
     variables = evaluate.served_variables(state)
-    adapted = COLLECTION in variables
-    if request.tsne and not experiment.task.classifies:
-        raise ConfigError("--tsne needs the features of a classifier, and this run has a detector")
-    if request.alphas and not adapted:
-        raise ConfigError(
-            f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
-        )
     makers, rule = {"running": adaptation.running}, experiment.method.statistics
     if rule is not None:
         makers = {"as its clients predict": partial(of_clients, statistics=rule)}
-    if adapted:
+    if COLLECTION in variables:
         makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
         title, end = f"{dataset}, {domain.name}", file_name(domain.name)
