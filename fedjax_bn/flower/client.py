@@ -19,6 +19,7 @@ from flwr.common.logger import log
 
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.text import brief, file_name
+from fedjax_bn.data.domain import form_of
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import Broadcast, FederatedState, Own, broadcast_of, own_of
 from fedjax_bn.flower.messages import (
@@ -117,9 +118,12 @@ def _hello(task: _Task) -> dict[str, Any]:
     weights = jax.ShapeDtypeStruct((task.order.population,), site.like.weights.dtype)
     log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
     log(INFO, _serving_note(task))
-    size = len(site.domain.train.images) if node.reports("sizes") else 0
+    internal = site.experiment.internal
+    size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
     losses, scores = (node.reports(what) for what in ("losses", "accuracies"))
-    return {"hello": Hello(node.name, size, losses, scores, json.dumps(site.form))}
+    form = form_of(internal)
+    del form["dataset"], form["clients"]  # names stay here, and would differ between clients
+    return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
 
 
 def _serving_note(task: _Task) -> str:

@@ -116,26 +116,15 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     personal = own.personal if run.serve_unseen else ()
     _, upload = jax.eval_shape(experiment.method.client, broadcast_of(like), own, batches, key)
     sent = traffic(experiment.method, like, batches)
-    return Host(
-        config=config,
-        run=run,
-        keys=keys,
-        one=one,
-        start=start,
-        order=order,
-        form=form,
-        upload=upload,
-        personal=personal,
-        notes=(
-            *experiment.notes,
-            starting.partition_table(experiment, jax.eval_shape(rows)),
-            "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
-        ),
-        participation=choose_participation(config, count)._replace(
-            trace=read_trace(config.participation.trace, count)
-        ),
-        step=_step(experiment.method.server, upload, personal),
+    notes = (
+        *experiment.notes,
+        starting.partition_table(experiment, jax.eval_shape(rows)),
+        "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
     )
+    trace = read_trace(config.participation.trace, count)
+    who = choose_participation(config, count)._replace(trace=trace)
+    step = _step(experiment.method.server, upload, personal)
+    return Host(config, run, keys, one, start, order, form, upload, personal, notes, who, step)
 
 
 def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kept]:

@@ -23,7 +23,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.data.domain import Domain, form_of
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
@@ -49,28 +48,19 @@ class Site(NamedTuple):
     Attributes:
       config: the configuration, see `deployed`.
       experiment: what it names, with this client's domain alone.
-      keys: the run's random keys.
       start: makes the common start, a state with the row of one client.
       like: the form of that state.
       node: the node config.
-      form: of its samples, as `domain.form_of` makes it.
       train: `train(order, broadcast, own) -> (own, upload)`, its part of a round; compiled once
         for each form of an order.
     """
 
     config: ConfigDict
     experiment: Experiment
-    keys: Keys
     start: Callable[[], FederatedState]
     like: FederatedState
     node: Node
-    form: dict[str, Any]
     train: _Train
-
-    @property
-    def domain(self) -> Domain:
-        """Its own samples."""
-        return self.experiment.internal.domains[0]
 
 
 def deployed(config: ConfigDict) -> ConfigDict:
@@ -123,9 +113,7 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
     make = partial(_of_client, node)
     experiment, keys, start = prepare(config, make, traced=False, clients=clients)
     train = _trainer(config, experiment, keys, node)
-    form = form_of(experiment.internal)
-    del form["dataset"], form["clients"]  # names stay here, and would differ between clients
-    return Site(config, experiment, keys, start, jax.eval_shape(start), node, form, train)
+    return Site(config, experiment, start, jax.eval_shape(start), node, train)
 
 
 def _of_client(node: Node, config: ConfigDict) -> Experiment:

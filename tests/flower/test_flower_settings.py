@@ -10,7 +10,6 @@ import pytest
 
 import runs
 from double_net import DoubleNet
-from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import whole
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import global_variables
@@ -23,12 +22,14 @@ from fedjax_bn.run.files import finished
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower import server
-from fedjax_bn.flower.messages import Order, arrays_in
+from fedjax_bn.flower.messages import Order, arrays_in, record_in
 from fedjax_bn.flower.rounds import Met, TooFewError, meet
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
-from fedjax_bn.flower.site import open_site
-from flower_apps import CONFIG, nodes_of, run_config, simulated
+from fedjax_bn.flower.site import load_own, open_site
+from fedjax_bn.sharing import join
+from fedjax_bn.state import Own
+from flower_apps import CONFIG, nodes_of, run_config
 from flower_grid import LocalGrid
 
 RUN = {"config": "quickstart", "clients": 3}
@@ -94,22 +95,25 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_the
         kept, _ = serve(grid, run_of(config), folder)
     assert "these personal leaves leave this client: personal/batch_stats" in caplog.text
     assert "clients send their personal leaves too: personal/" in caplog.text
-    state, _ = simulated(folder, changes)
-    mean = jax.jit(weighted_mean)(state.personal, state.weights)
+    order = record_in(grid.sent[-1][0].content, Order)
+    places = [folder / f"client-{k}" / order.federation for k in range(2)]
+    own = [load_own(place, 1, Own(kept.served, ())).personal for place in places]
+    mean = jax.tree.map(lambda *x: np.average(x, 0, kept.state.weights), *own)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept.served, mean)
     about = finished.read_about(folder / "server" / "served")
     own = finished.configuration(about["config"])
     _, served, _ = finished.restore(folder / "server" / "served", own, about["form"])
-    variables = (jax.jit(global_variables)(one) for one in (served, state))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), *variables)
+    variables = join(kept.state.shared, mean)
+    received = jax.jit(global_variables)(served)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), received, variables)
 
     sent = arrays_in(grid.sent[-1][1].content)
     assert [name for name in sent if name.startswith("personal/")]
-    assert_commands_serve(folder / "server" / "served", jax.jit(global_variables)(state))
+    assert_commands_serve(folder / "server" / "served", variables)
 
 
 def assert_commands_serve(place, variables):
-    """`serve`, `predict` and `evaluate` read that folder: an unseen client's model, its scores."""
+    """`serve`, `predict` and `evaluate` read that folder, for an unseen client."""
     pytest.importorskip("flatbuffers", reason="the extra serve is not installed")
     dog, export, table = whole(runs.DATA.domains[3]), place / "export", place / "dog.csv"
     np.savez(place / "dog.npz", images=dog.images)
@@ -138,8 +142,8 @@ def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
     config = config_of("config.py", "data.name=npz,target=nowhere", folder)
     node = node_of(NODE | {"client": 1, "data": str(folder / "own.npz"), "domain": "bee"})
     site = open_site(config, node, 2)
-    assert site.domain.name == "bee"
-    assert site.form["shape"] == [6]
+    (domain,) = site.experiment.internal.domains
+    assert (domain.name, domain.train.images.shape[1:]) == ("bee", (6,))
     with pytest.raises(ConfigError, match=r"domain='' is not among those in .*own\.npz: choose"):
         open_site(config, node._replace(domain=""), 2)
     config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"

@@ -16,7 +16,7 @@ from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.domain import Domain, Split
 from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.federation import global_variables
+from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
@@ -28,7 +28,16 @@ from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification
 
-MODEL = nets.HandMade()
+
+class OneBlock(nn.Module):
+    """One batch norm, since each adaptation takes longer to compile than to run."""
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(nets.CLASSES, name="out")(nets.Block(4, name="block")(images).mean((1, 2)))
+
+
+MODEL = OneBlock()
 PREPARE = standardize()
 
 
@@ -86,24 +95,14 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
     assert ours == pytest.approx(expected)
 
 
-class OneBlock(nn.Module):
-    """One batch norm, since each adaptation takes longer to compile than to run."""
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(nets.CLASSES, name="out")(nets.Block(4, name="block")(images).mean((1, 2)))
-
-
-def test_all_adaptations_can_be_chosen_by_name():
-    model, pixels = OneBlock(), PREPARE(jnp.asarray(split().images), jnp.float32)
-    received = with_adapter(jax.random.key(1), model, nets.variables_of(model, pixels), pixels)
-    clients = jax.tree.map(lambda leaf: jnp.stack([leaf * x for x in (0.7, 1.0, 1.6)]), received)
-    variables = with_clients(received, clients)
+def test_all_adaptations_can_be_chosen_by_name(state):
+    received, pixels = global_variables(state), PREPARE(jnp.asarray(split().images), jnp.float32)
+    variables = with_clients(received, client_variables(state))
     texts = sorted(set(ADAPTATIONS) - {"learned_alpha"})  # no gates in this federation
 
     @jax.jit  # one program for all
     def predict(variables):
-        chosen = {text: choose_adaptation(text, model).adaptation for text in texts}
+        chosen = {text: choose_adaptation(text, MODEL).adaptation for text in texts}
         carries = {text: one.init(variables) for text, one in chosen.items()}
         found = {
             text: one.predict(variables, carries[text], pixels, np.ones(11, bool))
@@ -111,7 +110,7 @@ def test_all_adaptations_can_be_chosen_by_name():
         }
         return carries, found
 
-    plain, (carries, found) = model.apply(received, pixels), predict(variables)
+    plain, (carries, found) = MODEL.apply(received, pixels), predict(variables)
     for text, (logits, carry) in found.items():
         assert logits.shape == (11, nets.CLASSES)
         assert np.isfinite(logits).all()

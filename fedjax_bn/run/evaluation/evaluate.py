@@ -46,6 +46,8 @@ from fedjax_bn.task import Task
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
 # so far, None for all; `keep` is a dict that takes the answers of a classifier, or None.
 Evaluate = Callable[..., Record]
+_State = FederatedState | population.Held
+_Trained = np.ndarray | None
 _BLOCK = 64  # clients, or batches, at a time where no cohort gives their number
 _SAMPLE = 5  # of the generator's streams
 
@@ -61,11 +63,7 @@ def evaluator(experiment: Experiment) -> Evaluate:
         return internal
     unseen = unseen_evaluator(experiment)
 
-    def evaluate(
-        state: FederatedState | population.Held,
-        trained: np.ndarray | None = None,
-        keep: Keep | None = None,
-    ) -> Record:
+    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
         return internal(state, trained, keep) | unseen(state, keep)
 
     return evaluate
@@ -122,11 +120,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         loss, train = task._replace(score=scoring.mean_loss(task)), [one.train for one in domains]
         parts["train_loss"] = True, _scoring(experiment, size, loss, train)
 
-    def evaluate(
-        state: FederatedState | population.Held,
-        trained: np.ndarray | None = None,
-        keep: Keep | None = None,
-    ) -> Record:
+    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
         found: dict[str, list[float | Answers]] = {key: [] for key in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
@@ -219,9 +213,9 @@ def _adapted_rows(
 
 
 def _models_of(
-    state: FederatedState | population.Held,
+    state: _State,
     client: np.ndarray | None,
-    trained: np.ndarray | None,
+    trained: _Trained,
     own: bool,
     experiment: Experiment,
 ) -> FederatedState:
@@ -322,9 +316,7 @@ def _in_split_order(answers: Answers, order: int) -> Answers:
     return Answers(*(leaf[np.argsort(stream.images)] for leaf in answers))
 
 
-def served_variables(
-    state: FederatedState | population.Held, choices: Iterable[str] = ()
-) -> Variables:
+def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives; with the clients' batch norms for `ensemble`.
 
     Raises:
