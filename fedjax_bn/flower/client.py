@@ -44,12 +44,12 @@ class _Task:
     """What the server asks of one client, in one message."""
 
     def __init__(self, folder: str, message: Message, context: Context) -> None:
-        # Of the run config only what determines the training, so that `_opened` remembers it.
+        # Other keys of the run config do not change the training: `_opened` remembers these alone.
         source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
         self.order, self.content = record_in(message.content, Order), message.content
         node = node_of(context.node_config)
         self.site, self.evaluator = _opened(source, changes, folder, node, self.order.population)
-        # Where this client keeps its own part in this federation.
+        # The folder of this client's own part in this federation.
         self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
 
     def broadcast(self) -> Broadcast:
@@ -96,7 +96,7 @@ def client_app(folder: str | Path = ".") -> ClientApp:
 def _opened(
     source: str, changes: str, folder: str, node: Node, clients: int
 ) -> tuple[Site, Callable[[], Evaluate]]:
-    """Makes, and compiles, once for a configuration while the process lives."""
+    """Returns a client's site and its evaluator, made and compiled once while the process lives."""
     site = open_site(config_of(source, changes, folder), node, clients)
     # Test samples are read for an evaluation only.
     return site, cache(partial(internal_evaluator, site.experiment))
@@ -146,13 +146,14 @@ def _serving_note(task: _Task) -> str:
 
 
 def _train(task: _Task) -> dict[str, Any]:
-    """Trains a round: what the client keeps goes to its folder; returns what it sends."""
+    """Trains a round, writes what the client keeps to its folder, and returns what it sends."""
     _serving_note(task)
     site, order, broadcast = task.site, task.order, task.broadcast()
     with owned(task.place):  # a task of an earlier round may still be running
         own, upload = jax.device_get(site.train(order, broadcast, task.own()))
         save_own(task.place, int(broadcast.round) + 1, own, order.begin)
     if not site.node.reports("losses"):
+        # NaN instead of nothing: the upload keeps the form of the method's own.
         hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
         upload = upload._replace(**hidden)
     sent = to_named(upload)

@@ -234,7 +234,7 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 def _asked(
     grid: Grid, host: Host, met: Met, kept: Kept, clients: Iterable[int], kind: str, number: int
 ) -> dict[int, Message]:
-    """Sends clients the broadcast; returns client -> its reply. `number` is the round's."""
+    """Sends clients the broadcast of round `number`; returns client -> its reply."""
     arrays = messages.recorded(to_named(broadcast_of(kept.state)))  # all messages share the bytes
     node = {k: met.members[k].node for k in clients}
     orders = {k: host.order._replace(begin=int(kept.taken[k])) for k in node}

@@ -97,9 +97,9 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
             hellos = [member.hello for member in met.members.values()]
             sizes = [hello.size for hello in hellos if hello.size] or [0]
             order = order._replace(longest=max(sizes), smallest=min(sizes))
-            # The form that most have; of two as frequent that of the client of the least number.
+            # The form that most clients have; of two as frequent, that of the first client.
             form = Counter(hello.form for hello in hellos).most_common(1)[0][0]
-        # The seed of the server's noise is in its compiled step alone: what is written has none.
+        # Only the compiled step has the seed of the server's noise: it is never written or sent.
         host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
         sizes = {"longest": order.longest, "smallest": order.smallest}
@@ -180,7 +180,7 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
 def _loop(
     grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
 ) -> tuple[Kept, list[Record]]:
-    """Plays the rounds that are left. A round is on the disk before the next is asked for."""
+    """Plays the rounds that are left; each is on the disk before the next begins."""
     config = host.config
     with checkpoint.open_both(place, len(records)) as (latest, selected):
         while len(records) < config.rounds and not out_of_patience(records, config.patience):

@@ -94,6 +94,7 @@ def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
     """
     if not adds_noise(config, "client"):
         return keys
+    # A seed has 32 bits, too few for a secret; `fold_in` adds 32 more.
     key = jax.random.key(secrets.randbits(32))
     return keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
 
@@ -162,7 +163,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         kept = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
 
     def draw(order: Order, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
-        """The samples [1, S, B] of a round: those that the simulation draws for this client."""
+        """Returns the samples [1, S, B] that the simulation draws for this client in a round."""
         mine = len(split.images)
         longest = max(order.longest, mine)
         sampler = work.sampler(min(order.smallest or mine, mine), longest)

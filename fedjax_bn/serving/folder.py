@@ -117,7 +117,7 @@ def write(
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
         partial.chmod(0o755)  # `mkdtemp` lets only its user read it
-        os.replace(partial, folder)
+        os.replace(partial, folder)  # atomic: `partial` is beside the folder, on its file system
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -61,7 +61,7 @@ class Predictor(NamedTuple):
             order = np.random.default_rng(self.order).permutation(count)
         blocks = np.split(order, range(self.batch_size, count, self.batch_size))
         found = np.concatenate(list(self.stream(map(read, blocks))))
-        return found[np.argsort(order)]
+        return found[np.argsort(order)]  # in the order of the images again
 
     def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Yields probabilities f[b, C] of each batch [b, ...] of one client, b from 1 to B.

@@ -36,6 +36,7 @@ from fedjax_bn.serving.predictor import Predictor, step_of
 from fedjax_bn.sharing import Variables
 
 _MOST = 2**30  # bytes of a program
+# A custom call could run any code that the process has; these are LAPACK's, and XLA's own.
 _COMPUTES = r" @(lapack_\w+_ffi|Sharding)\("
 PyTree = Any
 Arrays = dict[str, Any]
@@ -146,7 +147,7 @@ def read_served(path: Path) -> dict[str, np.ndarray]:
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is not a regular file")
     names = names_in_npz(path)
-    with ZipFile(path) as archive:
+    with ZipFile(path) as archive:  # a small archive could fill the memory
         if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
             raise ValueError(
                 f"{path} unpacks to more than it has, and served arrays are not packed"

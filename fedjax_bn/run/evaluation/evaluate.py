@@ -108,7 +108,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         return set_aside(splits, how.personalization) if how.personalization else ((), splits)
 
     own = how.validate_with == "own"
-    # Where a split serves for both, it is evaluated once.
+    # A split that validates and tests is evaluated once.
     once = own and all(domain.test is domain.validation for domain in domains)
     labelled, tests = aside([domain.test for domain in domains])
     # For each score: whether a client answers with its own model, or with the aggregated one.
@@ -292,8 +292,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
         for name, split in tested.items():
             variables, found = adapt[name](received) if how else received, {}
             for text, choice in choices.items():
-                # Where a batch depends on those before it, all devices judge all: a batch is too
-                # small to divide.
+                # A stream whose batches depend on those before is judged whole by each device.
                 carry = jax.eval_shape(choice.adaptation.init, variables)
                 where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
                 parts = batches(name, choice.batch_size, choice.order, where)

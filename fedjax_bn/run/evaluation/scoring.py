@@ -143,6 +143,7 @@ class SplitBatches:
 
     def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> TestData:
         """Returns the batches of each device; empty ones fill them to U = `width`, T = `length`."""
+        # By identity: to compare the arrays of two splits would read all of them.
         stored = [{(id(one[1]), one[2]): one for one in part} for part in parts]
         alone = self._mesh is None or self._where == "copies"
         spread = None if alone else over_all(self._mesh)
@@ -286,6 +287,7 @@ def _judging(
         carry, kept = jax.lax.scan(one, carry, (data.client, data.batch))
         return carry, (data.client, data.valid.any(1)[data.batch] & (data.client >= 0), kept)
 
+    # Every process reads all results, whichever device has made them.
     @partial(jax.jit, out_shardings=copies_on(mesh))
     def judge(shared: PyTree, personal: PyTree, carry: PyTree, data: TestData) -> tuple:
         if jax.tree.leaves(carry):  # each batch depends on the one before: all devices judge all
