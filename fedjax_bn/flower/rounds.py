@@ -37,7 +37,7 @@ class TooFewError(UserError):
     """A round did not get as many good uploads as the run config asks for."""
 
 
-class Member(NamedTuple):
+class _Member(NamedTuple):
     """A client that has presented itself.
 
     Attributes:
@@ -60,7 +60,7 @@ class Met(NamedTuple):
       sizes: client -> the size that it reported last, also where it is gone.
     """
 
-    members: Mapping[int, Member] = {}
+    members: Mapping[int, _Member] = {}
     refused: Mapping[int, float] = {}
     sizes: Mapping[int, int] = {}
 
@@ -97,7 +97,7 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
             name = shown(hello.name)[:80] or f"client-{client}"
             while name in others:
                 name += f"-{client}"
-            found[client] = Member(node, name, hello)
+            found[client] = _Member(node, name, hello)
         except ValueError as error:
             log(WARNING, "node %s is left out: %s", node, shown(str(error)))
             refused[node] = time.monotonic() + _AGAIN

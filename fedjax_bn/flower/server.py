@@ -90,7 +90,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
     promised = describe_privacy(deployed(config), run.clients, config.rounds)
     place = Path(run.workdir).expanduser()
     with owned(place):
-        order, form = facts_of(place, run, config.method)
+        order, form = _facts_of(place, run, config.method)
         finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
         met = Met() if finished else _gather(grid, order, run)
         if not form:  # a new federation, whose first clients decide
@@ -112,7 +112,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         return kept, records
 
 
-def facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
+def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
     """Returns what the server's workdir holds of a federation; a new one gets its name here.
 
     It is the header of the server's messages with begin=0, and the form of samples as JSON, "" for

@@ -20,7 +20,7 @@ import runs
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower.host import open_host
-from fedjax_bn.flower.server import facts_of
+from fedjax_bn.flower.server import _facts_of
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.run.files import checkpoint
 from flower_apps import CONFIG, assert_same, simulated
@@ -112,7 +112,7 @@ def behind(federation, workdir, changes):
     _, app, _ = federation
     config = config_of("config.py", changes, app)
     run = run_of({"config": "config.py", "changes": changes, "clients": 2})
-    order, form = facts_of(workdir, run, config.method)
+    order, form = _facts_of(workdir, run, config.method)
     like = jax.eval_shape(open_host(config, run, order, form).start)
     latest = any((workdir / "checkpoints" / "latest").iterdir())
     kind = "latest" if latest else "selected"  # which was the last round too

@@ -86,11 +86,6 @@ def answering(task: Task) -> Task:
     return task._replace(score=Score("answers", of_batch, of_all))
 
 
-def percent(score: Answers | float) -> float:
-    """Returns the accuracy of answers; a number as it is."""
-    return score.accuracy if isinstance(score, Answers) else score
-
-
 def _measure(answers: Answers) -> dict[str, float]:
     """Returns name -> value of each measure; NaN where it is not defined.
 

@@ -32,7 +32,6 @@ from fedjax_bn.run.evaluation.answers import (
     answering,
     measures_by_client,
     measures_of,
-    percent,
 )
 from fedjax_bn.run.evaluation.groups import by_client, some_of
 from fedjax_bn.run.evaluation.personalization import set_aside
@@ -110,12 +109,13 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     own = how.validate_with == "own"
     # A split that validates and tests is evaluated once.
     once = own and all(domain.test is domain.validation for domain in domains)
+    adapt = _adapted_rows(experiment) if how.personalization else None  # compiled once for all
     labelled, tests = aside([domain.test for domain in domains])
     # For each score: whether a client answers with its own model, or with the aggregated one.
-    parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled))}
+    parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
     if not once and all(domain.validation is not None for domain in domains):
         labelled, rest = aside([domain.validation for domain in domains])
-        parts["validation"] = own, _scoring(experiment, size, task, rest, labelled)
+        parts["validation"] = own, _scoring(experiment, size, task, rest, labelled, adapt)
     if train_loss:
         loss, train = task._replace(score=scoring.mean_loss(task)), [one.train for one in domains]
         parts["train_loss"] = True, _scoring(experiment, size, loss, train)
@@ -132,7 +132,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
             }
             for key, (of_own, score) in parts.items():
                 found[key] += score(models[of_own], places)
-        record = {k: by_client(names, [*map(percent, one)], limit) for k, one in found.items()}
+        record = {k: by_client(names, [*map(_percent, one)], limit) for k, one in found.items()}
         record |= measures_by_client(names, found["accuracy"], limit)
         if once:
             record["validation"] = record["accuracy"]
@@ -151,15 +151,14 @@ def _scoring(
     task: Task,
     splits: Sequence[Split],
     labelled: Sequence[Split] = (),
+    adapt: Callable[[FederatedState, Sequence[Split]], FederatedState] | None = None,
 ) -> Callable[[FederatedState, np.ndarray], list[float | Answers]]:
     """Returns `score(state, places)`, of the clients at these places, in the rows of the state.
 
-    A block has `size` clients, 0 for all at once. `labelled` are the samples that each adapts to.
+    A block has `size` clients, 0 for all at once. Before, each adapts to its `labelled` samples.
     """
     model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
     rule, rows = experiment.method.statistics, size or padded(len(splits), mesh)
-    if labelled:
-        adapt = _adapted_rows(experiment)
     score = scoring.score_clients(model, prepare, size or len(splits), task, rule, mesh)
     batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
     if not size:
@@ -167,7 +166,7 @@ def _scoring(
         resident = scoring.SplitBatches(splits, batch, mesh).kept_within(limit)
 
     def of_places(state: FederatedState, places: np.ndarray) -> list[float | Answers]:
-        if labelled:
+        if adapt:
             state = adapt(state, [labelled[k] for k in np.resize(places, rows)])
         if not size:
             return score(state, resident())[: len(places)]
@@ -301,12 +300,17 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                     found[text] = _in_split_order(found[text], choice.order)
                     if keep is not None:
                         keep[name, text] = Kept(found[text], split)
-            scores[name] = {text: percent(one) for text, one in found.items()}
+            scores[name] = {text: _percent(one) for text, one in found.items()}
             measures[name] = measures_of(found)
         measured = {"unseen_measures": measures} if any(measures.values()) else {}
         return {"unseen": scores} | measured
 
     return evaluate
+
+
+def _percent(score: Answers | float) -> float:
+    """Returns the accuracy of answers; a number as it is."""
+    return score.accuracy if isinstance(score, Answers) else score
 
 
 def _in_split_order(answers: Answers, order: int) -> Answers:
