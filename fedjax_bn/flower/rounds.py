@@ -84,8 +84,8 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
     found = {k: member for k, member in met.members.items() if member.node in nodes}
     refused = {node: again for node, again in met.refused.items() if node in nodes and again > now}
     new = sorted(nodes - {member.node for member in found.values()} - set(refused))
-    question = messages.packed(order)
-    replies = messages.exchange(grid, dict.fromkeys(new, question), MessageType.QUERY, seconds)
+    questions = {node: messages.packed(order) for node in new}
+    replies = messages.exchange(grid, questions, MessageType.QUERY, seconds)
     for node in new:
         try:
             client, hello = _presented(replies.get(node), order)

@@ -178,32 +178,24 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     def who(order: Order, number: jax.Array) -> Batches:
         return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | size
 
-    def what_compiles(order: Order) -> Order:
-        return order._replace(federation="", method="", begin=0, serve_unseen=False)
-
-    if megabytes([split]) <= config.data.device_megabytes:
-        data = stack_clients([split])
-
-        # What differs between clients is an argument: those of one machine share compiled programs.
-        @partial(jax.jit, static_argnums=0)
-        def resident(
-            order: Order, broadcast: Broadcast, own: Own, number: jax.Array, given: Any
-        ) -> Any:
-            keys, data, kept = given
-            batches = point_to(data, draw(order, keys.data, number, broadcast.round))
-            batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, number)
-            return method.client(broadcast, own, batches, keys.method)
-
-        def on_device(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-            given = _training_keys(config, keys), data, kept
-            return resident(what_compiles(order), broadcast, own, number, given)
-
-        return on_device
-
+    fits = megabytes([split]) <= config.data.device_megabytes
+    data = stack_clients([split]) if fits else ()
     drawn = jax.jit(draw, static_argnums=0)
 
-    def gathered(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-        order = what_compiles(order)
+    # What differs between clients is an argument: those of one machine share compiled programs.
+    @partial(jax.jit, static_argnums=0)
+    def resident(order: Order, broadcast: Broadcast, own: Own, client: Any, given: Any) -> Any:
+        keys, data, kept = given
+        batches = point_to(data, draw(order, keys.data, client, broadcast.round))
+        batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, client)
+        return method.client(broadcast, own, batches, keys.method)
+
+    def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
+        # What is left of the order determines the program.
+        order = order._replace(federation="", method="", begin=0, serve_unseen=False)
+        fresh = _training_keys(config, keys)
+        if fits:
+            return resident(order, broadcast, own, number, (fresh, data, kept))
         found = jax.device_get(drawn(order, keys.data, number, broadcast.round))
         valid = found.valid[0]
         index = np.where(valid, found.index[0], 0)  # padding points outside the samples
@@ -216,10 +208,9 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
             "valid": valid,
             "size": np.int32(len(split.images)),
         }
-        key = _training_keys(config, keys).method
-        return method.client(broadcast, own, batches | kept | who(order, number), key)
+        return method.client(broadcast, own, batches | kept | who(order, number), fresh.method)
 
-    return gathered
+    return train
 
 
 def load_own(folder: Path, number: int, like: Own) -> Own:
