@@ -96,7 +96,7 @@ def test_config_json_holds_the_configuration_and_the_form_of_the_samples(finishe
 
 
 def test_the_same_domain_gives_the_numbers_of_training(finished):
-    folder, summary = finished
+    folder, summary, _ = finished
     result, _ = run(folder)
     assert result["round"] == summary["selected_round"]
     assert result["unseen"] == summary["accuracy"]["unseen"]
@@ -200,12 +200,6 @@ def test_flags_of_evaluate_are_refused_in_training(capfd):
     quick = f"{runs.ROOT}/configs/quickstart.py"
     assert runs.command("--config", quick, "--alphas") == 2
     assert "--alphas belongs to `evaluate`" in capfd.readouterr().err
-
-
-def test_a_run_without_adapter_has_no_alphas(tmp_path, capfd):
-    folder = runs.finished(tmp_path / "run", rounds=1)
-    assert runs.command("evaluate", "--workdir", str(folder), "--alphas") == 2
-    assert "needs method=fediga" in capfd.readouterr().err
 
 
 def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, capsys):
