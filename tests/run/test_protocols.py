@@ -263,7 +263,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
     monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
 
-    def evaluated(config, experiment):
+    def evaluated(experiment):
         score = lambda state: {"mean": float(means[int(state["round"]) - 1])}  # noqa: E731
         return lambda state, *_: {"accuracy": score(state), "validation": score(state)}
 
