@@ -64,7 +64,7 @@ def tester(each: int, rounds: int) -> Callable[[float, float, int], tuple[float,
     built = build(config)
     arrays = [domain.train[:2] for domain in built.internal.domains]
     draw = drawing(arrays, local_epochs=EPOCHS)
-    evaluate = evaluator(config, built)
+    evaluate = evaluator(built)
     sample = sample_input(built.internal, built.prepare, 2)
 
     @jax.jit

@@ -30,7 +30,7 @@ from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.methods import fedavg
-from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
+from fedjax_bn.run.evaluation.scoring import SplitBatches, score_clients
 from interleave import (
     CONFIDENCE,
     FEWEST,
@@ -190,7 +190,7 @@ def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
     key = jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
     state = fedavg(task.model, optax.sgd(LEARNING_RATE)).init(key, variables, 1)
-    data = stack_batches([Split(*make_test_images(task, images))], batch)
+    data = SplitBatches([Split(*make_test_images(task, images))], batch).all_at_once()
     score = score_clients(task.model, standardize(), 1)
     return lambda: score(state, data)
 

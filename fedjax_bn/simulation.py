@@ -208,7 +208,7 @@ def simulate(
     keys = make_keys(seed)
     state = make_start(experiment, keys, variables)()
     names = [domain.name for domain in experiment.internal.domains]
-    evaluate = evaluator(config, experiment)
+    evaluate = evaluator(experiment)
     records: list[Record] = []
     with ExitStack() as stack:
         watchers = [callback] if callback else []

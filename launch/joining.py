@@ -33,6 +33,7 @@ from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
 from fedjax_bn.run.experiment.start import make_keys  # noqa: E402
+from fedjax_bn.run.experiment.values import read_values  # noqa: E402
 from fedjax_bn.run.files import finished, workdir  # noqa: E402
 from fedjax_bn.run.training.rounds import open_rounds  # noqa: E402
 
@@ -70,9 +71,10 @@ def join(
     internal = experiment.internal._replace(domains=(client,))
     # one client has nothing to share out over devices
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
+    alone = alone._replace(**read_values(config, method, 1))
     keys = make_keys(config.seed)
     state = method.init(keys.method, variables, 1)
-    evaluate = internal_evaluator(config, alone)
+    evaluate = internal_evaluator(alone)
     accuracy = {"received": evaluate(state)["accuracy"]["mean"]}
     round = open_rounds(config, alone, keys, state).compile(state)
     for _ in range(config.rounds):

@@ -66,6 +66,7 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     Raises:
       ValueError: it is not taken; the message says why.
     """
+    # Only personal leaves have a prefix in a message.
     split = {
         name if name.startswith("personal/") else f"upload/{name}": array
         for name, array in arrays.items()
@@ -85,7 +86,7 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     check_numbers(to_named(parts))
     for name in ("risk", "loss"):
         value = float(getattr(upload, name))
-        if expected.losses and not abs(value) <= _MOST_LOSS:
+        if expected.losses and not abs(value) <= _MOST_LOSS:  # so NaN is refused too
             raise ValueError(f"its {name}, {value:.4g}, is not within {_MOST_LOSS:g}")
         if not expected.losses and not math.isnan(value):
             raise ValueError(f"it sends a {name}, {value:.4g}, though it reports none")
@@ -106,8 +107,8 @@ def _norm(tree: PyTree, start: PyTree = None) -> float:
     for leaf, less in zip(leaves, starts, strict=True):
         flat = np.asarray(leaf).reshape(-1)
         less = None if less is None else np.asarray(less).reshape(-1)
-        # In blocks that stay in the caches, since leaves have millions of numbers, and not by a dot
-        # product, for which BLAS wakes threads that spin: 3 CPU seconds for 57 MB.
+        # Leaves have millions of numbers: blocks stay in the caches, and no dot product is taken,
+        # since BLAS wakes threads that spin for it, 3 CPU seconds for 57 MB.
         for begin in range(0, flat.size, _BLOCK):
             part = slice(begin, begin + _BLOCK)
             block = flat[part].astype(np.float64)

@@ -19,6 +19,7 @@ from flwr.common.logger import log
 
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.text import brief, file_name
+from fedjax_bn.data.domain import form_of
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import Broadcast, FederatedState, Own, broadcast_of, own_of
 from fedjax_bn.flower.messages import (
@@ -43,12 +44,12 @@ class _Task:
     """What the server asks of one client, in one message."""
 
     def __init__(self, folder: str, message: Message, context: Context) -> None:
-        # Of the run config only what determines the training, so that `_opened` remembers it.
+        # Other keys of the run config do not change the training: `_opened` remembers these alone.
         source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
         self.order, self.content = record_in(message.content, Order), message.content
         node = node_of(context.node_config)
         self.site, self.evaluator = _opened(source, changes, folder, node, self.order.population)
-        # Where this client keeps its own part in this federation.
+        # The folder of this client's own part in this federation.
         self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
 
     def broadcast(self) -> Broadcast:
@@ -66,10 +67,10 @@ class _Task:
 def client_app(folder: str | Path = ".") -> ClientApp:
     """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
 
-    A task of it fails with a ConfigError (a key, the data, or what the server asks for does not
-    suit), a WorkdirError (its own part is lost, or its folder cannot be written) or a ValueError
-    (the server's message is another method's); the server names the client and continues without
-    it.
+    A task fails with a ConfigError (a key, the data, or what the server asks for does not suit), a
+    WorkdirError (the client's own part is lost, or its folder cannot be written) or a ValueError
+    (the server's message is another method's); the server logs which client failed and continues
+    without it.
 
     Args:
       folder: of the app, where the config file is looked for first.
@@ -79,8 +80,7 @@ def client_app(folder: str | Path = ".") -> ClientApp:
     def answering(answer: Callable[[_Task], dict[str, Any]]) -> Callable:
         def handle(message: Message, context: Context) -> Message:
             task = _Task(str(folder), message, context)
-            content = answer(task)
-            site = task.site
+            content, site = answer(task), task.site
             header = Answer(task.order.federation, site.config.method, site.node.client)
             return Message(content=packed(header, **content), reply_to=message)
 
@@ -96,10 +96,10 @@ def client_app(folder: str | Path = ".") -> ClientApp:
 def _opened(
     source: str, changes: str, folder: str, node: Node, clients: int
 ) -> tuple[Site, Callable[[], Evaluate]]:
-    """Makes, and compiles, once for a configuration while the process lives."""
+    """Returns a client's site and its evaluator, made and compiled once while the process lives."""
     site = open_site(config_of(source, changes, folder), node, clients)
     # Test samples are read for an evaluation only.
-    return site, cache(partial(internal_evaluator, site.config, site.experiment))
+    return site, cache(partial(internal_evaluator, site.experiment))
 
 
 def _hello(task: _Task) -> dict[str, Any]:
@@ -118,9 +118,12 @@ def _hello(task: _Task) -> dict[str, Any]:
     weights = jax.ShapeDtypeStruct((task.order.population,), site.like.weights.dtype)
     log(INFO, partition_table(site.experiment, site.like._replace(weights=weights)))
     log(INFO, _serving_note(task))
-    size = len(site.domain.train.images) if node.reports("sizes") else 0
+    internal = site.experiment.internal
+    size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
     losses, scores = (node.reports(what) for what in ("losses", "accuracies"))
-    return {"hello": Hello(node.name, size, losses, scores, json.dumps(site.form))}
+    form = form_of(internal)
+    del form["dataset"], form["clients"]  # names stay here, and would differ between clients
+    return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
 
 
 def _serving_note(task: _Task) -> str:
@@ -143,13 +146,14 @@ def _serving_note(task: _Task) -> str:
 
 
 def _train(task: _Task) -> dict[str, Any]:
-    """Trains a round: what the client keeps goes to its folder; returns what it sends."""
+    """Trains a round, writes what the client keeps to its folder, and returns what it sends."""
     _serving_note(task)
     site, order, broadcast = task.site, task.order, task.broadcast()
     with owned(task.place):  # a task of an earlier round may still be running
         own, upload = jax.device_get(site.train(order, broadcast, task.own()))
         save_own(task.place, int(broadcast.round) + 1, own, order.begin)
     if not site.node.reports("losses"):
+        # NaN instead of nothing: the upload keeps the form of the method's own.
         hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
         upload = upload._replace(**hidden)
     sent = to_named(upload)

@@ -17,16 +17,10 @@ from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import start as starting
 from fedjax_bn.run.experiment.availability import Participation, read_trace
 from fedjax_bn.run.experiment.build import assemble
 from fedjax_bn.run.experiment.method import local_epochs
-from fedjax_bn.run.experiment.start import (
-    Keys,
-    batches_of_one,
-    make_start,
-    partition_table,
-    prepare,
-)
 from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 
@@ -52,11 +46,9 @@ class Kept(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What a server builds before its first round.
+    """What a server builds before its first round, from `config` and `run`.
 
     Attributes:
-      config: the configuration.
-      run: the run config.
       keys: the run's random keys.
       one: makes the common start, a state with the row of one client.
       start: makes what is kept before the first round.
@@ -72,7 +64,7 @@ class Host(NamedTuple):
 
     config: ConfigDict
     run: Run
-    keys: Keys
+    keys: starting.Keys
     one: Callable[[], FederatedState]
     start: Callable[[], Kept]
     order: Order
@@ -85,16 +77,10 @@ class Host(NamedTuple):
 
 
 def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
-    """Builds what the configuration names for samples of a form.
-
-    Args:
-      config: the configuration.
-      run: the run config.
-      order: the header of the server's messages, with begin=0.
-      form: of the samples, `domain.form_of` as JSON without names.
+    """Returns what the configuration names, for samples of a form; arguments as of `Host`.
 
     Raises:
-      ConfigError: it does not suit, or a key does not suit the number of clients.
+      ConfigError: the configuration does not suit, or not that number of clients.
     """
     epochs, count = local_epochs(config), run.clients
     if len(epochs) > 1 and len(epochs) != count:
@@ -111,8 +97,8 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     alone.target = ""  # domains are the clients' matter
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
     make = partial(assemble, internal=internal, unseen=())
-    experiment, keys, one = prepare(alone, make, clients=count)
-    rows = make_start(experiment, keys, rows=count, clients=count)
+    experiment, keys, one = starting.prepare(alone, make, clients=count)
+    rows = starting.make_start(experiment, keys, rows=count, clients=count)
 
     def start() -> Kept:
         state = one()
@@ -124,32 +110,21 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     like = jax.eval_shape(one)
     own = jax.eval_shape(lambda state: own_of(state, 0), like)
-    batches = batches_of_one(experiment)
+    batches = starting.batches_of_one(experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
     personal = own.personal if run.serve_unseen else ()
     _, upload = jax.eval_shape(experiment.method.client, broadcast_of(like), own, batches, key)
     sent = traffic(experiment.method, like, batches)
-    return Host(
-        config=config,
-        run=run,
-        keys=keys,
-        one=one,
-        start=start,
-        order=order,
-        form=form,
-        upload=upload,
-        personal=personal,
-        notes=(
-            *experiment.notes,
-            partition_table(experiment, jax.eval_shape(rows)),
-            "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
-        ),
-        participation=choose_participation(config, count)._replace(
-            trace=read_trace(config.participation.trace, count)
-        ),
-        step=_step(experiment.method.server, upload, personal),
+    notes = (
+        *experiment.notes,
+        starting.partition_table(experiment, jax.eval_shape(rows)),
+        "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
     )
+    trace = read_trace(config.participation.trace, count)
+    who = choose_participation(config, count)._replace(trace=trace)
+    step = _step(experiment.method.server, upload, personal)
+    return Host(config, run, keys, one, start, order, form, upload, personal, notes, who, step)
 
 
 def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kept]:
@@ -169,15 +144,16 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
         return Kept(state, served, kept.taken.at[client].set(taken))
 
     stack = _side_by_side((form, personal))
+    # The upload of a client that sits out: zeros that take no memory, and do not count.
+    zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
+    absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 
     def take(kept: Kept, accepted: Mapping[int, Accepted], rows: np.ndarray) -> Kept:
-        population = len(kept.taken)
-        parts = [
-            (accepted[k].upload, accepted[k].personal)
-            if k in accepted
-            else (_absent(form, k, population), _blank(personal))
-            for k in rows
-        ]
+        parts, population = [], np.int32(len(kept.taken))
+        for k in rows:
+            blank = absent._replace(client=np.int32(k), population=population)
+            taken = accepted.get(k)
+            parts.append((taken.upload, taken.personal) if taken else (blank, nothing))
         # The next round writes into what `stack` gave, so this one must have read it.
         return jax.block_until_ready(step(kept, *stack(parts)))
 
@@ -209,14 +185,3 @@ def _side_by_side(like: PyTree) -> Callable[[Sequence[PyTree]], PyTree]:
         return form.unflatten(rows)
 
     return stack
-
-
-def _absent(form: Upload, client: int, population: int) -> Upload:
-    """Returns an upload that does not count, for a client that sits out of K = `population`."""
-    yes, (number, count) = np.ones((), bool), map(np.int32, (client, population))
-    return _blank(form)._replace(finite=yes, client=number, population=count)
-
-
-def _blank(form: PyTree) -> PyTree:
-    """Returns zeros of that form, arrays that take no memory."""
-    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), form)

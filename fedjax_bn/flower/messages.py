@@ -74,8 +74,7 @@ class Hello(NamedTuple):
 def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Returns arrays in Flower's form, which messages to many clients share: one copy, one hash.
 
-    Args:
-      arrays: name -> array [...], any dtype that `numpy.save` writes.
+    `arrays` has name -> array [...], of any dtype that `numpy.save` writes.
     """
     record = {}
     for name, given in arrays.items():
@@ -173,22 +172,20 @@ def scores_in(content: RecordDict) -> dict[str, float]:
 def exchange(
     grid: Grid, contents: Mapping[int, RecordDict], kind: str, seconds: float, group: str = ""
 ) -> dict[int, Message]:
-    """Sends each node its message and returns the replies that come in time.
+    """Sends each node its message; returns node -> reply, which may be an error.
+
+    Nodes that did not answer in time are missing.
 
     Args:
       grid: Flower's.
       contents: node -> what it is sent.
       kind: `MessageType.TRAIN` and the like.
       seconds: how long to wait for replies; messages are valid as long.
-      group: how Flower groups them, the round.
-
-    Returns:
-      node -> its reply, which may be an error; nodes that did not answer are missing.
+      group: the round, by which Flower groups messages.
     """
-    nodes = list(contents)
-    messages = [Message(contents[node], node, kind, ttl=seconds, group_id=group) for node in nodes]
+    messages = [Message(x, node, kind, ttl=seconds, group_id=group) for node, x in contents.items()]
     given = list(grid.push_messages(messages)) if messages else []
-    waiting = {m: node for m, node in zip(given, nodes, strict=False) if m is not None}
+    waiting = {m: node for m, node in zip(given, contents, strict=False) if m is not None}
     replies, end = {}, time.monotonic() + seconds
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
@@ -204,13 +201,10 @@ def exchange(
 def content_of(reply: Message | None, order: Order, client: int | None) -> RecordDict:
     """Returns the content of a client's reply to an order.
 
-    Args:
-      reply: as `exchange` gives it; None where it did not come.
-      order: the header of the question.
-      client: the number of the client that was asked; None where the answer is to give it.
+    `client` is the number of the client that was asked, None where the answer is to give it.
 
     Raises:
-      ValueError: it is missing, is an error, or is of another kind.
+      ValueError: the reply is None, which did not come, is an error, or is of another kind.
     """
     if reply is None:
         raise ValueError("it did not answer in time")

@@ -1,4 +1,8 @@
-"""The rounds over Flower: which clients are connected and asked, and which uploads are taken."""
+"""The rounds over Flower: which clients are connected and asked, and which uploads are taken.
+
+Arguments of the same name mean the same in all functions: `grid` is Flower's, `host` the server's
+side, `met` the clients that the server has met, `kept` what it kept after the round before.
+"""
 
 import json
 import time
@@ -15,20 +19,10 @@ from flwr.serverapp import Grid
 from fedjax_bn.arguments.text import shown
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
+from fedjax_bn.flower import messages
 from fedjax_bn.flower.accept import Accepted, Expected, accept
 from fedjax_bn.flower.host import Host, Kept
-from fedjax_bn.flower.messages import (
-    Answer,
-    Hello,
-    Order,
-    arrays_in,
-    content_of,
-    exchange,
-    packed,
-    record_in,
-    recorded,
-    scores_in,
-)
+from fedjax_bn.flower.messages import Hello, Order, content_of
 from fedjax_bn.run.errors import ConfigError, RiskError, UserError
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.experiment.availability import draw_cohort
@@ -43,13 +37,13 @@ class TooFewError(UserError):
     """A round did not get as many good uploads as the run config asks for."""
 
 
-class Member(NamedTuple):
+class _Member(NamedTuple):
     """A client that has presented itself.
 
     Attributes:
       node: Flower's number of its node now.
-      name: how it is called in the records.
-      hello: what it said of itself.
+      name: its name in the records.
+      hello: how it presented itself.
     """
 
     node: int
@@ -66,12 +60,12 @@ class Met(NamedTuple):
       sizes: client -> the size that it reported last, also where it is gone.
     """
 
-    members: Mapping[int, Member] = {}
+    members: Mapping[int, _Member] = {}
     refused: Mapping[int, float] = {}
     sizes: Mapping[int, int] = {}
 
     def name(self, client: int) -> str:
-        """Returns how a client is called."""
+        """Returns the name of a client in the records."""
         return self.members[client].name if client in self.members else f"client-{client}"
 
 
@@ -79,11 +73,10 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
     """Returns which clients are connected now, after asking new nodes to present themselves.
 
     A node whose answer cannot be used, or whose place is taken, is named in the log and asked again
-    after a minute.
+    after a minute. Members whose node has gone are left out.
 
     Args:
-      grid: Flower's.
-      met: the result of the last call; members whose node has gone are left out.
+      grid, met: see the module; `met` is the result of the last call.
       order: the header of the question.
       seconds: how long to wait for an answer.
     """
@@ -91,7 +84,8 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
     found = {k: member for k, member in met.members.items() if member.node in nodes}
     refused = {node: again for node, again in met.refused.items() if node in nodes and again > now}
     new = sorted(nodes - {member.node for member in found.values()} - set(refused))
-    replies = exchange(grid, {node: packed(order) for node in new}, MessageType.QUERY, seconds)
+    questions = {node: messages.packed(order) for node in new}
+    replies = messages.exchange(grid, questions, MessageType.QUERY, seconds)
     for node in new:
         try:
             client, hello = _presented(replies.get(node), order)
@@ -103,7 +97,7 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
             name = shown(hello.name)[:80] or f"client-{client}"
             while name in others:
                 name += f"-{client}"
-            found[client] = Member(node, name, hello)
+            found[client] = _Member(node, name, hello)
         except ValueError as error:
             log(WARNING, "node %s is left out: %s", node, shown(str(error)))
             refused[node] = time.monotonic() + _AGAIN
@@ -114,7 +108,8 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
 def _presented(reply: Message | None, order: Order) -> tuple[int, Hello]:
     """Returns a client's number and how it presents itself; ValueError if that cannot be used."""
     content = content_of(reply, order, None)
-    client, hello = record_in(content, Answer).client, record_in(content, Hello)
+    client = messages.record_in(content, messages.Answer).client
+    hello = messages.record_in(content, Hello)
     try:
         form = json.loads(hello.form) | {"dataset": "federation", "clients": ["one"]}
     except (TypeError, ValueError, RecursionError) as error:
@@ -132,19 +127,13 @@ def _presented(reply: Message | None, order: Order) -> tuple[int, Hello]:
 
 
 def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Met]:
-    """Plays the next round; where too few uploads are good, it is begun again.
-
-    Args:
-      grid: Flower's.
-      host: the server's side.
-      met: the clients of the round before.
-      kept: what was kept after the round before.
+    """Plays the next round; where too few uploads are good, it begins again.
 
     Returns:
       What is kept now, the round's record, and the clients that are connected now.
 
     Raises:
-      TooFewError: it was begun as often as the run config allows.
+      TooFewError: the round began as often as the run config allows.
       RiskError, ConfigError: the weighing rule cannot use what clients report.
     """
     number, start = int(kept.round) + 1, time.perf_counter()
@@ -176,7 +165,19 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
                 "set config.weigh=by_size or uniform"
             )
         raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
-    record = _record(host, met, accepted, weights, number, time.perf_counter() - start)
+    # One line of metrics.jsonl, with the norms of the updates that were taken.
+    population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
+    names = [*map(met.name, range(population))]
+    loss, norm, weighed = (np.full(population, fill) for fill in (np.nan, np.nan, 0.0))
+    loss[taken] = [one.upload.loss for one in accepted.values()]
+    norm[taken] = [one.norm for one in accepted.values()]
+    weighed[taken] = weights[taken]
+    finite = {"finite": np.ones(population, bool), "server_finite": True}  # else not accepted
+    metrics = {"loss": loss, "weights": weighed} | finite
+    seconds = time.perf_counter() - start
+    record = round_record(names, metrics, number, seconds, limit)
+    record["norm"] = by_client(names, norm, limit, mean=False)
+    log(INFO, "round %s: %s uploads, %.1f s", number, len(taken), seconds)
     return after, record | ({"left_out": left_out} if left_out else {}), met
 
 
@@ -185,12 +186,6 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
 
     A client that fails, or does not answer within the run's time limit (seconds), is named in the
     log and has no score.
-
-    Args:
-      grid: Flower's.
-      host: the server's side.
-      met: the clients.
-      kept: what was kept after the round that is tested.
     """
     members = met.members
     # A client whose upload was never taken has no model of its own yet.
@@ -199,7 +194,7 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     found: dict[str, np.ndarray] = {}
     for k in trained:
         try:
-            scores = scores_in(content_of(replies.get(k), host.order, k))
+            scores = messages.scores_in(content_of(replies.get(k), host.order, k))
         except ValueError as error:
             log(WARNING, "%s is not evaluated: %s", members[k].name, shown(str(error)))
             continue
@@ -239,13 +234,12 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 def _asked(
     grid: Grid, host: Host, met: Met, kept: Kept, clients: Iterable[int], kind: str, number: int
 ) -> dict[int, Message]:
-    """Sends clients the broadcast; returns client -> its reply. `number` is the round's."""
-    arrays = recorded(to_named(broadcast_of(kept.state)))  # all messages share these bytes
+    """Sends clients the broadcast of round `number`; returns client -> its reply."""
+    arrays = messages.recorded(to_named(broadcast_of(kept.state)))  # all messages share the bytes
     node = {k: met.members[k].node for k in clients}
-    contents = {
-        node[k]: packed(host.order._replace(begin=int(kept.taken[k])), arrays) for k in node
-    }
-    replies = exchange(grid, contents, kind, host.run.time_limit, str(number))
+    orders = {k: host.order._replace(begin=int(kept.taken[k])) for k in node}
+    contents = {node[k]: messages.packed(order, arrays) for k, order in orders.items()}
+    replies = messages.exchange(grid, contents, kind, host.run.time_limit, str(number))
     return {k: replies[node[k]] for k in node if node[k] in replies}
 
 
@@ -275,32 +269,7 @@ def _uploads(
                 losses=hello.losses,
                 norm_bound=host.run.norm_bound,
             )
-            accepted[k] = accept(arrays_in(content), expected)
+            accepted[k] = accept(messages.arrays_in(content), expected)
         except ValueError as error:
             left_out[met.name(k)] = shown(str(error))
     return accepted, left_out
-
-
-def _record(
-    host: Host,
-    met: Met,
-    accepted: Mapping[int, Accepted],
-    weights: np.ndarray,
-    number: int,
-    seconds: float,
-) -> Record:
-    """Returns one line of metrics.jsonl, with the norms of the updates that were taken."""
-    population, limit = host.run.clients, host.config.clients_named
-    names, taken = [*map(met.name, range(population))], list(accepted)
-    loss, norm = np.full(population, np.nan), np.full(population, np.nan)
-    loss[taken] = [one.upload.loss for one in accepted.values()]
-    norm[taken] = [one.norm for one in accepted.values()]
-    metrics = {
-        "loss": loss,
-        "weights": np.where(np.isin(np.arange(population), taken), weights, 0.0),
-        "finite": np.ones(population, bool),
-        "server_finite": True,
-    }
-    record = round_record(names, metrics, number, seconds, limit)
-    log(INFO, "round %s: %s uploads, %.1f s", number, len(accepted), seconds)
-    return record | {"norm": by_client(names, norm, limit, mean=False)}

@@ -39,7 +39,6 @@ from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training.records import Record, out_of_patience, select_round
 from fedjax_bn.run.training.train import resume
 
-_FLOWER = "flwr"  # its logger
 _SAME = ("clients", "serve_unseen")  # of the run config, in all starts of one federation
 _POLL = 2.0  # seconds between looks for clients that are not there yet
 _ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
@@ -68,7 +67,7 @@ def server_app(folder: str | Path = ".") -> ServerApp:
 def _say_once() -> None:
     """Keeps Flower's lines, which it prints itself, from the root logger's handlers."""
     for handler in logging.root.handlers:  # absl adds one when Orbax is imported
-        handler.addFilter(lambda record: record.name != _FLOWER)
+        handler.addFilter(lambda record: record.name != "flwr")
 
 
 def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Record]]:
@@ -91,16 +90,16 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
     promised = describe_privacy(deployed(config), run.clients, config.rounds)
     place = Path(run.workdir).expanduser()
     with owned(place):
-        order, form = facts_of(place, run, config.method)
+        order, form = _facts_of(place, run, config.method)
         finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
         met = Met() if finished else _gather(grid, order, run)
         if not form:  # a new federation, whose first clients decide
             hellos = [member.hello for member in met.members.values()]
             sizes = [hello.size for hello in hellos if hello.size] or [0]
             order = order._replace(longest=max(sizes), smallest=min(sizes))
-            # The form that most have; of two as frequent that of the client of the least number.
+            # The form that most clients have; of two as frequent, that of the first client.
             form = Counter(hello.form for hello in hellos).most_common(1)[0][0]
-        # The seed of the server's noise is in its compiled step alone: what is written has none.
+        # Only the compiled step has the seed of the server's noise: it is never written or sent.
         host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
         sizes = {"longest": order.longest, "smallest": order.smallest}
@@ -113,28 +112,19 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         return kept, records
 
 
-def facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
-    """Returns what a workdir holds of a begun federation; a new one gets its name here.
+def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
+    """Returns what the server's workdir holds of a federation; a new one gets its name here.
 
-    Args:
-      place: the server's workdir.
-      run: the run config.
-      method: the configured method's name.
-
-    Returns:
-      The header of the server's messages with begin=0, and the form of samples as JSON, "" where
-      it is not known yet.
+    It is the header of the server's messages with begin=0, and the form of samples as JSON, "" for
+    a new federation. `method` is the configured method's name.
 
     Raises:
       WorkdirError: its config.json is damaged.
     """
-    path = place / "config.json"
-    new = {
-        "data": f"{method}-{secrets.token_hex(8)}",
-        "sizes": {"longest": 0, "smallest": 0},
-        "samples": "",
-    }
-    about = workdir.read_json(path, _ABOUT) if path.exists() else new
+    path, sizes = place / "config.json", {"longest": 0, "smallest": 0}
+    about = {"data": f"{method}-{secrets.token_hex(8)}", "sizes": sizes, "samples": ""}
+    if path.exists():
+        about = workdir.read_json(path, _ABOUT)
     longest, smallest = about["sizes"]["longest"], about["sizes"]["smallest"]
     order = Order(about["data"], method, 0, run.clients, longest, smallest, run.serve_unseen)
     return order, about["samples"]
@@ -190,7 +180,7 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
 def _loop(
     grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
 ) -> tuple[Kept, list[Record]]:
-    """Plays the rounds that are left. A round is on the disk before the next is asked for."""
+    """Plays the rounds that are left; each is on the disk before the next begins."""
     config = host.config
     with checkpoint.open_both(place, len(records)) as (latest, selected):
         while len(records) < config.rounds and not out_of_patience(records, config.patience):
@@ -230,14 +220,11 @@ def _write_served(
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
         if number in checkpoint.steps(manager):
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
-    given, state = kept.state, host.one()
-    personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
-    state = state._replace(
-        round=given.round,
-        shared=given.shared,
-        server=given.server,
-        personal=personal if jax.tree.leaves(personal) else state.personal,
-    )
+    state, given = host.one(), ("round", "shared", "server")
+    state = state._replace(**{name: getattr(kept.state, name) for name in given})
+    if jax.tree.leaves(kept.served):
+        mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
+        state = state._replace(personal=mean)
     config, name = deployed(host.config), host.order.federation
     config.target = ""
     about = {

@@ -52,7 +52,7 @@ class Node(NamedTuple):
 
     Attributes:
       client: its number, from 0.
-      folder: where it keeps what is its own: personal leaves and the memory of its method.
+      folder: where it keeps its personal leaves and the memory of its method.
       data: its file or folder of samples, instead of the config's `data.path`; empty: the
         config's data, of which it is the client of its number.
       domain: its domain, where its own data hold several.
@@ -76,10 +76,7 @@ class Node(NamedTuple):
 
 
 def run_of(given: Mapping[str, Any]) -> Run:
-    """Returns the run config, checked.
-
-    Args:
-      given: as Flower hands it over, keys with - for _; a missing one has its default.
+    """Returns the run config; keys that Flower does not give (with - for _) have their defaults.
 
     Raises:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
@@ -97,7 +94,7 @@ def run_of(given: Mapping[str, Any]) -> Run:
 
 
 def node_of(given: Mapping[str, Any]) -> Node:
-    """Returns the node config, checked; arguments and errors as of `run_of`."""
+    """Returns the node config, checked as the run config is by `run_of`."""
     node = _read("node config", given, Node())
     report = [part.strip() for part in node.report.split(",") if part.strip()]
     known = report == ["nothing"] or (report and set(report) <= set(_REPORTS))
@@ -111,12 +108,9 @@ def node_of(given: Mapping[str, Any]) -> Node:
 
 
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
-    """Returns the configuration that a run config names.
+    """Returns the configuration that a run config names by `config` and `changes`, see `Run`.
 
-    Args:
-      source: a config file, looked for in `folder` first, or the name of a packaged one.
-      changes: of its keys, `key=value,key=value`.
-      folder: of the app.
+    `folder` is the app's, in which the file is looked for first.
 
     Raises:
       ConfigError: as `config.file.read`.

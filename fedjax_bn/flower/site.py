@@ -23,7 +23,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.data.domain import Domain, form_of
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
@@ -49,28 +48,19 @@ class Site(NamedTuple):
     Attributes:
       config: the configuration, see `deployed`.
       experiment: what it names, with this client's domain alone.
-      keys: the run's random keys.
       start: makes the common start, a state with the row of one client.
       like: the form of that state.
       node: the node config.
-      form: of its samples, as `domain.form_of` makes it.
       train: `train(order, broadcast, own) -> (own, upload)`, its part of a round; compiled once
         for each form of an order.
     """
 
     config: ConfigDict
     experiment: Experiment
-    keys: Keys
     start: Callable[[], FederatedState]
     like: FederatedState
     node: Node
-    form: dict[str, Any]
     train: _Train
-
-    @property
-    def domain(self) -> Domain:
-        """Its own samples."""
-        return self.experiment.internal.domains[0]
 
 
 def deployed(config: ConfigDict) -> ConfigDict:
@@ -88,10 +78,10 @@ def deployed(config: ConfigDict) -> ConfigDict:
 def adds_noise(config: ConfigDict, side: str) -> bool:
     """Returns whether a side, "client" or "server", adds noise that no one can repeat.
 
-    The run config, and with it `config.seed`, is known to the server and to all clients. So the
-    side that `config.privacy.at` names draws its noise from numbers of the operating system, which
-    never leave it. Where `config.privacy.seed` is set the noise is that of the simulation, and
-    protects no one.
+    The server and all clients have the run config, and with it `config.seed`. So the side that
+    `config.privacy.at` names draws its noise from numbers of the operating system, which never
+    leave it. Where `config.privacy.seed` is set the noise is that of the simulation, and protects
+    no one.
     """
     keys = config.privacy
     return bool(keys.clip and keys.noise and keys.at == side and keys.seed is None)
@@ -104,6 +94,7 @@ def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
     """
     if not adds_noise(config, "client"):
         return keys
+    # A seed has 32 bits, too few for a secret; `fold_in` adds 32 more.
     key = jax.random.key(secrets.randbits(32))
     return keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
 
@@ -120,13 +111,10 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
       ConfigError: the configuration, or the data of this client, do not suit.
     """
     config = deployed(config)
-    experiment, keys, start = prepare(
-        config, partial(_of_client, node), traced=False, clients=clients
-    )
+    make = partial(_of_client, node)
+    experiment, keys, start = prepare(config, make, traced=False, clients=clients)
     train = _trainer(config, experiment, keys, node)
-    form = form_of(experiment.internal)
-    del form["dataset"], form["clients"]  # names stay here, and would differ between clients
-    return Site(config, experiment, keys, start, jax.eval_shape(start), node, form, train)
+    return Site(config, experiment, start, jax.eval_shape(start), node, train)
 
 
 def _of_client(node: Node, config: ConfigDict) -> Experiment:
@@ -175,7 +163,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         kept = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
 
     def draw(order: Order, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
-        """The samples [1, S, B] of a round: those that the simulation draws for this client."""
+        """Returns the samples [1, S, B] that the simulation draws for this client in a round."""
         mine = len(split.images)
         longest = max(order.longest, mine)
         sampler = work.sampler(min(order.smallest or mine, mine), longest)
@@ -190,32 +178,24 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     def who(order: Order, number: jax.Array) -> Batches:
         return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | size
 
-    def what_compiles(order: Order) -> Order:
-        return order._replace(federation="", method="", begin=0, serve_unseen=False)
-
-    if megabytes([split]) <= config.data.device_megabytes:
-        data = stack_clients([split])
-
-        # What differs between clients is an argument: those of one machine share compiled programs.
-        @partial(jax.jit, static_argnums=0)
-        def resident(
-            order: Order, broadcast: Broadcast, own: Own, number: jax.Array, given: Any
-        ) -> Any:
-            keys, data, kept = given
-            batches = point_to(data, draw(order, keys.data, number, broadcast.round))
-            batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, number)
-            return method.client(broadcast, own, batches, keys.method)
-
-        def on_device(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-            given = _training_keys(config, keys), data, kept
-            return resident(what_compiles(order), broadcast, own, number, given)
-
-        return on_device
-
+    fits = megabytes([split]) <= config.data.device_megabytes
+    data = stack_clients([split]) if fits else ()
     drawn = jax.jit(draw, static_argnums=0)
 
-    def gathered(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-        order = what_compiles(order)
+    # What differs between clients is an argument: those of one machine share compiled programs.
+    @partial(jax.jit, static_argnums=0)
+    def resident(order: Order, broadcast: Broadcast, own: Own, client: Any, given: Any) -> Any:
+        keys, data, kept = given
+        batches = point_to(data, draw(order, keys.data, client, broadcast.round))
+        batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, client)
+        return method.client(broadcast, own, batches, keys.method)
+
+    def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
+        # What is left of the order determines the program.
+        order = order._replace(federation="", method="", begin=0, serve_unseen=False)
+        fresh = _training_keys(config, keys)
+        if fits:
+            return resident(order, broadcast, own, number, (fresh, data, kept))
         found = jax.device_get(drawn(order, keys.data, number, broadcast.round))
         valid = found.valid[0]
         index = np.where(valid, found.index[0], 0)  # padding points outside the samples
@@ -228,22 +208,16 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
             "valid": valid,
             "size": np.int32(len(split.images)),
         }
-        key = _training_keys(config, keys).method
-        return method.client(broadcast, own, batches | kept | who(order, number), key)
+        return method.client(broadcast, own, batches | kept | who(order, number), fresh.method)
 
-    return gathered
+    return train
 
 
 def load_own(folder: Path, number: int, like: Own) -> Own:
-    """Returns a client's own part after so many rounds.
-
-    Args:
-      folder: of one federation.
-      number: rounds finished, at least 1.
-      like: its form.
+    """Returns what a client kept in a federation's folder after `number` rounds, at least 1.
 
     Raises:
-      WorkdirError: it is missing, damaged, or of another form.
+      WorkdirError: it is missing, damaged, or of another form than `like`.
     """
     path = folder / _OWN.format(number)
     try:
@@ -258,7 +232,7 @@ def load_own(folder: Path, number: int, like: Own) -> Own:
 
 
 def save_own(folder: Path, number: int, own: Own, began: int) -> None:
-    """Keeps a client's own part after so many rounds, and the one that it began with.
+    """Keeps a client's own part after `number` rounds, and the one that it began with.
 
     Args:
       folder: of one federation.

@@ -88,7 +88,7 @@ def run(
             batch_size=config.adapt_batch_size,
             orientation=config.data.orientation,
         )
-        variables, shape, programs = served_variables(state, ()), tuple(facts.shape), {}
+        variables, shape, programs = served_variables(state), tuple(facts.shape), {}
         for text in config.adaptations:
             choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
             try:

@@ -117,7 +117,7 @@ def write(
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
         partial.chmod(0o755)  # `mkdtemp` lets only its user read it
-        os.replace(partial, folder)
+        os.replace(partial, folder)  # atomic: `partial` is beside the folder, on its file system
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -204,25 +204,21 @@ def read_about(folder: Path) -> About:
 
 def _fault(about: About) -> str:
     """Returns what is wrong with the content of model.json; empty where nothing is."""
-    kinds = About.__annotations__
     parts = {"classes": str, "adaptations": str, "programs": str, "shape": int}
     parts |= {"mean": float, "std": float}
-    for name, value in about._asdict().items():
-        if type(value) is not kinds[name]:
-            return f"{name} must be of type {kinds[name].__name__}"
+    for name, kind in About.__annotations__.items():
+        value = getattr(about, name)
+        if type(value) is not kind:
+            return f"{name} must be of type {kind.__name__}"
+        if name in parts and not all(type(one) is parts[name] for one in value):
+            return f"its {name} must each be of type {parts[name].__name__}"
     if about.form != FORM:
         return f"it is of form {about.form}, and this version reads form {FORM}"
-    for name, kind in parts.items():
-        if not all(type(one) is kind for one in getattr(about, name)):
-            return f"its {name} must each be of type {kind.__name__}"
     allowed = {"batch_size": SAMPLES, "order": ORDER}
 
     def is_program(entry: Any) -> bool:
-        return (
-            isinstance(entry, dict)
-            and entry.keys() == allowed.keys()
-            and all(type(entry[key]) is int and allowed[key].holds(entry[key]) for key in allowed)
-        )
+        known = isinstance(entry, dict) and entry.keys() == allowed.keys()
+        return known and all(type(x) is int and allowed[k].holds(x) for k, x in entry.items())
 
     wrong = {
         "classes": not about.classes or len(set(about.classes)) < len(about.classes),
@@ -240,7 +236,7 @@ def _fault(about: About) -> str:
 def _variables_of(
     folder: Path, about: About, model: Any, named: Mapping[str, np.ndarray]
 ) -> Variables:
-    """The arrays as the model's collections, with those that a method adds.
+    """Returns the arrays as the model's collections, with those that a method adds.
 
     Raises:
       ValueError: an array of the model is missing, or has another shape or dtype.

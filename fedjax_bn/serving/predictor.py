@@ -1,6 +1,7 @@
 """A model with the preprocessing that it was trained with, as one client uses it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -60,7 +61,7 @@ class Predictor(NamedTuple):
             order = np.random.default_rng(self.order).permutation(count)
         blocks = np.split(order, range(self.batch_size, count, self.batch_size))
         found = np.concatenate(list(self.stream(map(read, blocks))))
-        return found[np.argsort(order)]
+        return found[np.argsort(order)]  # in the order of the images again
 
     def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Yields probabilities f[b, C] of each batch [b, ...] of one client, b from 1 to B.
@@ -122,24 +123,16 @@ def from_choice(
     choice: Choice, variables: Variables, prepare: Prepare, check: Callable[[np.ndarray], None]
 ) -> Predictor:
     """Returns a predictor by an adaptation; arguments as of `Predictor` and `step_of`."""
-    step = jax.jit(step_of(choice.adaptation, prepare))
-    return Predictor(
-        start=lambda: choice.adaptation.init(variables),
-        step=lambda *batch: step(variables, *batch),
-        check=check,
-        batch_size=choice.batch_size,
-        order=choice.order,
-    )
+    step, start = jax.jit(step_of(choice.adaptation, prepare)), choice.adaptation.init
+    of_model = partial(start, variables), partial(step, variables)
+    return Predictor(*of_model, check, choice.batch_size, choice.order)
 
 
 def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax.Array, PyTree]]:
     """Returns `step(variables, carry, images, valid) -> (probabilities f[B, C], carry)`.
 
-    It raises ValueError where the model's outputs are not logits f[B, C].
-
-    Args:
-      adaptation: how it predicts.
-      prepare: stored images -> what the model reads.
+    It raises ValueError where the model's outputs are not logits f[B, C]. `prepare` makes what the
+    model reads of stored images.
     """
 
     def step(

@@ -15,6 +15,7 @@ valid bool[B] is False after the last image of a short batch. Programs are for C
 import re
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -35,6 +36,7 @@ from fedjax_bn.serving.predictor import Predictor, step_of
 from fedjax_bn.sharing import Variables
 
 _MOST = 2**30  # bytes of a program
+# A custom call could run any code that the process has; these are LAPACK's, and XLA's own.
 _COMPUTES = r" @(lapack_\w+_ffi|Sharding)\("
 PyTree = Any
 Arrays = dict[str, Any]
@@ -106,7 +108,7 @@ def open_program(
     arrays: Arrays,
     check: Callable[[np.ndarray], None],
 ) -> Predictor:
-    """Returns a predictor by a program.
+    """Returns a predictor by the program of an adaptation.
 
     Args:
       folder: of the programs.
@@ -132,14 +134,8 @@ def open_program(
         raise ValueError(
             f"cannot read the program of {text} in {folder} ({brief(str(error))}): serve it again"
         ) from error
-    call = jax.jit(program.call)
-    return Predictor(
-        start=lambda: start,
-        step=lambda *batch: call(arrays, *batch),
-        check=check,
-        batch_size=about["batch_size"],
-        order=about["order"],
-    )
+    step = partial(jax.jit(program.call), arrays)
+    return Predictor(lambda: start, step, check, about["batch_size"], about["order"])
 
 
 def read_served(path: Path) -> dict[str, np.ndarray]:
@@ -151,7 +147,7 @@ def read_served(path: Path) -> dict[str, np.ndarray]:
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is not a regular file")
     names = names_in_npz(path)
-    with ZipFile(path) as archive:
+    with ZipFile(path) as archive:  # a small archive could fill the memory
         if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
             raise ValueError(
                 f"{path} unpacks to more than it has, and served arrays are not packed"

@@ -67,10 +67,12 @@ def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
     runs.install(monkeypatch, runs.dataset())
     config = runs.config(target="", validate_with=validate_with)
     experiment, _, start = prepare(config)
-    told, state = [], start()
-    for config.eval_clients in (0, 3):
-        told.append(evaluator(config, experiment)(state, np.array([True, False, True, True])))
-    names = [runs.NAMES[k] for k in clients_tested(config, 4)]
+    state, trained = start(), np.array([True, False, True, True])
+    few = experiment.evaluation._replace(clients=3)
+    told = [
+        evaluator(one)(state, trained) for one in (experiment, experiment._replace(evaluation=few))
+    ]
+    names = [runs.NAMES[k] for k in clients_tested(few, 4)]
     assert len(names) == 3
     for key in ("accuracy", "validation"):
         every, some = (one[key] for one in told)

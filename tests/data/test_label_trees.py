@@ -22,7 +22,7 @@ from fedjax_bn.data.sampling import (
     validation_batches,
 )
 from fedjax_bn.engine.batches import blank_padding, check_batches
-from fedjax_bn.run.evaluation.scoring import batches_of_tests, stack_batches
+from fedjax_bn.run.evaluation.scoring import SplitBatches
 from fedjax_bn.run.training.stream import stream_rounds
 
 
@@ -64,14 +64,14 @@ def test_streamed_boxes_are_those_on_the_device(resident):
     streamed = next(stream_rounds(PARTS, draw, 0, 1))
     kept = jax.jit(lambda: blank_padding(point_to(data, draw(0)[1])))()
     assert equal(streamed["label"], kept["label"])
-    blocks = (jax.device_get(block.labels) for block in batches_of_tests(PARTS, 2, 1e-9)())
+    blocks = (jax.device_get(block.labels) for block in SplitBatches(PARTS, 2).kept_within(1e-9)())
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
-    assert equal(joined, jax.device_get(stack_batches(PARTS, 2).labels))
+    assert equal(joined, jax.device_get(SplitBatches(PARTS, 2).all_at_once().labels))
 
 
 def test_validation_and_test_batches_hold_the_boxes_in_order():
     validation = validation_batches(PARTS, 2)
-    tested = stack_batches(PARTS, 2)
+    tested = SplitBatches(PARTS, 2).all_at_once()
     for k, part in enumerate(PARTS):
         for name, leaf in part.labels.items():
             count, kept = len(leaf), np.asarray(validation["label"][name])[k]

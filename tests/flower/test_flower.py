@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-import runs
 from fedjax_bn.engine.named_arrays import names_of
 from fedjax_bn.federation import broadcast_of
 
@@ -16,26 +15,11 @@ from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_i
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
-from flower_apps import CONFIG, assert_same, nodes_of, run_config, simulated
+from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
 OF_UPLOAD = ("size", "risk", "loss", "finite", "participates", "client", "population")
 SLOW = ("fedavg", "fedbn", "fediga", "scaffold")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One for all tests: clients that are configured alike compile once."""
-    folder = tmp_path_factory.mktemp("app")
-    (folder / "config.py").write_text(CONFIG)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def tiny(x64, monkeypatch):
-    runs.install(monkeypatch)
-    with jax.numpy_dtype_promotion("standard"):  # what draws samples counts in 32 bits
-        yield
 
 
 @pytest.mark.parametrize(

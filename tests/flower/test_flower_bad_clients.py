@@ -6,8 +6,6 @@ import re
 import numpy as np
 import pytest
 
-import runs
-
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from flwr.app import Array, Message
@@ -18,7 +16,7 @@ from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
 from fedjax_bn.flower.site import load_own, save_own
 from fedjax_bn.state import Own
-from flower_apps import CONFIG, nodes_of, run_config
+from flower_apps import nodes_of, run_config
 from flower_grid import LocalGrid
 
 ORDER = Order("f", "fedavg", 0, 3, 0, 0, False)
@@ -26,7 +24,7 @@ FORM = '{"num_classes": 3, "shape": [6], "dtype": "uint8", "mean": [0.5], "std":
 
 
 def spoilt_arrays(reply):
-    """An .npy whose header is no Python."""
+    """Replaces an array by an .npy whose header is not a Python literal."""
     record = reply.content.array_records["arrays"]
     record["shared/params/out/bias"] = Array(
         "float64", (3,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x10\x00{'descr': (((((((\n"
@@ -45,21 +43,10 @@ WRONG = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One for all tests: clients that are configured alike compile once."""
-    folder = tmp_path_factory.mktemp("app")
-    (folder / "config.py").write_text(CONFIG)
-    return folder
-
-
 @pytest.mark.parametrize(
     "reason", [pytest.param(r, marks=[pytest.mark.slow] * ("scaffold" in r)) for r in WRONG]
 )
-def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(
-    x64, folder, tmp_path, monkeypatch, reason
-):
-    runs.install(monkeypatch)
+def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(folder, tmp_path, reason):
     config = run_config(tmp_path / "server", "method=fedbn,rounds=1", minimum=1, time_limit=1)
     grid = LocalGrid(nodes_of(folder, config))
     honest = grid.nodes[11]

@@ -17,7 +17,7 @@ from fedjax_bn.flower.settings import run_of
 from fedjax_bn.flower.site import _training_keys
 from fedjax_bn.run.experiment import values as configured_privacy
 from fedjax_bn.run.experiment.start import Keys
-from flower_apps import CONFIG, assert_same, nodes_of, run_config, simulated
+from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
 CHANGES = (
@@ -26,21 +26,18 @@ CHANGES = (
 
 
 @pytest.fixture
-def folder(tmp_path, x64, monkeypatch):
-    runs.install(monkeypatch)
-    (tmp_path / "config.py").write_text(CONFIG)
-    monkeypatch.setattr(configured_privacy, "epsilon", lambda *given: told.append(given) or 7.5)
-    told.clear()
-    with jax.numpy_dtype_promotion("standard"):
-        yield tmp_path
+def asked(monkeypatch):
+    """(noise, rounds, delta, cohort) of which an epsilon was asked, which is 7.5."""
+    given = []
+    monkeypatch.setattr(configured_privacy, "epsilon", lambda *x: given.append(x) or 7.5)
+    return given
 
 
-told = []  # (noise, rounds, delta, cohort) of which an epsilon was asked
-
-
-def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(folder, caplog):
-    """All that a client is told is the same both times, so that its noise is its own."""
-    config = run_config(folder / "server", CHANGES, serve_unseen=True)
+def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(
+    folder, asked, tmp_path, caplog
+):
+    """The client gets the same message both times, so that the noise is its own."""
+    config = run_config(tmp_path / "server", CHANGES, serve_unseen=True)
     grid = LocalGrid(nodes_of(folder, config, serve_unseen=True))
     with caplog.at_level(logging.INFO, "flwr"):
         serve(grid, run_of(config), folder)
@@ -50,14 +47,14 @@ def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(
     # Two draws of N(0, (z C)^2) differ by sqrt(2) z C a number.
     assert np.std(first - second) == pytest.approx(np.sqrt(2) * 0.2, rel=0.6)
 
-    assert set(told) == {(2.0, 1, 1e-5, ())}  # who answers is no secret draw
+    assert set(asked) == {(2.0, 1, 1e-5, ())}  # who answers is not a secret draw
     assert "is added by the client: each client has (epsilon, delta) = (7.5, 1e-05)" in caplog.text
     for path in ("config.json", "served/summary.json"):
-        about = json.loads((folder / "server" / path).read_text())["privacy"]
+        about = json.loads((tmp_path / "server" / path).read_text())["privacy"]
         assert (about["epsilon"], about["rounds"]) == (7.5, 1)
 
 
-def test_who_adds_the_noise_draws_its_key_and_nobody_else_does():
+def test_only_the_side_that_adds_the_noise_draws_its_key():
     keys = Keys(*jax.random.split(jax.random.key(0), len(Keys._fields)))
     at = {
         side: runs.config(privacy__clip=1.0, privacy__noise=1.0, privacy__at=side)
@@ -77,9 +74,11 @@ def test_who_adds_the_noise_draws_its_key_and_nobody_else_does():
 
 
 @pytest.mark.parametrize("side", ["server", pytest.param("client", marks=pytest.mark.slow)])
-def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(folder, caplog, side):
+def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(
+    folder, asked, tmp_path, caplog, side
+):
     changes = f"method=fedbn,privacy.clip=0.1,privacy.noise=2,privacy.seed=3,privacy.at={side}"
-    config = run_config(folder / "server", changes)
+    config = run_config(tmp_path / "server", changes)
     grid = LocalGrid(nodes_of(folder, config))
     with caplog.at_level(logging.WARNING, "flwr"):
         kept, _ = serve(grid, run_of(config), folder)

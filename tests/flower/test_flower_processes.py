@@ -20,19 +20,20 @@ import runs
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower.host import open_host
-from fedjax_bn.flower.server import facts_of
+from fedjax_bn.flower.server import _facts_of
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.run.files import checkpoint
 from flower_apps import CONFIG, assert_same, simulated
 
 pytestmark = pytest.mark.slow
 LAUNCH = runs.ROOT / "launch" / "flower"
-METHODS = ("fedavg", "fedbn", "scaffold", "fediga", "fedcd")
+METHODS = ("fedbn", "scaffold", "fedcd")
 LIMIT = 900  # seconds for a federation of two rounds
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 
 def free_ports(count: int) -> int:
-    """The first of some ports in a row that nobody listens on."""
+    """The first of some ports in a row that no process listens on."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -78,15 +79,7 @@ def federation(tmp_path_factory):
 def call(app, environment, *arguments):
     """What `local.sh` prints; fails where it does."""
     script = [str(app / "local.sh"), *arguments]
-    done = subprocess.run(
-        script,
-        cwd=app,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-    )
+    done = subprocess.run(script, cwd=app, env=environment, timeout=LIMIT, **PIPES)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -97,14 +90,7 @@ def start(federation, workdir, changes, **more):
     config = {"config": "config.py", "changes": changes, "workdir": str(workdir)} | more
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     command = [str(app / "local.sh"), "run", "--run-config", text]
-    return subprocess.Popen(
-        command,
-        cwd=app,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return subprocess.Popen(command, cwd=app, env=environment, **PIPES)
 
 
 def rounds_in(workdir: Path) -> int:
@@ -126,7 +112,7 @@ def behind(federation, workdir, changes):
     _, app, _ = federation
     config = config_of("config.py", changes, app)
     run = run_of({"config": "config.py", "changes": changes, "clients": 2})
-    order, form = facts_of(workdir, run, config.method)
+    order, form = _facts_of(workdir, run, config.method)
     like = jax.eval_shape(open_host(config, run, order, form).start)
     latest = any((workdir / "checkpoints" / "latest").iterdir())
     kind = "latest" if latest else "selected"  # which was the last round too

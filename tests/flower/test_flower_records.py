@@ -1,4 +1,6 @@
-"""Arrays in Flower's messages are NumPy's bytes, read in place; uploads lie side by side."""
+"""Arrays in Flower's messages are NumPy's bytes, read in place; uploads share one array."""
+
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,16 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, ArrayRecord
 
-from fedjax_bn.flower.host import _absent, _side_by_side
+from fedjax_bn.flower.host import Kept, _side_by_side, _step
 from fedjax_bn.flower.messages import Answer, arrays_in, packed, recorded
 from fedjax_bn.state import Upload
+
+
+class State(NamedTuple):
+    round: np.ndarray
+    weights: np.ndarray
+    uploads: Any = ()
+
 
 HEADER = Answer("one", "fedbn", 0)
 ARRAYS = {
@@ -63,7 +72,7 @@ def test_an_array_that_cannot_be_read_is_named(stype, data, said):
         arrays_in(packed(HEADER, record))
 
 
-def test_uploads_lie_side_by_side_in_the_same_memory_each_round():
+def test_uploads_are_stacked_in_the_same_memory_each_round():
     stack = _side_by_side({"x": np.zeros((2, 3), np.float32), "n": np.int32(0)})
     first = [{"x": np.full((2, 3), k, np.float32), "n": np.int32(k)} for k in range(4)]
     found = stack(first)
@@ -89,8 +98,11 @@ def test_who_sits_out_has_an_upload_of_zeros_that_does_not_count():
         client=np.int32(9),
         population=np.int32(9),
     )
-    found = _absent(form, 2, 4)
-    assert not found.participates
-    assert found.finite
+    begun = Kept(State(np.int32(1), np.ones(4, np.float32)), (), np.zeros(4, np.int32))
+    step = _step(lambda state, uploads: state._replace(uploads=uploads), form, ())
+    kept = step(begun, {}, np.array([2], np.int32))
+    found = kept.state.uploads
+    assert (found.participates, found.finite) == (False, True)
     assert (found.client, found.population) == (2, 4)
-    np.testing.assert_array_equal(found.shared["w"], np.zeros((3, 2), np.float32))
+    np.testing.assert_array_equal(found.shared["w"], np.zeros((1, 3, 2), np.float32))
+    np.testing.assert_array_equal(kept.taken, np.zeros(4))

@@ -1,4 +1,4 @@
-"""What launch/flower holds besides Python: its scripts, and the table that Flower reads."""
+"""The files of launch/flower that are not Python: its scripts, and the table that Flower reads."""
 
 import shutil
 import stat

@@ -10,7 +10,6 @@ import pytest
 
 import runs
 from double_net import DoubleNet
-from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import whole
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import global_variables
@@ -23,12 +22,14 @@ from fedjax_bn.run.files import finished
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower import server
-from fedjax_bn.flower.messages import Order, arrays_in
+from fedjax_bn.flower.messages import Order, arrays_in, record_in
 from fedjax_bn.flower.rounds import Met, TooFewError, meet
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
-from fedjax_bn.flower.site import open_site
-from flower_apps import CONFIG, nodes_of, run_config, simulated
+from fedjax_bn.flower.site import load_own, open_site
+from fedjax_bn.sharing import join
+from fedjax_bn.state import Own
+from flower_apps import nodes_of, run_config
 from flower_grid import LocalGrid
 
 RUN = {"config": "quickstart", "clients": 3}
@@ -70,20 +71,12 @@ def test_a_node_config_that_cannot_be_used_is_refused_by_key(change, message):
         node_of(NODE | change)
 
 
-@pytest.fixture
-def folder(tmp_path, x64, monkeypatch):
-    runs.install(monkeypatch)
-    (tmp_path / "config.py").write_text(CONFIG)
-    with jax.numpy_dtype_promotion("standard"):
-        yield tmp_path
-
-
 def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_then_served(
-    folder, caplog
+    folder, tmp_path, caplog
 ):
     """Then the server holds their mean with the round's weights, for unseen clients."""
     changes = "method=fedbn,rounds=1"
-    config = run_config(folder / "server", changes, serve_unseen=True, time_limit=0.1)
+    config = run_config(tmp_path / "server", changes, serve_unseen=True, time_limit=0.1)
     with pytest.raises(TooFewError, match="0 of 2 clients are there"), caplog.at_level(30, "flwr"):
         serve(LocalGrid(nodes_of(folder, config)), run_of(config), folder)
     assert "set serve-unseen=true in its node config" in caplog.text
@@ -94,22 +87,25 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_the
         kept, _ = serve(grid, run_of(config), folder)
     assert "these personal leaves leave this client: personal/batch_stats" in caplog.text
     assert "clients send their personal leaves too: personal/" in caplog.text
-    state, _ = simulated(folder, changes)
-    mean = jax.jit(weighted_mean)(state.personal, state.weights)
+    order = record_in(grid.sent[-1][0].content, Order)
+    places = [folder / f"client-{k}" / order.federation for k in range(2)]
+    own = [load_own(place, 1, Own(kept.served, ())).personal for place in places]
+    mean = jax.tree.map(lambda *x: np.average(x, 0, kept.state.weights), *own)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept.served, mean)
-    about = finished.read_about(folder / "server" / "served")
+    about = finished.read_about(tmp_path / "server" / "served")
     own = finished.configuration(about["config"])
-    _, served, _ = finished.restore(folder / "server" / "served", own, about["form"])
-    variables = (jax.jit(global_variables)(one) for one in (served, state))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), *variables)
+    _, served, _ = finished.restore(tmp_path / "server" / "served", own, about["form"])
+    variables = join(kept.state.shared, mean)
+    received = jax.jit(global_variables)(served)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), received, variables)
 
     sent = arrays_in(grid.sent[-1][1].content)
     assert [name for name in sent if name.startswith("personal/")]
-    assert_commands_serve(folder / "server" / "served", jax.jit(global_variables)(state))
+    assert_commands_serve(tmp_path / "server" / "served", variables)
 
 
 def assert_commands_serve(place, variables):
-    """`serve`, `predict` and `evaluate` read that folder: an unseen client's model, its scores."""
+    """`serve`, `predict` and `evaluate` read that folder, for an unseen client."""
     pytest.importorskip("flatbuffers", reason="the extra serve is not installed")
     dog, export, table = whole(runs.DATA.domains[3]), place / "export", place / "dog.csv"
     np.savez(place / "dog.npz", images=dog.images)
@@ -127,19 +123,19 @@ def assert_commands_serve(place, variables):
     assert told["unseen"]["dog"]["running"] == pytest.approx(100 * right)
 
 
-def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
+def test_a_client_reads_its_own_data_in_place_of_the_configured(folder, tmp_path):
     """No target is looked for in them, and of several domains it says which is its own."""
     data = {
         f"{name}__{kind}": np.concatenate([getattr(split, kind)] * 3)
         for name, split in zip(("ant", "bee"), (runs.DATA.domains[0].train,) * 2, strict=True)
         for kind in ("images", "labels")
     }
-    np.savez(folder / "own.npz", **data)
+    np.savez(tmp_path / "own.npz", **data)
     config = config_of("config.py", "data.name=npz,target=nowhere", folder)
-    node = node_of(NODE | {"client": 1, "data": str(folder / "own.npz"), "domain": "bee"})
+    node = node_of(NODE | {"client": 1, "data": str(tmp_path / "own.npz"), "domain": "bee"})
     site = open_site(config, node, 2)
-    assert site.domain.name == "bee"
-    assert site.form["shape"] == [6]
+    (domain,) = site.experiment.internal.domains
+    assert (domain.name, domain.train.images.shape[1:]) == ("bee", (6,))
     with pytest.raises(ConfigError, match=r"domain='' is not among those in .*own\.npz: choose"):
         open_site(config, node._replace(domain=""), 2)
     config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"
@@ -147,10 +143,10 @@ def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
         open_site(config, node_of(NODE | {"client": 2}), 2)
 
 
-def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder):
+def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder, tmp_path):
     """FedDG-GA's message is two losses on the client's validation samples."""
     changes = "weigh=generalization_adjustment,data.validation=0.2"
-    config = run_config(folder / "server", changes)
+    config = run_config(tmp_path / "server", changes)
     grid = LocalGrid(nodes_of(folder, config, report="sizes"))
     met = meet(grid, Met(), Order("f", "fedavg", 0, 2, 0, 0, False), 1.0)
     assert not met.members
@@ -159,8 +155,8 @@ def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder):
     assert "add losses to report, or set config.weigh=by_size" in reply.error.reason
 
 
-def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, caplog):
-    config = run_config(folder / "server", "method=fedbn,rounds=1,weigh=uniform")
+def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, tmp_path):
+    config = run_config(tmp_path / "server", "method=fedbn,rounds=1,weigh=uniform")
     grid = LocalGrid(nodes_of(folder, config, report="nothing"))
     _, (record,) = serve(grid, run_of(config), folder)
     assert record["loss"] == {"client-0": None, "client-1": None}

@@ -25,7 +25,7 @@ from fedjax_bn.report.intervals import (
     over_seeds,
     welch,
 )
-from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.evaluation.answers import (
     Answers,
@@ -268,6 +268,12 @@ def test_an_evaluation_tells_measures_and_predictions_too(folder):
     with np.load(folder / "evaluations" / "again-predictions.npz") as stored:
         assert json.loads(str(stored["names"])) == [["dog", "running"], ["dog", "tsmobn"]]
         np.testing.assert_allclose(stored["probabilities0"].sum(1), 1, rtol=1e-5)
+
+
+def test_a_run_without_adapter_has_no_alphas(folder):
+    """FedBN's; it is refused before the data are read."""
+    with pytest.raises(ConfigError, match="needs method=fediga"):
+        evaluate_finished.run(folder, evaluate_finished.Request(alphas=True), say=str)
 
 
 def test_a_damaged_file_of_answers_is_told_in_a_sentence(tmp_path):

@@ -23,9 +23,10 @@ from fedjax_bn.run.files import workdir
 from small_images import dataset_of_images
 
 CLIENTS = ["ant", "bee", "cow"]
-
-
+# The clients have no test samples, and are tested on those that validate.
 DATA = dataset_of_images(runs.NAMES)
+UNTESTED = (domain._replace(test=domain.validation) for domain in DATA.domains[:3])
+DATA = DATA._replace(domains=(*UNTESTED, DATA.domains[3]))
 OTHER = dataset_of_images(("elk",))
 
 
@@ -52,8 +53,7 @@ def changed(data):
 
 def load(config):
     data = {"none": DATA, "other": OTHER, "six": runs.DATA, "changed": changed(DATA)}
-    domains = tuple(domain._replace(test=domain.validation) for domain in DATA.domains)
-    return (data | {"no test": DATA._replace(domains=domains)})[config.data.path]
+    return data[config.data.path]
 
 
 def configuration(**changes):
@@ -72,21 +72,12 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run of FedIG-A, and its summary."""
-    folder = tmp_path_factory.mktemp("evaluation") / "run"
+    """A finished run of FedIG-A, its summary, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("evaluation") / "run", []
     adaptations = ("running", "tsmobn", "zero_shot_adapter")
     keys = {"method": "fediga", "adaptations": adaptations, "adapt_batch_size": 8}
-    summary = runs.train.run(configuration(**keys), folder, say=lambda text: None)
-    return folder, summary
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """A finished run of FedAvg on clients without test samples, and what it said."""
-    folder, notes = tmp_path_factory.mktemp("plain") / "run", []
-    keys = {"method": "fedavg", "model": "MLP", "rounds": 1, "data__path": "no test"}
-    runs.train.run(configuration(**keys), folder, say=notes.append)
-    return folder, notes
+    summary = runs.train.run(configuration(**keys), folder, say=printed.append)
+    return folder, summary, printed
 
 
 def run(folder, *changes, **options):
@@ -94,21 +85,18 @@ def run(folder, *changes, **options):
     return evaluate_finished.run(folder, request, say=lambda text: None)
 
 
-def test_config_json_holds_the_form_of_the_samples(finished):
-    form = workdir.read_json(finished[0] / "config.json")["form"]
+def test_config_json_holds_the_configuration_and_the_form_of_the_samples(finished):
+    about = workdir.read_json(finished[0] / "config.json")
+    flat, form = about["config"], about["form"]
+    config = reading.configuration(flat)
+    assert json.loads(json.dumps(dict(flatten(config)))) == flat
+    assert config.adaptations == ("running", "tsmobn", "zero_shot_adapter")
     assert form["clients"] == CLIENTS
     assert (form["shape"], form["dtype"], form["num_classes"]) == ([8, 8, 3], "uint8", 3)
 
 
-def test_the_configuration_of_a_run_is_read_back(finished):
-    flat = workdir.read_json(finished[0] / "config.json")["config"]
-    config = reading.configuration(flat)
-    assert json.loads(json.dumps(dict(flatten(config)))) == flat
-    assert config.adaptations == ("running", "tsmobn", "zero_shot_adapter")
-
-
 def test_the_same_domain_gives_the_numbers_of_training(finished):
-    folder, summary = finished
+    folder, summary, _ = finished
     result, _ = run(folder)
     assert result["round"] == summary["selected_round"]
     assert result["unseen"] == summary["accuracy"]["unseen"]
@@ -138,21 +126,16 @@ def test_a_new_domain_is_tested_without_the_training_data(finished, monkeypatch)
 
 
 def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
-    result, _ = run(finished[0], internal=True)
-    assert list(result["internal"]) == ["own", "running", "tsmobn", "zero_shot_adapter"]
-    own = finished[1]["accuracy"]["internal"]
-    assert result["internal"]["own"] == pytest.approx(own)
-
-
-def test_clients_without_test_samples_are_said_to_be_tested_on_validation_samples(finished, plain):
-    folder, notes = plain
-    said = []
+    """They have no test samples: validation samples test them, and a note is printed each time."""
+    folder, summary, printed = finished
+    said, note = [], experiment.TESTED_ON_VALIDATION
     result, _ = evaluate_finished.run(folder, Request(internal=True), say=said.append)
-    assert result["notes"] == [experiment.TESTED_ON_VALIDATION]
-    assert experiment.TESTED_ON_VALIDATION in said
-    assert experiment.TESTED_ON_VALIDATION in notes
-    assert list(result["internal"]) == ["own", "running"]
-    assert "notes" not in run(finished[0], internal=True, name="tested")[0]
+    assert list(result["internal"]) == ["own", "running", "tsmobn", "zero_shot_adapter"]
+    assert result["internal"]["own"] == pytest.approx(summary["accuracy"]["internal"])
+    assert result["notes"] == [note]
+    assert note in said
+    assert note in printed
+    assert "notes" not in run(folder, name="unseen")[0]
 
 
 def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
@@ -182,19 +165,22 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--config.adaptations=tsmobm"], "'tsmobm'"),
-        (["--config.adaptations=learned_alpha"], "learned gates need method=fedig"),
-        (["--config.target=doog"], "did you mean 'dog'?"),
-        (["--config.target="], "left no domain out"),
-        (["--config.data.path=six", "--config.target="], "shape [8, 8, 3] (uint8) in 3 classes"),
-        (["--config.data.nam=x"], "did you mean 'data.name'?"),
-        (["--config.data.name=folder"], "config.data.name='folder' is unknown; did you mean"),
-        (["--config", "none.py"], "no config file 'none.py'"),
+        ("--config.adaptations=tsmobm", "'tsmobm'"),
+        ("--config.adaptations=learned_alpha", "learned gates need method=fedig"),
+        ("--config.target=doog", "did you mean 'dog'?"),
+        ("--config.target=", "left no domain out"),
+        ("--config.data.path=six --config.target=", "shape [8, 8, 3] (uint8) in 3 classes"),
+        ("--config.data.nam=x", "did you mean 'data.name'?"),
+        ("--config.data.name=folder", "config.data.name='folder' is unknown; did you mean"),
+        ("--config none.py", "no config file 'none.py'"),
+        # Data of another run are not taken for the internal clients.
+        ("--config.data.path=other --config.target=elk --internal", "target='dog' is not a domain"),
+        ("--config.data.path=changed --internal", "not those of the run (their hash differs)"),
     ],
 )
 def test_a_mistake_is_one_sentence(finished, capfd, arguments, part):
     before = runs.files(finished[0])
-    assert runs.command("evaluate", "--workdir", str(finished[0]), *arguments) == 2
+    assert runs.command("evaluate", "--workdir", str(finished[0]), *arguments.split()) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert part in line
     assert runs.files(finished[0]) == before
@@ -210,32 +196,10 @@ def test_a_workdir_without_a_finished_run_is_an_error(finished, tmp_path, capfd)
     assert "has not finished" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--config.data.path=other", "--config.target=elk"], "target='dog' is not a domain"),
-        (["--config.data.path=changed"], "changed are not those of the run (their hash differs)"),
-    ],
-)
-def test_data_of_another_run_are_not_taken_for_the_internal_clients(
-    finished, capfd, arguments, part
-):
-    before = runs.files(finished[0])
-    assert runs.command("evaluate", "--workdir", str(finished[0]), *arguments, "--internal") == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert part in line
-    assert runs.files(finished[0]) == before
-
-
 def test_flags_of_evaluate_are_refused_in_training(capfd):
     quick = f"{runs.ROOT}/configs/quickstart.py"
     assert runs.command("--config", quick, "--alphas") == 2
     assert "--alphas belongs to `evaluate`" in capfd.readouterr().err
-
-
-def test_a_run_without_adapter_has_no_alphas(plain, capfd):
-    assert runs.command("evaluate", "--workdir", str(plain[0]), "--alphas") == 2
-    assert "needs method=fediga" in capfd.readouterr().err
 
 
 def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, capsys):

@@ -81,14 +81,14 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
     config, experiment, keys, start = prepared(mesh__clients=2, **TESTED)
     state = start()
     state, _ = rounds.open_rounds(config, experiment, keys, state).compile(state)(state)
-    scores = evaluate.evaluator(config, experiment)(state, TRAINED)
+    scores = evaluate.evaluator(experiment)(state, TRAINED)
     config, alone, _, begin = prepared(mesh__clients=1, **TESTED)
     with checkpoint.open_folder(tmp_path / "two", keep=2) as manager:
         checkpoint.save(manager, 1, state)
         checkpoint.settle(manager)
         on_one = checkpoint.restore(manager, jax.eval_shape(begin))
     assert_equal(jax.device_get(on_one), of_clients(state))
-    assert evaluate.evaluator(config, alone)(on_one, TRAINED) == scores
+    assert evaluate.evaluator(alone)(on_one, TRAINED) == scores
 
     # And back, as NumPy arrays, which were saved before there were meshes.
     with checkpoint.open_folder(tmp_path / "one", keep=2) as manager:
@@ -109,10 +109,10 @@ def test_other_ways_to_test_are_those_of_one_device_too(changes):
     scores = []
     for devices in ({"mesh__clients": 1}, {"mesh__clients": 2}, TWO_A_BATCH):
         texts = (*TESTED["adaptations"], "ensemble", "random_alpha")
-        config, experiment, _, start = prepared(
+        _, experiment, _, start = prepared(
             eval_batch_size=4, **TESTED | {"adaptations": texts}, **devices, **changes
         )
-        scores.append(evaluate.evaluator(config, experiment)(start(), TRAINED))
+        scores.append(evaluate.evaluator(experiment)(start(), TRAINED))
     for other in scores[1:]:
         assert_close(other, scores[0], rtol=1e-6)
 

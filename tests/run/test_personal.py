@@ -18,10 +18,10 @@ from fedjax_bn.run.evaluation import evaluate
 from fedjax_bn.run.evaluation.personalization import (
     Personalization,
     check_labelled,
-    choose_personalization,
     set_aside,
 )
 from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.values import read_evaluation
 
 HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
 CHANGES = {"personalize__samples": 4, "personalize__steps": 2, "personalize__rate": 0.5}
@@ -74,7 +74,7 @@ def test_perfedavg_is_personalized_unless_told_otherwise_and_others_where_told(
     config = runs.config(method=method, personalize__samples=given)
     rate = {"inner_rate": 0.3} if method == "perfedavg" else {}
     own = getattr(methods, method)(SmallCNN(), optax.sgd(0.1), **rate)
-    choice = choose_personalization(config, own)
+    choice = read_evaluation(config, own).personalization
     assert (choice.samples if choice else 0) == samples
     if choice:
         assert choice.rate == rate.get("inner_rate", 0.01)
@@ -121,7 +121,7 @@ def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(m
         (state.shared, state.personal),
     )
     state = state._replace(shared=noisy[0], personal=noisy[1])
-    record = evaluate.evaluator(config, built)(state)
+    record = evaluate.evaluator(built)(state)
     how = HOW._replace(seed=config.seed)
     options = {"inner_rate": 0.5, "steps": 2, "prepare": built.prepare}
     adapt = jax.jit(partial(personalize, built.model, **options))

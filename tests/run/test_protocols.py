@@ -21,12 +21,12 @@ from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation import evaluate
-from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
+from fedjax_bn.run.evaluation.scoring import SplitBatches, score_clients
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import MODELS
-from fedjax_bn.run.experiment.values import choose_participation
+from fedjax_bn.run.experiment.values import choose_participation, read_evaluation
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.training import train
 from fedjax_bn.run.training.records import have_trained, out_of_patience, select_round
@@ -87,7 +87,7 @@ def bin_run(monkeypatch):
 
 def test_clients_of_bin_are_scored_by_their_gates_where_running_statistics_lose_one(bin_run):
     config, built, state = bin_run
-    data = stack_batches([slopes()], 8)
+    data = SplitBatches([slopes()], 8).all_at_once()
     scores = [
         score_clients(built.model, built.prepare, 1, statistics=rule)(state, data)
         for rule in (built.method.statistics, None)
@@ -95,7 +95,8 @@ def test_clients_of_bin_are_scored_by_their_gates_where_running_statistics_lose_
     np.testing.assert_allclose(scores, [[100], [95]], rtol=1e-6)
     for samples in (0, 4):  # personal accuracy: the steps of rate 0 move running statistics only
         config.personalize.samples = samples
-        record = evaluate.evaluator(config, built)(state)
+        changed = built._replace(evaluation=read_evaluation(config, built.method))
+        record = evaluate.evaluator(changed)(state)
         assert record["accuracy"] == record["validation"] == {"one": 100.0, "mean": 100.0}
 
 
@@ -156,9 +157,9 @@ def percent(model, variables, split: Split) -> float:
 
 def test_the_server_validates_with_the_aggregated_model_where_the_protocol_says_so(fedbn_run):
     """FedIG, A.2: "using the aggregated server parameters"."""
-    config, built, state = fedbn_run(validate_with="global")
+    _, built, state = fedbn_run(validate_with="global")
     received, own = global_variables(state), client_variables(state)
-    record = evaluate.evaluator(config, built)(state)
+    record = evaluate.evaluator(built)(state)
     plain = {}
     for k, domain in enumerate(built.internal.domains):
         mine = jax.tree.map(lambda leaf, k=k: leaf[k], own)
@@ -171,10 +172,10 @@ def test_the_server_validates_with_the_aggregated_model_where_the_protocol_says_
 
 
 def test_a_client_that_never_trained_is_tested_with_what_an_unseen_one_receives(fedbn_run):
-    config, built, state = fedbn_run()
+    _, built, state = fedbn_run()
     state = state._replace(weights=jnp.array([0.75, 0.0, 0.25]))
-    record = evaluate.evaluator(config, built)(state, np.array([True, False, True]))
-    whom = evaluate.evaluator(config, built)(state)
+    record = evaluate.evaluator(built)(state, np.array([True, False, True]))
+    whom = evaluate.evaluator(built)(state)
     ant, bee, cow = built.internal.domains
     expected = percent(built.model, global_variables(state), bee.test)
     np.testing.assert_allclose(record["accuracy"]["bee"], expected, rtol=1e-5)
@@ -262,7 +263,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
     monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
 
-    def evaluated(config, experiment):
+    def evaluated(experiment):
         score = lambda state: {"mean": float(means[int(state["round"]) - 1])}  # noqa: E731
         return lambda state, *_: {"accuracy": score(state), "validation": score(state)}
 
@@ -295,8 +296,8 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
 
 def test_the_training_loss_after_aggregation_is_that_of_each_clients_own_model(fedbn_run):
     """FedBN, Fig. 3, in the authors' code: `test` on the training data, after `communication`."""
-    config, built, state = fedbn_run(eval_train_loss=True, eval_batch_size=7)
-    losses = evaluate.evaluator(config, built)(state)["train_loss"]
+    _, built, state = fedbn_run(eval_train_loss=True, eval_batch_size=7)
+    losses = evaluate.evaluator(built)(state)["train_loss"]
     own = client_variables(state)
     for k, domain in enumerate(built.internal.domains):
         mine = jax.tree.map(lambda leaf, k=k: leaf[k], own)

@@ -13,7 +13,7 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw, point_to, rows_of, stack_clients
 from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.evaluation.evaluate import evaluator
-from fedjax_bn.run.evaluation.scoring import batches_of_tests, stack_batches
+from fedjax_bn.run.evaluation.scoring import SplitBatches
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import AUGMENTATIONS
@@ -101,8 +101,8 @@ def test_streamed_rounds_end_with_the_bits_of_resident_ones(resident, streamed):
 
 def test_streamed_test_batches_are_the_resident_ones():
     splits = [domain.test for domain in runs.DATA.domains]
-    whole = jax.device_get(stack_batches(splits, 4))
-    blocks = jax.device_get(list(batches_of_tests(splits, 4, 1e-9)()))
+    whole = jax.device_get(SplitBatches(splits, 4).all_at_once())
+    blocks = jax.device_get(list(SplitBatches(splits, 4).kept_within(1e-9)()))
     assert len({block.images.shape for block in blocks}) == 1
     for name in ("images", "labels", "valid", "client"):
         joined = np.concatenate([getattr(block, name) for block in blocks])
@@ -119,12 +119,13 @@ def scored():
         config = runs.config(rounds=3)
         experiment, _, start = prepare(config, traced=False)
         state = start()
-        return experiment, state, evaluator(config, experiment)(state)
+        return experiment, state, evaluator(experiment)(state)
 
 
 def test_streamed_evaluation_counts_as_the_resident_one(scored):
     experiment, state, scores = scored
-    assert evaluator(small_limit(runs.config(rounds=3)), experiment)(state) == scores
+    streamed = experiment.evaluation._replace(device_megabytes=0)
+    assert evaluator(experiment._replace(evaluation=streamed))(state) == scores
 
 
 def test_augmentation_changes_training_and_never_evaluation(monkeypatch, resident, scored):
@@ -135,7 +136,7 @@ def test_augmentation_changes_training_and_never_evaluation(monkeypatch, residen
     step = rounds.open_rounds(config, changed, keys, state).compile(state)
     loss = step(jax.tree.map(jnp.copy, state))[1]["loss"]  # it donates the state
     assert not np.allclose(loss, resident[0][0][1]["loss"])
-    assert evaluator(config, changed)(state) == scores
+    assert evaluator(changed)(state) == scores
 
 
 def test_while_a_cohort_trains_the_samples_of_the_next_are_read():

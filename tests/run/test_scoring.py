@@ -15,7 +15,7 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.run.evaluation.scoring import score_clients, score_unseen, stack_batches
+from fedjax_bn.run.evaluation.scoring import SplitBatches, score_clients, score_unseen
 from fedjax_bn.run.training.records import select_round
 from fedjax_bn.task import Score, Task
 
@@ -57,13 +57,14 @@ def percent(logits: np.ndarray, labels: np.ndarray) -> float:
     return 100 * np.mean(logits.argmax(-1) == labels)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 7, 100])
-@pytest.mark.parametrize("personal", [True, False])
+@pytest.mark.parametrize(
+    ("batch_size", "personal"), [(1, True), (7, True), (7, False), (100, True)]
+)
 def test_each_client_is_counted_on_its_own_samples_with_its_own_leaves(batch_size, personal):
     rng = np.random.Generator(np.random.PCG64(1))
     kernels = rng.standard_normal((4, FEATURES, CLASSES), dtype=np.float32)
     splits = [split(size) for size in (9, 4, 1, 23)]
-    data = stack_batches(splits, batch_size)
+    data = SplitBatches(splits, batch_size).all_at_once()
     assert data.valid.sum() == 37
     seen = score_clients(Linear(), PREPARE, 4)(federation(kernels, personal), data)
     expected = [
@@ -77,13 +78,13 @@ def test_padding_counts_neither_as_right_nor_as_wrong():
     zeros = Split(np.zeros((5, FEATURES), np.float32), np.zeros(5, np.int32))
     state = federation(np.zeros((1, FEATURES, CLASSES), np.float32), personal=True)
     for labels, accuracy in (([0] * 5, 100), ([1] * 5, 0), ([0, 1, 1, 1, 0], 40)):
-        data = stack_batches([zeros._replace(labels=np.array(labels))], 4)
+        data = SplitBatches([zeros._replace(labels=np.array(labels))], 4).all_at_once()
         np.testing.assert_allclose(score_clients(Linear(), PREPARE, 1)(state, data), [accuracy])
 
 
 def test_batches_hold_one_client_each_and_all_samples_in_order():
     splits = [split(size) for size in (9, 4, 1)]
-    data = stack_batches(splits, 4)
+    data = SplitBatches(splits, 4).all_at_once()
     np.testing.assert_array_equal(data.client, [0, 0, 0, 1, 2])
     for k, one in enumerate(splits):
         own = np.asarray(data.client) == k
@@ -103,7 +104,7 @@ def test_a_fedbn_client_is_scored_with_its_own_batch_norm(x64):
     )
     state = state._replace(personal=personal)
     splits = [split(30), split(17)]
-    seen = score_clients(model, PREPARE, 2)(state, stack_batches(splits, 8))
+    seen = score_clients(model, PREPARE, 2)(state, SplitBatches(splits, 8).all_at_once())
     dense = jax.tree.map(np.asarray, state.shared["params"])
     for k, one in enumerate(splits):
         affine = {key: np.asarray(x)[k] for key, x in personal["params"]["norm1"].items()}
@@ -138,7 +139,7 @@ def test_a_users_task_scores_labels_that_are_a_tree_in_one_block_or_several():
         for one, weight in zip(splits, weights, strict=True)
     ]
     score = score_clients(Linear(), PREPARE, 2, weighted())
-    whole = stack_batches(trees, 4)
+    whole = SplitBatches(trees, 4).all_at_once()
     cut = [
         whole._replace(client=whole.client[rows], batch=whole.batch[rows])
         for rows in (slice(2), slice(2, None))
@@ -151,7 +152,8 @@ def test_a_users_task_scores_labels_that_are_a_tree_in_one_block_or_several():
     np.testing.assert_allclose(score(state, cut), expected, rtol=1e-5)
     unseen = score_unseen(adaptation.running(Linear()), PREPARE, weighted())
     variables = {"params": {"kernel": jnp.asarray(kernels[1])}}
-    np.testing.assert_allclose(unseen(variables, stack_batches(trees[1:], 4)), expected[1], 1e-5)
+    last = unseen(variables, SplitBatches(trees[1:], 4).all_at_once())
+    np.testing.assert_allclose(last, expected[1], 1e-5)
 
 
 def remembering() -> Adaptation:
@@ -166,7 +168,8 @@ def remembering() -> Adaptation:
 
 def test_an_unseen_client_is_streamed_in_order_through_the_carry_and_starts_afresh():
     one, kernel = split(22), np.eye(FEATURES, CLASSES, dtype=np.float32)
-    variables, data = {"params": {"kernel": jnp.asarray(kernel)}}, stack_batches([one], 4)
+    variables = {"params": {"kernel": jnp.asarray(kernel)}}
+    data = SplitBatches([one], 4).all_at_once()
     right, carry = 0, np.zeros(CLASSES, np.float32)
     for start in range(0, 22, 4):
         images, labels = one.images[start : start + 4], one.labels[start : start + 4]
@@ -195,7 +198,7 @@ def test_batch_adaptation_does_not_see_the_padding_of_the_last_batch():
         normal = (images - images.mean(0)) / np.sqrt(images.var(0) + 1e-5)
         right += (normal[:, :CLASSES].argmax(-1) == labels).sum()
     score = score_unseen(adaptation.batch(Normalized()), PREPARE)
-    np.testing.assert_allclose(score(variables, stack_batches([one], 8)), 10.0 * right)
+    np.testing.assert_allclose(score(variables, SplitBatches([one], 8).all_at_once()), 10.0 * right)
 
 
 def records(*validation: float | None) -> list[dict]:

@@ -92,12 +92,15 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
 
 
 def once(function: Callable) -> Callable:
-    """The function, called once for each configuration, its first argument.
+    """The function, called once for each configuration, or experiment, its first argument.
 
     Rounds of data on the device, which read nothing from a stream, are compiled once too.
     """
 
-    def remembered(config: ConfigDict, *rest: object) -> object:
+    def remembered(config: ConfigDict | experiment.Experiment, *rest: object) -> object:
+        if isinstance(config, experiment.Experiment):  # as `prepare` remembers it
+            key = function.__name__, str(id(config.method))
+            return COMPILED[key] if key in COMPILED else COMPILED.setdefault(key, function(config))
         known = json.loads(config.to_json_best_effort(sort_keys=True))
         # What is built and compiled does not depend on these, unless a plan follows from one.
         for name in ("rounds", "eval_every", "checkpoint_every"):

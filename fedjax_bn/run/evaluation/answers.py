@@ -46,7 +46,7 @@ class Answers(NamedTuple):
 
     @property
     def right(self) -> np.ndarray:
-        """Which answers are right, bool[N]."""
+        """Whether each answer is right, bool[N]."""
         return self.logits.argmax(-1).astype(self.label.dtype) == self.label
 
     @property
@@ -56,13 +56,13 @@ class Answers(NamedTuple):
 
     @property
     def probabilities(self) -> np.ndarray:
-        """f64[N, C], softmax of the logits."""
+        """Softmax of the logits, f64[N, C]."""
         logits = self.logits.astype(np.float64)
         return np.exp(logits - logsumexp(logits, axis=-1, keepdims=True))
 
 
 class Kept(NamedTuple):
-    """Answers with the samples that they were given to."""
+    """Answers, and the samples that were classified."""
 
     answers: Answers
     split: Split
@@ -84,11 +84,6 @@ def answering(task: Task) -> Task:
         return Answers(logits[valid], label[valid])
 
     return task._replace(score=Score("answers", of_batch, of_all))
-
-
-def percent(score: Answers | float) -> float:
-    """Returns the accuracy of answers; a number as it is."""
-    return score.accuracy if isinstance(score, Answers) else score
 
 
 def _measure(answers: Answers) -> dict[str, float]:
@@ -219,6 +214,7 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
                 arrays[f"confusion{i}"] = matrix.astype(np.int32)
             wrong = np.flatnonzero(~answers.right)
             sure = answers.probabilities[wrong].max(-1)
+            # Stable: of equal confidence the first samples, on every machine.
             first = np.argsort(-sure, kind="stable")[:_MISTAKES]
             worst = wrong[first]
             columns = worst, answers.label[worst], answers.logits[worst].argmax(-1)
@@ -250,7 +246,7 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered]:
         try:
             for i, key in enumerate(json.loads(str(stored["names"]))):
                 count, bits = int(stored[f"samples{i}"]), np.unpackbits(stored[f"right{i}"])
-                if not 0 <= count <= len(bits):
+                if not 0 <= count <= len(bits):  # `packbits` has filled the last byte
                     raise ValueError(f"it holds {len(bits)} answers of {count} samples")
                 confidence = stored[f"confidence{i}"].tolist()
                 mistakes = [
@@ -290,7 +286,7 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
         rows = zip(samples, answers.label.tolist(), answers.probabilities, strict=True)
         for sample, label, row in rows:
             start = cell(name), cell(adaptation), sample, label, int(row.argmax())
-            writer.writerow((*start, *map(repr, row.tolist())))
+            writer.writerow((*start, *map(repr, row.tolist())))  # all digits of f64
     return file.getvalue()
 
 
@@ -306,7 +302,7 @@ def _picture_of(split: Split, sample: int) -> np.ndarray:
     stored = np.asarray(split.images[sample : sample + 1])[0]
     if stored.ndim < 3:
         return stored.astype(np.float32).reshape(-1)
-    if stored.dtype != np.uint8:
+    if stored.dtype != np.uint8:  # floats have no white: their own range is shown
         low, high = float(stored.min()), float(stored.max())
         stored = ((stored - low) / ((high - low) or 1) * 255).astype(np.uint8)
     picture = Image.fromarray(stored if stored.shape[-1] == 3 else stored[..., 0])

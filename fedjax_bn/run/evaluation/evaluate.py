@@ -1,10 +1,10 @@
 """The scores of a federation, between the rounds of a run and of a finished run alike.
 
-Every internal client is tested with its own model, every unseen one by each adaptation. Where
-`config.personalize` asks for it, each adapts to a few labelled samples first.
+Every internal client is tested with its own model, every unseen one by each adaptation. With
+`config.personalize` each adapts to a few labelled samples first.
 
-Internal clients predict by the method's rule (`FederatedMethod.statistics`). One that has never
-taken part has no leaves of its own yet: it is tested with what an unseen client receives.
+Internal clients predict by the method's rule (`FederatedMethod.statistics`). A client that has
+never taken part has no leaves of its own yet: it is tested with what an unseen client receives.
 Validation, which selects a round, uses the clients' own models or the aggregated one
 (`config.validate_with`), as FedIG's server does (A.2).
 """
@@ -16,14 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.engine.devices import padded
+from fedjax_bn.engine.devices import apart, padded
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.run.evaluation import scoring
 from fedjax_bn.run.evaluation.answers import (
     Answers,
     Keep,
@@ -31,80 +32,55 @@ from fedjax_bn.run.evaluation.answers import (
     answering,
     measures_by_client,
     measures_of,
-    percent,
 )
 from fedjax_bn.run.evaluation.groups import by_client, some_of
-from fedjax_bn.run.evaluation.personalization import (
-    adapt_rows,
-    adapt_unseen,
-    choose_personalization,
-    set_aside,
-)
-from fedjax_bn.run.evaluation.scoring import (
-    Blocks,
-    as_stored,
-    batches_of_tests,
-    blocks_of_tests,
-    in_order,
-    mean_loss,
-    score_clients,
-    score_unseen,
-)
-from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.evaluation.personalization import set_aside
+from fedjax_bn.run.experiment.values import Evaluation, Experiment
 from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
-from fedjax_bn.run.training.population import (
-    UNTOUCHED,
-    Held,
-    on_disk,
-    refuse_ensemble,
-    rows_of_clients,
-)
-from fedjax_bn.sharing import Variables
+from fedjax_bn.run.training import population
+from fedjax_bn.sharing import Variables, join
 from fedjax_bn.task import Task
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
 # so far, None for all; `keep` is a dict that takes the answers of a classifier, or None.
 Evaluate = Callable[..., Record]
+_State = FederatedState | population.Held
+_Trained = np.ndarray | None
 _BLOCK = 64  # clients, or batches, at a time where no cohort gives their number
 _SAMPLE = 5  # of the generator's streams
 
 
-def evaluator(config: ConfigDict, experiment: Experiment, task: Task | None = None) -> Evaluate:
+def evaluator(experiment: Experiment) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
 
     Test data that take at most `data.device_megabytes` stay on the device; others are streamed.
     Unseen clients are left out where the configuration tests them once, when the run has ended.
     """
-    internal = internal_evaluator(config, experiment, task, config.eval_train_loss)
-    if config.eval_unseen == "once":
+    internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
+    if experiment.evaluation.eval_unseen == "once":
         return internal
-    unseen = unseen_evaluator(config, experiment, task)
+    unseen = unseen_evaluator(experiment)
 
-    def evaluate(
-        state: FederatedState | Held, trained: np.ndarray | None = None, keep: Keep | None = None
-    ) -> Record:
+    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
         return internal(state, trained, keep) | unseen(state, keep)
 
     return evaluate
 
 
-def clients_tested(config: ConfigDict, num_clients: int) -> np.ndarray:
+def clients_tested(how: Evaluation, num_clients: int) -> np.ndarray:
     """Returns the numbers of the clients that are evaluated, i[n], ascending.
 
     Args:
-      config: `eval_clients` of them are drawn from `seed`, the same in every round; 0: all.
+      how: `clients` of them are drawn from `seed`, the same in every round; 0: all.
       num_clients: K.
     """
-    if not config.eval_clients:
+    if not how.clients:
         return np.arange(num_clients)
-    order = generator(config.seed, 0, 0, _SAMPLE).permutation(num_clients)
-    return np.sort(order[: config.eval_clients])
+    return np.sort(generator(how.seed, 0, 0, _SAMPLE).permutation(num_clients)[: how.clients])
 
 
-def internal_evaluator(
-    config: ConfigDict, experiment: Experiment, task: Task | None = None, train_loss: bool = False
-) -> Evaluate:
+def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
     The record has "accuracy", "validation" where there is one, and "measures" of a classifier's
@@ -114,42 +90,37 @@ def internal_evaluator(
     blocks as large as a cohort, so that what is on the device does not grow with their number.
 
     Args:
-      config: the run's.
-      experiment: what it names.
-      task: how outputs are judged; by default the experiment's.
+      experiment: the clients, the model, and how clients are tested.
       train_loss: whether the record has "train_loss" too, the loss of FedBN's Fig. 3: over a
         client's training samples, after aggregation, with its own model in evaluation mode.
         Differs from the authors' code: a mean over samples, not over batches of which the last
         is smaller.
     """
-    tested = clients_tested(config, len(experiment.internal.domains))
+    how, limit = experiment.evaluation, experiment.plan.clients_named
+    tested = clients_tested(how, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
-    names, limit = [domain.name for domain in domains], config.clients_named
-    task, size = answering(task or experiment.task), 0
-    if config.eval_clients or on_disk(config, len(experiment.internal.domains)):
-        size = padded(min(config.clients_per_round or _BLOCK, len(tested)), experiment.mesh)
-    how = choose_personalization(config, experiment.method)
-    scoring = partial(_scoring, config, experiment, size)
+    names, task, size = [domain.name for domain in domains], answering(experiment.task), 0
+    if how.clients or experiment.participation.on_disk:
+        size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
 
     def aside(splits: list[Split]) -> tuple[Sequence[Split], Sequence[Split]]:
-        return set_aside(splits, how) if how else ((), splits)
+        return set_aside(splits, how.personalization) if how.personalization else ((), splits)
 
-    own = config.validate_with == "own"
-    # Where a split serves for both, it is evaluated once.
+    own = how.validate_with == "own"
+    # A split that validates and tests is evaluated once.
     once = own and all(domain.test is domain.validation for domain in domains)
+    adapt = _adapted_rows(experiment) if how.personalization else None  # compiled once for all
     labelled, tests = aside([domain.test for domain in domains])
     # For each score: whether a client answers with its own model, or with the aggregated one.
-    parts = {"accuracy": (True, scoring(task, tests, labelled))}
+    parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
     if not once and all(domain.validation is not None for domain in domains):
         labelled, rest = aside([domain.validation for domain in domains])
-        parts["validation"] = own, scoring(task, rest, labelled)
+        parts["validation"] = own, _scoring(experiment, size, task, rest, labelled, adapt)
     if train_loss:
-        loss = task._replace(score=mean_loss(task))
-        parts["train_loss"] = True, scoring(loss, [domain.train for domain in domains])
+        loss, train = task._replace(score=scoring.mean_loss(task)), [one.train for one in domains]
+        parts["train_loss"] = True, _scoring(experiment, size, loss, train)
 
-    def evaluate(
-        state: FederatedState | Held, trained: np.ndarray | None = None, keep: Keep | None = None
-    ) -> Record:
+    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
         found: dict[str, list[float | Answers]] = {key: [] for key in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
@@ -161,7 +132,7 @@ def internal_evaluator(
             }
             for key, (of_own, score) in parts.items():
                 found[key] += score(models[of_own], places)
-        record = {k: by_client(names, [*map(percent, one)], limit) for k, one in found.items()}
+        record = {k: by_client(names, [*map(_percent, one)], limit) for k, one in found.items()}
         record |= measures_by_client(names, found["accuracy"], limit)
         if once:
             record["validation"] = record["accuracy"]
@@ -175,50 +146,75 @@ def internal_evaluator(
 
 
 def _scoring(
-    config: ConfigDict,
     experiment: Experiment,
     size: int,
     task: Task,
     splits: Sequence[Split],
     labelled: Sequence[Split] = (),
+    adapt: Callable[[FederatedState, Sequence[Split]], FederatedState] | None = None,
 ) -> Callable[[FederatedState, np.ndarray], list[float | Answers]]:
     """Returns `score(state, places)`, of the clients at these places, in the rows of the state.
 
-    Args:
-      config, experiment: as of `internal_evaluator`.
-      size: clients of a block; 0 for all at once.
-      task: how outputs are judged.
-      splits: of all tested clients.
-      labelled: the samples that each adapts to first; () where no client adapts.
+    A block has `size` clients, 0 for all at once. Before, each adapts to its `labelled` samples.
     """
     model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
     rule, rows = experiment.method.statistics, size or padded(len(splits), mesh)
-    if labelled:
-        how = choose_personalization(config, experiment.method)
-        adapt = adapt_rows(how, model, mesh, prepare=prepare, statistics=rule)
-    score = score_clients(model, prepare, size or len(splits), task, rule, mesh)
-    batch = min(config.eval_batch_size, max(len(split.images) for split in splits))
+    score = scoring.score_clients(model, prepare, size or len(splits), task, rule, mesh)
+    batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
     if not size:
-        limit = config.data.device_megabytes
-        resident = batches_of_tests(splits, batch, limit, mesh)
-
-    def tests_of(places: np.ndarray) -> Blocks:
-        if not size:
-            return resident()
-        return blocks_of_tests([splits[k] for k in places], batch, _BLOCK, mesh, rows=size)
+        limit = experiment.evaluation.device_megabytes
+        resident = scoring.SplitBatches(splits, batch, mesh).kept_within(limit)
 
     def of_places(state: FederatedState, places: np.ndarray) -> list[float | Answers]:
-        if labelled:
+        if adapt:
             state = adapt(state, [labelled[k] for k in np.resize(places, rows)])
-        return score(state, tests_of(places))[: len(places)]
+        if not size:
+            return score(state, resident())[: len(places)]
+        batches = scoring.SplitBatches([splits[k] for k in places], batch, mesh, rows=size)
+        return score(state, batches.blocks(_BLOCK))[: len(places)]
 
     return of_places
 
 
+def _steps(experiment: Experiment) -> Callable[..., Variables]:
+    """Returns `adapt(variables, images, labels)`: the model after a client's gradient steps."""
+    how = experiment.evaluation.personalization
+    options = {"prepare": experiment.prepare, "statistics": experiment.method.statistics}
+    return partial(personalize, experiment.model, inner_rate=how.rate, steps=how.steps, **options)
+
+
+def _adapted_rows(
+    experiment: Experiment,
+) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
+    """Returns `adapt(state, labelled)`: each client's own model after its steps, all personal.
+
+    There is one labelled split for each row of the state.
+    """
+    steps = _steps(experiment)
+
+    def on_device(shared: Variables, rows: tuple, _: None) -> Variables:
+        # One client after another: side by side their gradients would need K times the memory.
+        return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
+
+    @jax.jit
+    def adapted(state: FederatedState, images: jax.Array, labels: Any) -> FederatedState:
+        rows = state.personal, images, labels
+        personal = apart(on_device, experiment.mesh, state.shared, rows)
+        nothing = jax.tree.map(lambda leaf: None, state.shared)
+        return state._replace(shared=nothing, personal=personal)
+
+    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
+        images = np.stack([np.asarray(split.images) for split in labelled])
+        labels = jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
+        return adapted(state, images, labels)
+
+    return adapt
+
+
 def _models_of(
-    state: FederatedState | Held,
+    state: _State,
     client: np.ndarray | None,
-    trained: np.ndarray | None,
+    trained: _Trained,
     own: bool,
     experiment: Experiment,
 ) -> FederatedState:
@@ -226,12 +222,12 @@ def _models_of(
 
     Clients that have never trained have what an unseen client receives.
     """
-    if isinstance(state, Held):
+    if isinstance(state, population.Held):
         spread = clients_of(experiment.mesh)
         here = own_rows(len(client), spread)
-        read = rows_of_clients(state, client[here], ("personal",))["personal"]
+        read = population.rows_of_clients(state, client[here], ("personal",))["personal"]
         rows = place_own(here, len(client), spread, read)
-        known = np.asarray(state.slots)[client] != UNTOUCHED
+        known = np.asarray(state.slots)[client] != population.UNTOUCHED
         common = state.state
     else:
         common, rows = state, state.personal
@@ -257,9 +253,7 @@ def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedS
     return state._replace(personal=jax.tree.map(chosen, rows, mean))
 
 
-def unseen_evaluator(
-    config: ConfigDict, experiment: Experiment, task: Task | None = None
-) -> Callable[..., Record]:
+def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     """Returns `evaluate(state, keep)`: what unseen domains score by each adaptation.
 
     The record is {"unseen": {domain: {adaptation: percent}}}, for classifiers with
@@ -267,22 +261,26 @@ def unseen_evaluator(
     """
     if not experiment.unseen:
         return lambda state, keep=None: {}
-    model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
-    choices, task = experiment.adaptations, answering(task or experiment.task)
+    prepare, mesh = experiment.prepare, experiment.mesh
+    choices, task = experiment.adaptations, answering(experiment.task)
     names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
-    if how := choose_personalization(config, experiment.method):
-        rule, (labelled, splits) = experiment.method.statistics, set_aside(splits, how)
-        steps = adapt_unseen(how, model, labelled, prepare=prepare, statistics=rule)
-        adapt = dict(zip(names, steps, strict=True))
-    tested = dict(zip(names, map(as_stored, splits), strict=True))
+    if how := experiment.evaluation.personalization:
+        labelled, splits = set_aside(splits, how)
+        steps, adapt = jax.jit(_steps(experiment)), {}
+        for name, one in zip(names, labelled, strict=True):
+            given = jax.tree.map(jnp.asarray, (np.asarray(one.images), one.labels))
+            adapt[name] = partial(steps, images=given[0], labels=given[1])
+    tested = dict(zip(names, map(scoring.as_stored, splits), strict=True))
     score = {
-        text: score_unseen(one.adaptation, prepare, task, mesh) for text, one in choices.items()
+        text: scoring.score_unseen(one.adaptation, prepare, task, mesh)
+        for text, one in choices.items()
     }
 
     @cache  # adaptations with the same stream share its batches
-    def batches(name: str, size: int, order: int, where: str) -> Callable[[], Blocks]:
-        split = in_order(tested[name], order)
-        return batches_of_tests([split], size, config.data.device_megabytes, mesh, where)
+    def batches(name: str, size: int, order: int, where: str) -> Callable[[], scoring.Blocks]:
+        split = scoring.in_order(tested[name], order)
+        batches = scoring.SplitBatches([split], size, mesh, where)
+        return batches.kept_within(experiment.evaluation.device_megabytes)
 
     serve = partial(served_variables, choices=choices)
     if mesh is not None:  # every device needs the mean of rows that are spread over all
@@ -293,8 +291,7 @@ def unseen_evaluator(
         for name, split in tested.items():
             variables, found = adapt[name](received) if how else received, {}
             for text, choice in choices.items():
-                # Where a batch depends on those before it, all devices judge all: a batch is too
-                # small to divide.
+                # A stream whose batches depend on those before is judged whole by each device.
                 carry = jax.eval_shape(choice.adaptation.init, variables)
                 where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
                 parts = batches(name, choice.batch_size, choice.order, where)
@@ -303,7 +300,7 @@ def unseen_evaluator(
                     found[text] = _in_split_order(found[text], choice.order)
                     if keep is not None:
                         keep[name, text] = Kept(found[text], split)
-            scores[name] = {text: percent(one) for text, one in found.items()}
+            scores[name] = {text: _percent(one) for text, one in found.items()}
             measures[name] = measures_of(found)
         measured = {"unseen_measures": measures} if any(measures.values()) else {}
         return {"unseen": scores} | measured
@@ -311,20 +308,25 @@ def unseen_evaluator(
     return evaluate
 
 
+def _percent(score: Answers | float) -> float:
+    """Returns the accuracy of answers; a number as it is."""
+    return score.accuracy if isinstance(score, Answers) else score
+
+
 def _in_split_order(answers: Answers, order: int) -> Answers:
     """Returns the answers to a split that was streamed `in_order`, in the split's own order."""
-    places = in_order(Split(np.arange(len(answers.label)), answers.label), order).images
-    return Answers(*(leaf[np.argsort(places)] for leaf in answers))
+    stream = scoring.in_order(Split(np.arange(len(answers.label)), answers.label), order)
+    return Answers(*(leaf[np.argsort(stream.images)] for leaf in answers))
 
 
-def served_variables(state: FederatedState | Held, choices: Iterable[str]) -> Variables:
+def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives; with the clients' batch norms for `ensemble`.
 
     Raises:
       ConfigError: `ensemble` is chosen, but the clients' rows are on the disk.
     """
-    if isinstance(state, Held):
-        refuse_ensemble(choices)
+    if isinstance(state, population.Held):
+        population.refuse_ensemble(choices)
     variables = global_variables(state)
     if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
         return with_clients(variables, client_variables(state))

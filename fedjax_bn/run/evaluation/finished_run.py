@@ -1,6 +1,13 @@
 """The command `evaluate`: tests a finished run without training, on domains new to it too.
 
 Training data are needed only where the internal clients are tested.
+
+A published dataset has domains of known names, and a hospital is not among them. So an archive or
+a folder of another place is read by its own names:
+
+    PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
+
+with the run's classes in the run's order, of which a new domain need not have all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,33 +21,36 @@ from fedjax_bn import adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.arguments.text import file_name
+from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
+from fedjax_bn.data.pixels.resize import resized
+from fedjax_bn.data.sets import folders, npz
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
+from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.report import plots
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, check, flatten
+from fedjax_bn.run.config.keys import assign, check, choose, flatten
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError, WorkdirError
+from fedjax_bn.run.evaluation import evaluate
 from fedjax_bn.run.evaluation.answers import Keep, packed, predictions_of
-from fedjax_bn.run.evaluation.evaluate import (
-    clients_tested,
-    internal_evaluator,
-    served_variables,
-    unseen_evaluator,
-)
 from fedjax_bn.run.evaluation.groups import by_client
-from fedjax_bn.run.evaluation.new_data import domains_to_test
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
+from fedjax_bn.run.evaluation.scoring import as_stored
 from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, build
+from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, check_target, decoding
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.experiment.start import data_hash
+from fedjax_bn.run.experiment.values import read_evaluation
 from fedjax_bn.run.files import finished, workdir
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.training.population import Held
 from fedjax_bn.run.training.records import Record, have_trained
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
+_OWN = ("folders", "npz")  # datasets that are a user's own
 
 
 class Request(NamedTuple):
@@ -127,15 +137,22 @@ def _tested(
     """Returns the content of NAME.json, and those of further files by their name's ending."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, own, form)
-    tested = _chosen(config, own, request, form)
+    if request.tsne and not experiment.task.classifies:
+        raise ConfigError("--tsne needs the features of a classifier, and this run has a detector")
+    if request.alphas and COLLECTION not in evaluate.served_variables(state):
+        raise ConfigError(
+            f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
+        )
+    tested = _domains_to_test(config, own, form, request)
     choices = {
         text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
         for text in config.adaptations
     }
-    experiment = experiment._replace(unseen=tested.domains, adaptations=choices)
+    how = read_evaluation(config, experiment.method)
+    experiment = experiment._replace(unseen=tested.domains, adaptations=choices, evaluation=how)
     say(f"round {number} of {own.method} in {folder}")
     answers: Keep = {}
-    record = unseen_evaluator(config, experiment)(state, answers)
+    record = evaluate.unseen_evaluator(experiment)(state, answers)
     scores, inside, notes = record.get("unseen", {}), {}, []
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
@@ -144,15 +161,14 @@ def _tested(
             lines = workdir.read_lines(folder / "metrics.jsonl", number)
             trained = have_trained(lines, form["clients"])
         built = _training_data(config, own, about)
-        mine = internal_evaluator(own, built)(state, trained, answers)
+        mine = evaluate.internal_evaluator(built)(state, trained, answers)
         measures["internal"] = mine.get("measures", {})
-        served = _served_scores(config, own, experiment, built, state)
-        inside = {"own": mine["accuracy"]} | served
+        inside = {"own": mine["accuracy"]} | _served_scores(experiment, built, state)
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]
     files: dict[str, bytes | str] = dict(plots.ablations(scores))
-    files |= _plots(config, experiment, state, tested, request)
+    files |= _plots(experiment, state, tested, request, config.data.name)
     if config.predictions and answers:
         end = f"-predictions.{config.predictions}"
         files[end] = predictions_of(answers, config.predictions)
@@ -172,11 +188,15 @@ def _tested(
     }, files
 
 
-def _chosen(config: ConfigDict, own: ConfigDict, request: Request, form: Record) -> Dataset:
-    """Returns the domains to test; the run's own target counts for its own data only.
+def _domains_to_test(
+    config: ConfigDict, own: ConfigDict, form: Record, request: Request
+) -> Dataset:
+    """Returns the domains to test, each whole: `target`, and all where that is empty.
+
+    The run's own target counts for its own data only.
 
     Raises:
-      ConfigError: there is nothing to test, or as `domains_to_test`.
+      ConfigError: there is nothing to test, or the samples have another form than the run's.
     """
     same = all(config.data[key] == own.data[key] for key in ("name", "path"))
     if same and not config.target:
@@ -188,7 +208,78 @@ def _chosen(config: ConfigDict, own: ConfigDict, request: Request, form: Record)
         )
     if not same and not request.source and "target" not in dict(request.changes):
         config.target = ""
-    return domains_to_test(config, own, form, request.resize)
+    check_data_keys(config)
+    data = _read_new(config, own, form)
+    check_target(data, config)
+    tested = unseen_only(data, target=config.target, seed=config.seed)
+    if request.resize:
+        stored = [(domain.name, as_stored(whole(domain))) for domain in tested.domains]
+        stretched = (
+            Domain(name, None, None, split._replace(images=resized(split.images, form["shape"])))
+            for name, split in stored
+        )
+        tested = tested._replace(domains=tuple(stretched))
+    if tested.domains:
+        images = tested.domains[0].test.images
+        given = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
+        needed = (form["shape"], form["dtype"], form["num_classes"])
+        if given != needed:
+            raise ConfigError(
+                "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
+                + ", but those to test have {} ({}) in {}".format(*given)
+                + ": give data of the same form; --resize brings images to the run's size"
+            )
+    return tested
+
+
+def _read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dataset:
+    """Returns the data of a test.
+
+    Raises:
+      ConfigError: there is no such dataset; the folder holds no class of the run, or no domain that
+        `data.domains` names.
+      ValueError, OSError: as the readers.
+    """
+    name, path, wanted = config.data.name, Path(config.data.path), config.data.domains
+    load = choose(DATASETS, name, "data.name")
+    moved = config.data.path and config.data.path != own.data.path
+    if not moved or not (name == own.data.name or name in _OWN):
+        return load(config)
+    numbers = [str(label) for label in range(form["num_classes"])]  # names of classes without
+    if path.suffix == ".npz":
+        return npz.load(path, domains=wanted, classes=form.get("classes") or numbers)
+    inside, classes = folders.subfolders(path), {}
+    if name in IMAGE_FOLDERS:
+        domains, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
+        for one in (path, *inside):  # a copy of the published folder, or a folder that holds it
+            if len(folders.match_folders(folders.subfolders(one), domains)) == len(domains):
+                return load(config)
+    elif name == "folders":
+        given = config.data.classes or form.get("classes", ())
+        classes = dict.fromkeys(given if given or own.data.name in _OWN else numbers, ())
+    if not classes:  # another reader, or a run of a version that did not write its classes down
+        return load(config)
+    # Each folder that holds classes is a domain; where the path itself holds them, it is the one.
+    matching = (one for one in inside if folders.match_folders(folders.subfolders(one), classes))
+    found = {one.name: one for one in matching}
+    if not found and folders.match_folders(inside, classes):
+        found = {path.resolve().name: path}
+    if missing := [one for one in wanted if one not in found]:
+        raise ConfigError(
+            f"config.data.domains={missing[0]!r} is not a domain of {path}: it has "
+            f"{', '.join(found) or 'none'}"
+        )
+    found = {one: found[one] for one in wanted or found}
+    if not found:
+        raise ConfigError(
+            f"config.data.path={path} holds no class of the run: give a folder "
+            f"DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
+        )
+    listings = [folders.list_classes(one, folder, classes) for one, folder in found.items()]
+    domains = dict.fromkeys(found, ())
+    new = folders.Published("new data", "", "", domains, classes, {}, "", (0.0,), (0.0,))
+    root = path if path not in found.values() else path.parent
+    return folders.to_source(new, root, listings, config.data.image_size, **decoding(config))
 
 
 def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experiment:
@@ -210,58 +301,44 @@ def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experi
 
 
 def _served_scores(
-    config: ConfigDict,
-    own: ConfigDict,
-    experiment: Experiment,
-    built: Experiment,
-    state: FederatedState | Held,
+    experiment: Experiment, built: Experiment, state: FederatedState | Held
 ) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
-    domains = [domains[k] for k in clients_tested(own, len(domains))]
+    domains = [domains[k] for k in evaluate.clients_tested(built.evaluation, len(domains))]
     # Clients of one domain have one test split, and the same global model.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
-    evaluate = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))
-    scores, names = evaluate(state)["unseen"], [domain.name for domain in domains]
+    served = experiment._replace(unseen=tuple(tests.values()))
+    scores, names = evaluate.unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
     rows = {}
-    for text in config.adaptations:
+    for text in experiment.adaptations:
         row = [scores[tests[id(domain.test)].name][text] for domain in domains]
-        rows[text] = by_client(names, row, own.clients_named)
+        rows[text] = by_client(names, row, built.plan.clients_named)
     return rows
 
 
 def _plots(
-    config: ConfigDict,
     experiment: Experiment,
     state: FederatedState | Held,
     tested: Dataset,
     request: Request,
+    dataset: str,
 ) -> Iterator[tuple[str, bytes]]:
     """Yields (ending of the file's name, its bytes) of alphas and of the plots asked for."""
-    variables = served_variables(state, ())
-    adapted = COLLECTION in variables
-    if request.tsne and not experiment.task.classifies:
-        raise ConfigError("--tsne needs the features of a classifier, and this run has a detector")
-    if request.alphas and not adapted:
-        raise ConfigError(
-            f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
-        )
-    model, prepare = experiment.model, experiment.prepare
+    variables = evaluate.served_variables(state)
     makers, rule = {"running": adaptation.running}, experiment.method.statistics
     if rule is not None:
         makers = {"as its clients predict": partial(of_clients, statistics=rule)}
-    if adapted:
+    if COLLECTION in variables:
         makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
-        split, title = whole(domain), f"{config.data.name}, {domain.name}"
+        title, end = f"{dataset}, {domain.name}", file_name(domain.name)
+        given = experiment.model, experiment.prepare, variables, whole(domain)
         if request.alphas:
-            values = alphas_of(model, prepare, variables, split)
-            yield f"-alphas-{file_name(domain.name)}.npz", packed(values)
-            yield f"-alphas-{file_name(domain.name)}.png", plots.alphas(values, title)
+            values = alphas_of(*given)
+            yield f"-alphas-{end}.npz", packed(values)
+            yield f"-alphas-{end}.png", plots.alphas(values, title)
         if request.tsne:
-            features = {
-                name: features_of(make, model, prepare, variables, split)
-                for name, make in makers.items()
-            }
-            picture = plots.embeddings(features, split.labels, tested.classes)
-            yield f"-tsne-{file_name(domain.name)}.png", picture
+            features = {name: features_of(make, *given) for name, make in makers.items()}
+            picture = plots.embeddings(features, whole(domain).labels, tested.classes)
+            yield f"-tsne-{end}.png", picture

@@ -4,15 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-QUANTILES = {
-    "min": 0.0,
-    "q10": 0.1,
-    "q25": 0.25,
-    "median": 0.5,
-    "q75": 0.75,
-    "q90": 0.9,
-    "max": 1.0,
-}
+QUANTILES = {"min": 0, "q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9, "max": 1}
 _MOST_GROUPS = 20  # domains
 
 
@@ -32,33 +24,26 @@ def by_client(
     """
     values = np.asarray(values, float)
     if len(names) <= limit:
-        named = dict(zip(names, map(_finite, values.tolist()), strict=True))
+        named = {
+            name: x if np.isfinite(x) else None
+            for name, x in zip(names, values.tolist(), strict=True)
+        }
         return named | ({"mean": float(values.mean())} if mean else {})
+
+    def mean_of(rows: np.ndarray) -> float | None:
+        known = values[rows & np.isfinite(values)]
+        return float(known.mean()) if len(known) else None
+
     known = values[np.isfinite(values)]
-    points = np.quantile(known, list(QUANTILES.values())) if len(known) else [np.nan] * 7
-    found = {"mean": _mean(values)}
-    found |= {name: _finite(float(x)) for name, x in zip(QUANTILES, points, strict=True)}
-    return found | {f"{domain}/*": _mean(values[rows]) for domain, rows in _groups(names).items()}
-
-
-def _groups(names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns domain -> numbers of its clients; {} if no domain has several, or more than 20 do."""
+    points = np.quantile(known, [*QUANTILES.values()]).tolist() if len(known) else [None] * 7
+    found = {"mean": mean_of(np.ones(len(names), bool))} | dict(zip(QUANTILES, points, strict=True))
     domains = np.array([name.rpartition("/")[0] for name in names])
-    found = list(dict.fromkeys(filter(None, domains.tolist())))
-    if len(found) > _MOST_GROUPS:
-        return {}
-    return {domain: np.flatnonzero(domains == domain) for domain in found}
+    several = list(dict.fromkeys(filter(None, domains.tolist())))
+    if len(several) <= _MOST_GROUPS:
+        found |= {f"{domain}/*": mean_of(domains == domain) for domain in several}
+    return found
 
 
 def some_of(count: int, most: int) -> np.ndarray:
     """Returns at most `most` of the numbers 0..count-1, evenly spaced, both ends among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
-
-
-def _mean(values: np.ndarray) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -19,7 +19,7 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.report.found_boxes import Picture, found_boxes
-from fedjax_bn.run.evaluation.scoring import stack_batches
+from fedjax_bn.run.evaluation.scoring import SplitBatches
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.sharing import Variables
@@ -55,7 +55,7 @@ def features_of(
       model: linen module.
       prepare: stored images -> what the model reads.
       variables: the collections that the adaptation needs.
-      split: the samples.
+      split: N samples.
       batch_size: samples of one pass.
     """
     adaptation = make(FeaturesOf(model))
@@ -74,7 +74,7 @@ def _over_batches(
     function: Callable[[Variables, jax.Array], Any],
 ) -> Any:
     """Returns the function's outputs for all samples, joined: arrays [N, ...]."""
-    data = stack_batches([split], batch_size)
+    data = SplitBatches([split], batch_size).all_at_once()
 
     @jax.jit
     def run(variables: Variables, images: jax.Array) -> Any:

@@ -5,27 +5,15 @@ clients and external ones (sections 4.1.2 and 4.1.3). The labelled samples are d
 the samples that are evaluated and never count in the accuracy.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from fedjax_bn.data.division.by_class import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.data.label_trees import has_boxes
-from fedjax_bn.engine.devices import apart
-from fedjax_bn.federation import FederatedMethod, FederatedState
-from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.sharing import Variables, join
-
-PyTree = Any
 
 
 class Personalization(NamedTuple):
@@ -44,35 +32,22 @@ class Personalization(NamedTuple):
     seed: int
 
 
-def choose_personalization(config: ConfigDict, method: FederatedMethod) -> Personalization | None:
-    """Returns `config.personalize`, by default the method's own; None where no client adapts."""
-    keys = config.personalize
-    usual = inspect.signature(personalize).parameters["inner_rate"].default
-    samples, rate = method.personalize or (0, usual)
-    samples = samples if keys.samples is None else keys.samples
-    rate = rate if keys.rate is None else keys.rate
-    return Personalization(samples, keys.steps, rate, config.seed) if samples else None
-
-
 def check_labelled(
     choice: Personalization | None, internal: Dataset, unseen: Sequence[Domain]
 ) -> None:
     """Raises ConfigError if a client has too few samples to label some and test the others."""
-    if choice is None:
+    if not choice:
         return
     if any(has_boxes(domain.test.labels) for domain in (*internal.domains, *unseen)):
         raise ConfigError(
             f"config.personalize.samples={choice.samples} adapts classifiers, but images of "
             f"{internal.name} have boxes: set it to 0"
         )
-    tested = [
-        (domain.name, name, split)
-        for domain in internal.domains
-        for name, split in splits(domain)
-        if name != "train"
-    ]
+    tested = [(one.name, *part) for one in internal.domains for part in splits(one)]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
     for client, name, split in tested:
+        if name == "train":
+            continue
         labelled, rest = _draw_labelled(split, choice)
         if len(labelled) < choice.samples or not len(rest):
             raise ConfigError(
@@ -108,56 +83,3 @@ def set_aside(
         for split in {id(split): split for split in parts}.values()
     }
     return tuple(zip(*(done[id(split)] for split in parts), strict=True))
-
-
-def adapt_rows(
-    choice: Personalization, model: Any, mesh: Mesh | None = None, **options: Any
-) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
-    """Returns `adapt(state, labelled)`: each client's own model after its steps.
-
-    All leaves of the state that it returns are personal. There is one labelled split for each row
-    of the state.
-
-    Args:
-      choice: samples, steps and rate.
-      model: linen module, images -> logits.
-      mesh: the devices over which the state's clients are shared out; None for one.
-      **options: `prepare` and `statistics` as in `methods.perfedavg.personalize`.
-    """
-    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
-
-    def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
-        # One client after another: side by side their gradients would need K times the memory.
-        return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
-
-    @jax.jit
-    def adapted(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
-        personal = apart(on_device, mesh, state.shared, (state.personal, images, labels))
-        nothing = jax.tree.map(lambda leaf: None, state.shared)
-        return state._replace(shared=nothing, personal=personal)
-
-    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
-        images = np.stack([np.asarray(split.images) for split in labelled])
-        labels = jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
-        return adapted(state, images, labels)
-
-    return adapt
-
-
-def adapt_unseen(
-    choice: Personalization, model: Any, labelled: Sequence[Split], **options: Any
-) -> list[Callable[[Variables], Variables]]:
-    """Returns `adapt(variables)` of each unseen client: the received model after its steps.
-
-    Arguments are those of `adapt_rows`; `labelled` are the samples of each client.
-    """
-    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
-    adapted = jax.jit(steps)
-    return [
-        partial(
-            adapted,
-            images=jnp.asarray(np.asarray(images)),
-            labels=jax.tree.map(jnp.asarray, labels),
-        )
-        for images, labels, _ in labelled
-    ]

@@ -61,136 +61,111 @@ class TestData(NamedTuple):
 Blocks = TestData | Iterable[TestData]  # all on the device at once, or block after block
 
 
-def batches_of_tests(
-    splits: Sequence[Split],
-    batch_size: int,
-    device_megabytes: float,
-    mesh: Mesh | None = None,
-    where: Where = "clients",
-) -> Callable[[], Iterable[TestData]]:
-    """Returns `parts()`, the test batches: all of them on the device, or streamed in blocks.
+class SplitBatches:
+    """The splits of clients, cut into batches in order; each client's last one is padded.
 
     Args:
-      splits: of the clients.
-      batch_size: B at most.
-      device_megabytes: splits that take more on each device are streamed from the host.
+      splits: of the clients. One that several clients have (the same object) is stored once on
+        each device.
+      batch_size: B; at most the largest split, unless `rows` are given.
       mesh: the devices; None for one.
       where: on a mesh, which devices have which batches.
+      rows: of the state that answers, where it has room for more clients.
     """
-    batch_size = min(batch_size, max(len(split.images) for split in splits))
-    devices = 1 if mesh is None or where == "copies" else mesh.size
-    if megabytes(splits) <= device_megabytes * devices:
-        resident = stack_batches(splits, batch_size, mesh, where)
-        return lambda: (resident,)
-    longest = max(map(len, _shared_out(splits, batch_size, mesh, where)))
-    # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
-    one = splits[0].images[:1].nbytes * batch_size / 2**20
-    length = min(longest, max(1, int(device_megabytes / 4 / max(one, 1e-9))))
-    return partial(blocks_of_tests, splits, batch_size, length, mesh, where)
 
+    def __init__(
+        self,
+        splits: Sequence[Split],
+        batch_size: int,
+        mesh: Mesh | None = None,
+        where: Where = "clients",
+        rows: int = 0,
+    ) -> None:
+        longest = max(len(split.images) for split in splits)
+        self._splits, self._size = splits, batch_size if rows else min(batch_size, longest)
+        self._mesh, self._where = mesh, where
+        places = [
+            (k, split, start)
+            for k, split in enumerate(splits)
+            for start in range(0, len(split.images), self._size)
+        ]
+        if mesh is None or where == "copies":
+            self._parts = [places]  # of each device
+        elif where == "parts":
+            each = -(-len(places) // mesh.size)
+            self._parts = [places[d * each : (d + 1) * each] for d in range(mesh.size)]
+        else:
+            each = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]  # clients of a device
+            beside = mesh.size // mesh.shape[CLIENTS]  # devices that have the same clients, in turn
+            self._parts = [[] for _ in range(mesh.size)]
+            for number, place in enumerate(places):
+                self._parts[place[0] // each * beside + number % beside].append(place)
+        self._longest = max(map(len, self._parts))
 
-def stack_batches(
-    splits: Sequence[Split], batch_size: int, mesh: Mesh | None = None, where: Where = "clients"
-) -> TestData:
-    """Cuts each client's split into batches in order, the last one padded, and stacks them all.
+    def all_at_once(self) -> TestData:
+        """Returns all batches on the device."""
+        width = max(len({(id(split), at) for _, split, at in part}) for part in self._parts)
+        return self._stacked(self._parts, width, self._longest)
 
-    A split that several clients have (the same object) is stored once on each device. Arguments
-    are those of `batches_of_tests`.
-    """
-    batch_size = min(batch_size, max(len(split.images) for split in splits))
-    parts = _shared_out(splits, batch_size, mesh, where)
-    width = max(len({(id(split), first) for _, split, first in part}) for part in parts)
-    return _stacked(splits[0], parts, batch_size, width, max(map(len, parts)), mesh, where)
+    def blocks(self, length: int) -> Iterator[TestData]:
+        """Yields the batches on the device in blocks of one shape.
 
+        Args:
+          length: batches of a block on each device; the last block ends with empty ones.
+        """
 
-def blocks_of_tests(
-    splits: Sequence[Split],
-    batch_size: int,
-    length: int,
-    mesh: Mesh | None = None,
-    where: Where = "clients",
-    rows: int = 0,
-) -> Iterator[TestData]:
-    """Yields test batches on the device in blocks of one shape, whatever the clients have.
+        def block(start: int) -> TestData:
+            parts = [part[start : start + length] for part in self._parts]
+            return self._stacked(parts, length, length)
 
-    Args:
-      splits: of the clients.
-      batch_size: B.
-      length: batches of a block on each device; the last block ends with empty ones.
-      mesh, where: as in `batches_of_tests`.
-      rows: of the state that answers, at least one per client; 0 for one each.
-    """
-    parts = _shared_out(splits, batch_size, mesh, where, rows)
+        starts = range(0, self._longest, length)
+        with ThreadPoolExecutor(1) as thread:  # reads the next block while one is judged
+            waiting = thread.submit(block, 0)
+            for following in starts[1:]:
+                ready, waiting = waiting.result(), thread.submit(block, following)
+                yield ready
+            yield waiting.result()
 
-    def block(start: int) -> TestData:
-        mine = [part[start : start + length] for part in parts]
-        return _stacked(splits[0], mine, batch_size, length, length, mesh, where)
+    def kept_within(self, device_megabytes: float) -> Callable[[], Iterable[TestData]]:
+        """Returns `parts()`: all batches, which stay on the device, or blocks from the host.
 
-    starts = range(0, max(map(len, parts)), length)
-    with ThreadPoolExecutor(1) as thread:  # reads the next block while one is judged
-        waiting = thread.submit(block, 0)
-        for following in starts[1:]:
-            ready, waiting = waiting.result(), thread.submit(block, following)
-            yield ready
-        yield waiting.result()
+        Args:
+          device_megabytes: splits that take more on each device are streamed.
+        """
+        devices = 1 if self._mesh is None or self._where == "copies" else self._mesh.size
+        if megabytes(self._splits) <= device_megabytes * devices:
+            resident = self.all_at_once()
+            return lambda: (resident,)
+        # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
+        one = self._splits[0].images[:1].nbytes * self._size / 2**20
+        length = min(self._longest, max(1, int(device_megabytes / 4 / max(one, 1e-9))))
+        return partial(self.blocks, length)
 
+    def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> TestData:
+        """Returns the batches of each device; empty ones fill them to U = `width`, T = `length`."""
+        # By identity: to compare the arrays of two splits would read all of them.
+        stored = [{(id(one[1]), one[2]): one for one in part} for part in parts]
+        alone = self._mesh is None or self._where == "copies"
+        spread = None if alone else over_all(self._mesh)
+        nothing = (-1, self._splits[0], len(self._splits[0].images))
 
-def _shared_out(
-    splits: Sequence[Split], batch_size: int, mesh: Mesh | None, where: Where, rows: int = 0
-) -> list[list[_Place]]:
-    """Returns the batches of each device; arguments as of `blocks_of_tests`."""
-    places = [
-        (k, split, start)
-        for k, split in enumerate(splits)
-        for start in range(0, len(split.images), batch_size)
-    ]
-    if mesh is None or where == "copies":
-        return [places]
-    if where == "parts":
-        size = -(-len(places) // mesh.size)
-        return [places[d * size : (d + 1) * size] for d in range(mesh.size)]
-    each = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]  # clients of a device
-    beside = mesh.size // mesh.shape[CLIENTS]  # devices that have the same clients, in turn
-    parts: list[list[_Place]] = [[] for _ in range(mesh.size)]
-    for number, place in enumerate(places):
-        parts[place[0] // each * beside + number % beside].append(place)
-    return parts
+        def read(start: int, stop: int) -> tuple:
+            here = [*stored[start // width].values()]
+            here += [nothing] * (stop - start - len(here))
+            with ThreadPoolExecutor(_THREADS) as threads:  # images may be files
+                batches = threads.map(lambda one: _read_batch(*one[1:], self._size), here)
+                return jax.tree.map(lambda *rows: np.stack(rows), *batches)
 
+        def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
+            part = parts[start // length]
+            number = {key: i for i, key in enumerate(stored[start // length])}
+            found = [(k, number[id(split), first]) for k, split, first in part]
+            found += [(-1, 0)] * (stop - start - len(part))
+            return tuple(np.array(column, np.int32) for column in zip(*found, strict=True))
 
-def _stacked(
-    any_split: Split,
-    parts: Sequence[Sequence[_Place]],
-    batch_size: int,
-    width: int,
-    length: int,
-    mesh: Mesh | None,
-    where: Where,
-) -> TestData:
-    """Returns the batches of each device as arrays, with U = `width` and T = `length` for each.
-
-    Empty batches, in the form of those of `any_split`, fill them up.
-    """
-    stored = [{(id(one[1]), one[2]): one for one in part} for part in parts]
-    spread = None if mesh is None or where == "copies" else over_all(mesh)
-    nothing = (-1, any_split, len(any_split.images))
-
-    def read(start: int, stop: int) -> tuple:
-        here = [*stored[start // width].values()]
-        here += [nothing] * (stop - start - len(here))
-        with ThreadPoolExecutor(_THREADS) as threads:  # images may be files
-            batches = threads.map(lambda one: _read_batch(*one[1:], batch_size), here)
-            return jax.tree.map(lambda *rows: np.stack(rows), *batches)
-
-    def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
-        part = parts[start // length]
-        number = {key: i for i, key in enumerate(stored[start // length])}
-        found = [(k, number[id(split), first]) for k, split, first in part]
-        found += [(-1, 0)] * (stop - start - len(part))
-        return tuple(np.array(column, np.int32) for column in zip(*found, strict=True))
-
-    images, labels, valid = place_rows(read, len(parts) * width, spread)
-    data = TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
-    return place_copies(data, mesh) if where == "copies" else data
+        images, labels, valid = place_rows(read, len(parts) * width, spread)
+        data = TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
+        return place_copies(data, self._mesh) if self._where == "copies" else data
 
 
 def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
@@ -312,6 +287,7 @@ def _judging(
         carry, kept = jax.lax.scan(one, carry, (data.client, data.batch))
         return carry, (data.client, data.valid.any(1)[data.batch] & (data.client >= 0), kept)
 
+    # Every process reads all results, whichever device has made them.
     @partial(jax.jit, out_shardings=copies_on(mesh))
     def judge(shared: PyTree, personal: PyTree, carry: PyTree, data: TestData) -> tuple:
         if jax.tree.leaves(carry):  # each batch depends on the one before: all devices judge all

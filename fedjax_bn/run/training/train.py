@@ -188,7 +188,7 @@ def _finish(
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
         answers: Keep = {}
-        found = unseen_evaluator(config, experiment)(selected, answers)
+        found = unseen_evaluator(experiment)(selected, answers)
         summary["accuracy"]["unseen"] = found.get("unseen", summary["accuracy"]["unseen"])
         if "unseen_measures" in found:
             summary["measures"]["unseen"] = found["unseen_measures"]
@@ -221,7 +221,7 @@ def _loop(
     wait until the disk has all lines and events, and the latest one also for the selected one.
     """
     names = [domain.name for domain in experiment.internal.domains]
-    evaluate = evaluator(config, experiment)
+    evaluate = evaluator(experiment)
     opened = checkpoint.open_both(folder, len(records))
     watching = watchers(config, experiment, folder, len(records))
     with opened as (latest, selected), watching as watch, stop_requests() as stop_requested:
