@@ -213,18 +213,12 @@ def mixnorm(
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def _crop_and_flip(key: jax.Array, images: jax.Array, smallest: float = 0.7) -> jax.Array:
-    """A random square crop of each image, resized to the whole, and a flip half of the time.
-
-    Args:
-      key: random key.
-      images: f[B, H, W, C].
-      smallest: least side of a crop, as a share of the image's, in (0, 1].
-    """
+def _crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+    """The default view of images f[B, H, W, C]; see `mixnorm`."""
     side_key, corner_key, flip_key = jax.random.split(key, 3)
     count, height, width, _ = images.shape
     dtype = images.dtype
-    side = jax.random.uniform(side_key, (count, 1), dtype, smallest, 1)
+    side = jax.random.uniform(side_key, (count, 1), dtype, 0.7, 1)
     corner = (1 - side) * jax.random.uniform(corner_key, (count, 2), dtype)
     size = jnp.asarray((height, width), dtype)
 

@@ -18,13 +18,7 @@ from fedjax_bn.models.layers import (
 
 
 def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
-    """Dense, norm, ReLU for each width of `net.hidden`, after `norms` other norms.
-
-    Args:
-      net: the network in whose compact method the layers are made.
-      x: f[B, ...], which is flattened.
-      norms: how many norms the network has before.
-    """
+    """Dense, norm, ReLU for each width of `net.hidden`, on f[B, ...], after `norms` norms."""
     x = x.reshape(x.shape[0], -1)
     for i, width in enumerate(net.hidden, start=1):
         layer = dense(width, x.shape[-1], param_dtype=net.param_dtype, name=f"dense{i}")

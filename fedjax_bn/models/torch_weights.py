@@ -196,9 +196,7 @@ def _image_shape(model: nn.Module, given: Sequence[int] | None) -> Sequence[int]
     return given or {DigitCNN: (28, 28, 3), MLP: (5995,)}.get(type(model), (224, 224, 3))
 
 
-def _flattened_maps(
-    model: nn.Module, image_shape: Sequence[int]
-) -> dict[Path, tuple[int, int, int]]:
+def _flattened_maps(model: nn.Module, image_shape: Sequence[int]) -> dict[Path, tuple[int, ...]]:
     """(channels, height, width) of the map before the dense kernel that follows a flattened one."""
     path = ("params", "dense1", "kernel")
     if isinstance(model, AlexNet):
@@ -230,11 +228,7 @@ def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[st
 
 
 def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """PyTorch's tensor of a leaf of `shape`.
-
-    Raises:
-      ValueError: it has another shape, is not finite, or is a variance below 0.
-    """
+    """PyTorch's tensor of a leaf of `shape`; raises the ValueErrors of `convert`."""
     tensor = np.asarray(tensor)
     expected = (*shape[:-3:-1], *shape[:-2]) if len(shape) > 1 else shape
     if tensor.shape != expected:

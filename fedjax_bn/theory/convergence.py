@@ -146,7 +146,7 @@ def evolution(network: Network, data: Data) -> tuple[jax.Array, jax.Array]:
     the scales gamma.
     """
     jacobian = jax.jacrev(predict)(network, data)
-    # The signs stay as drawn, so their part of the Jacobian is no part of Lambda.
+    # The signs stay as drawn, so their part of the Jacobian does not belong to Lambda.
     ways = (way.reshape(way.shape[0], -1) for way in (jacobian.directions, jacobian.scale))
     direction, magnitude = (way @ way.T for way in ways)
     return direction, magnitude

@@ -10,8 +10,13 @@ import pytest
 import norm_nets as nets
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.normalization.instance import instance_moments
-from fedjax_bn.normalization.mixig import constant, mix_statistics, mixed_statistics, uniform
-from fedjax_bn.normalization.mixing import mixstyle_statistics
+from fedjax_bn.normalization.mixig import (
+    constant,
+    mix_statistics,
+    mixed_statistics,
+    mixstyle_statistics,
+    uniform,
+)
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(3)
