@@ -17,9 +17,7 @@ import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.densenet import DenseNet
-from fedjax_bn.models.plain import AlexNet
-from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.models.networks import AlexNet, DenseNet, ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
 from fedjax_bn.models.yolo import YOLOv5
 

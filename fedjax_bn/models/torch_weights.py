@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.densenet import DenseNet
-from fedjax_bn.models.plain import MLP, AlexNet, DigitCNN
-from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.models.networks import MLP, AlexNet, DenseNet, DigitCNN, ResNet
 from fedjax_bn.models.yolo import YOLOv5
 
 Path = tuple[str, ...]

@@ -103,12 +103,12 @@ class YOLOv5(Network):
 
 def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
     """YOLOv5n: 1,872,157 parameters at 80 classes; `fields` of `YOLOv5`."""
-    return YOLOv5(**{"num_classes": num_classes, "width": 0.25, "depth": 0.33} | fields)
+    return YOLOv5(num_classes=num_classes, **{"width": 0.25, "depth": 0.33} | fields)
 
 
 def YOLOv5s(num_classes: int = 80, **fields: Any) -> YOLOv5:
     """YOLOv5s: 7,235,389 parameters at 80 classes; `fields` of `YOLOv5`."""
-    return YOLOv5(**{"num_classes": num_classes, "width": 0.5, "depth": 0.33} | fields)
+    return YOLOv5(num_classes=num_classes, **{"width": 0.5, "depth": 0.33} | fields)
 
 
 @bounded
