@@ -100,7 +100,9 @@ def test_plain_local_training_is_the_default_and_reads_no_validation():
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize(
+    "model", [pytest.param(MODELS[0], marks=pytest.mark.slow), MODELS[1]], ids=["HandMade", "Remat"]
+)
 def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transformation(x64, model):
     """u = 0: global statistics, u = 1: instance normalization, in a hand-made model."""
     images = nets.images_of(8).reshape(2, 4, 6, 6, 3)
@@ -108,7 +110,6 @@ def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transform
     mesh, spec = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
 
     def mixed(images, u):
-        # A layer without maps normalizes with the batch: the adaptation is told the same.
         with normalize_with(mixed_statistics(KEY, constant(u))):
             return model.apply(variables, images)
 

@@ -136,7 +136,7 @@ def test_u_differs_between_layers_and_keys():
     assert len({tuple(u.tolist()) for u in vectors}) == 4
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.5), (0.5, 1), (-0.1, 1.1)])
+@pytest.mark.parametrize(("low", "high"), [(0, 0.5), (-0.1, 1.1)])
 def test_uniform_fills_its_range(low, high):
     u = np.asarray(uniform(low, high)(KEY, (5000,), jnp.float32))
     assert low <= u.min() < low + 0.01
