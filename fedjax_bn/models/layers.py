@@ -200,22 +200,14 @@ def dense(
 
 
 def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.Array:
-    """Returns the maximum over square windows of f[B, H, W, C]; the padding never wins.
-
-    Raises:
-      ValueError: the padded map is smaller than the window.
-    """
+    """Returns the maximum over square windows of f[B, H, W, C]; the padding never wins."""
     _check_window(x, window, padding, "max-pooling")
     sides = ((padding, padding), (padding, padding))
     return cpu.max_pool(x, (window, window), (strides, strides), sides)
 
 
 def average_pool(x: jax.Array, window: int) -> jax.Array:
-    """Returns means of windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C].
-
-    Raises:
-      ValueError: the map is smaller than the window.
-    """
+    """Returns means of windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C]."""
     _check_window(x, window, 0, "average-pooling")
     height, width = x.shape[1] // window, x.shape[2] // window
     x = x[:, : height * window, : width * window]

@@ -100,16 +100,12 @@ def convert(
     leaves: Mapping[Path, Any],
     image_shape: Sequence[int] = (224, 224, 3),
 ) -> dict[Path, jax.Array]:
-    """Converts PyTorch's tensors to some leaves of the variables of `model`.
+    """Converts PyTorch's tensors to some leaves of the variables of `model`, path -> array.
 
     Args:
-      model: a network of this package.
-      state_dict: the tensors of these leaves and no others, see `from_torch`.
+      model, image_shape: as of `from_torch`.
+      state_dict: the tensors of these leaves and no others.
       leaves: path in the variables -> anything that has its shape.
-      image_shape: (height, width, channels) of one image.
-
-    Returns:
-      path -> array, with the paths of `leaves`.
 
     Raises:
       ValueError: a tensor is missing, left over, of another shape or not finite, or a variance is
@@ -133,6 +129,7 @@ def convert(
     for path, leaf in leaves.items():
         tensor, shape = _checked(names[path], state_dict[names[path]], leaf.shape), leaf.shape
         if path in maps:
+            # PyTorch flattens a map channel by channel, we position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
         converted[path] = jnp.asarray(
             tensor if len(shape) < 2 else np.moveaxis(tensor, (1, 0), (-2, -1))
@@ -145,13 +142,11 @@ def to_torch(
 ) -> dict[str, np.ndarray]:
     """Returns the state dict of PyTorch's network that computes what `model` does.
 
-    Args:
-      model: a network of this package.
-      variables: its "params" and "batch_stats".
-      image_shape: as in `from_torch`.
+    It has counters `num_batches_tracked` of 0 and a YOLOv5's anchors.
 
-    Returns:
-      arrays by PyTorch's names, with counters `num_batches_tracked` of 0 and a YOLOv5's anchors.
+    Args:
+      model, image_shape: as of `from_torch`.
+      variables: "params" and "batch_stats" of the model.
 
     Raises:
       ValueError: the model is not one of this package.
