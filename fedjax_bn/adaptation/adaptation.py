@@ -240,6 +240,8 @@ def ensemble(model: Any) -> Adaptation:
                 )
             return jax.nn.log_softmax(outputs)
 
+        # One client after another, so that memory is that of one pass; in logs, because the
+        # probability of a class may be too small for its dtype.
         logs = jax.lax.map(member, clients)
         return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype)
 

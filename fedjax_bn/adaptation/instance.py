@@ -98,6 +98,7 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
             return jax.random.uniform(key_for(layer, now), (size,), dtype)
 
         rule = _mixed_statistics(draw)
+        # At once, because every chunk would draw the same alphas.
         return forward(model, variables, images, statistics=rule, valid=valid).outputs, key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
@@ -157,6 +158,7 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         floor = var + layer.epsilon
         mean = mean + psi(own_mean - mean, strength * jnp.sqrt(floor / n))
         var = var + psi(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
+        # Between two variances, but for rounding, which may take it below 0.
         return Statistics(positioned(mean, x), positioned(jnp.maximum(var, 0), x))
 
     return stateless(model, rule, per_sample=True)

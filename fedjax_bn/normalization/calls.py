@@ -271,7 +271,8 @@ def _normalize_linen(
 ) -> jax.Array:
     if module.is_initializing():
         x = args[0] if args else kwargs["x"]
-        function(jnp.zeros_like(x), use_running_average=True)  # makes the variables
+        # Makes the variables; what flax computes of zeros is not used.
+        function(jnp.zeros_like(x), use_running_average=True)
     layer = layer_of(module, unbiased=False)
     affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
     y, given = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)

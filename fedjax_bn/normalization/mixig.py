@@ -97,6 +97,7 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
         if not is_spatial(x):
             return Statistics(*moments(x, valid)[:2])
         instance, received = deviations(layer, x)
+        # Once: XLA:CPU would draw again in each loop that reads u.
         u = computed_once(draw(key_for(layer, key), x.shape[-1:], instance[0].dtype))
         mean, std = mix_statistics(instance, received, u)
         return handed_over(mean, std, layer, x)

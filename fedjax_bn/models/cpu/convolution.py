@@ -167,6 +167,7 @@ def _fast_fourier_convolution(
     sizes, taps = x.shape[1:3], kernel.shape[:2]
     cycle = [next_fast_len(size, real=True) for size in sizes]  # what wraps around is cut off below
     images = jnp.fft.rfft2(x.transpose(0, 3, 1, 2), cycle)
+    # The conjugate, because what networks call a convolution is a correlation.
     filters = jnp.fft.rfft2(kernel.transpose(2, 3, 0, 1), cycle).conj()
     y = sum(images[:, c, None] * filters[c] for c in range(x.shape[3]))
     rows, columns = (size - n + 1 for size, n in zip(sizes, taps, strict=True))
