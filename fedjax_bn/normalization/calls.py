@@ -218,11 +218,10 @@ def flax_batch_norm(
     """Returns the output of one of flax's own batch norms by a rule, and the rule's statistics.
 
     Args:
-      module: linen's or nnx's, with flax's attributes.
-      layer: what the rule sees of it.
+      module, layer: linen's or nnx's, with flax's attributes, and what the rule sees of it.
       args, kwargs: of its call.
       rule, valid: as of `normalize_with`.
-      affine: scale and bias f[C] or None.
+      affine: scale and bias, each f[C] or None.
 
     Raises:
       ValueError: the batch norm has an option that statistics rules do not handle.

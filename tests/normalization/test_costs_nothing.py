@@ -9,8 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import norm_nets as nets
 from fedjax_bn import adaptation
-from fedjax_bn import client as local
-from fedjax_bn.methods import fedbn, fedig
+from fedjax_bn.methods import fedig
 from fedjax_bn.methods.fedig import _client_agnostic
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import (
@@ -81,23 +80,6 @@ def test_fedig_without_its_losses_is_the_objective_of_fedbn():
 
     learned, _ = learning(model)
     assert value(_client_agnostic(learned, 0.0, 0.0)) == value(supervised(learned))
-
-
-def test_plain_local_training_is_the_default_and_reads_no_validation():
-    model = MODELS[1]
-    variables, images = ready(model)
-    shape = (2, 3, 4)
-    batches = {
-        "image": jnp.broadcast_to(images, (2, 3, *images.shape)),
-        "label": jnp.zeros(shape, jnp.int32),
-        "valid": jnp.ones(shape, bool),
-    }
-    texts = []
-    for options in ({}, {"train": local.run_steps}):
-        method = fedbn(model, optax.sgd(0.1), **options)
-        state = method.init(KEY, variables, 2)
-        texts.append(method.round.lower(state, batches, KEY).as_text())
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(
