@@ -50,7 +50,7 @@ FULL = {
 IMAGES = {models.MLP: (5995,), models.DigitCNN: (28, 28, 3)}
 
 
-def torch_and_jax(make, model, shape, batch=5):
+def torch_and_jax(make, model, shape, batch=3):
     """PyTorch's network and images, our variables and images: the same numbers in float64."""
     torch = pytest.importorskip("torch")
     import torch_models

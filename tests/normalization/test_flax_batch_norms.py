@@ -47,10 +47,8 @@ def trained(method, name):
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        ("fedbn", "linen"),
-        ("fediga", "nnx"),
-        pytest.param("fedbn", "nnx", marks=pytest.mark.slow),
-        pytest.param("fediga", "linen", marks=pytest.mark.slow),
+        *(("fedbn", name) for name in nets.THEIRS),
+        *(pytest.param("fediga", name, marks=pytest.mark.slow) for name in nets.THEIRS),
         *(pytest.param("fedcd", name, marks=pytest.mark.slow) for name in nets.THEIRS),
     ],
 )
