@@ -121,7 +121,7 @@ def layers(case: str, size: Size) -> dict[Shapes, int]:
 def candidates(shapes: Shapes) -> tuple[str, ...]:
     """Returns the algorithms that may be the fastest for a convolution, the chosen one first."""
     chosen = algorithm_of(shapes)
-    taps = max(shapes.kernel[:2])
+    taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
     if not shapes.usual or taps == 1:
         return (chosen,)
     deep = min(shapes.kernel[2:]) >= 8
@@ -131,6 +131,7 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
         "fast_fourier": shapes.few_channels,
         "patches": shapes.windows <= _MOST_VALUES,
         "tiled": deep and taps <= 5,
+        "transformed": deep and largest <= 16,
     }
     unit = shapes.strides == (1, 1)
     return tuple(n for n, so in may.items() if so and (unit or n not in UNIT_STRIDES))

@@ -107,7 +107,7 @@ def test_minimal_filtering_is_the_correlation(outputs, taps):
 
 @pytest.mark.parametrize(
     ("name", "size", "bound"),
-    [("tiled", 3, 1e-5), ("tiled", 5, 1e-5), ("fast_fourier", 9, 2e-6)],
+    [("tiled", 3, 1e-5), ("tiled", 5, 1e-5), ("transformed", 5, 2e-6), ("fast_fourier", 9, 2e-6)],
 )
 def test_float32_errors_stay_within_a_bound_of_the_largest_value(name, size, bound):
     x, w = draw((2, 14, 14, 32), (size, size, 32, 32), dtype=np.float32)
@@ -124,6 +124,7 @@ def test_float32_errors_stay_within_a_bound_of_the_largest_value(name, size, bou
 # images, kernel, stride, padding on all sides
 LAYERS = [
     ((8, 8, 8, 16), (3, 3, 16, 16), 1, 1, "tiled"),
+    ((8, 8, 8, 16), (5, 5, 16, 32), 1, 2, "transformed"),
     ((8, 16, 16, 16), (5, 5, 16, 32), 1, 2, "tiled"),
     ((2, 14, 14, 16), (5, 5, 16, 32), 1, 2, "tiled"),
     ((2, 2, 2, 32), (3, 3, 32, 32), 1, 1, "patches"),
@@ -145,7 +146,7 @@ LAYERS = [
     ((64, 2, 2, 512), (3, 3, 512, 512), 1, 1, "patches"),
     # DigitCNN's.
     ((32, 28, 28, 3), (5, 5, 3, 64), 1, 2, "patches"),
-    ((32, 14, 14, 64), (5, 5, 64, 64), 1, 2, "tiled"),
+    ((32, 14, 14, 64), (5, 5, 64, 64), 1, 2, "transformed"),
     # The stylist's of L2D, for images as small as digits and as large as photographs.
     ((32, 28, 28, 3), (5, 5, 3, 3), 1, 0, "fast_fourier"),
     ((64, 208, 208, 3), (17, 17, 3, 3), 1, 16, "fast_fourier"),

@@ -9,20 +9,20 @@ Forward and backward pass in a `scan`, float32, jax 0.10.2: ms on two shared AVX
 of 9 in turn, PyTorch 2.13 in channels_last; after a slash, on slower ones (AMD EPYC of family 25,
 model 17), CPU ms of both, the least of 9; * marks what is chosen:
 
-    layer (kernel, images)             direct   patches      tiled   PyTorch
-    5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*         -     3.7
-    5x5      64 ->  64, 32 x 14 x 14  27/41      35/87     16.5/24*   10.9
-    5x5      64 -> 128, 32 x  7 x  7  11/22     9.8/28      5.5/9.5*   6.1
-    7x7 / 2   3 ->  64, 16 x 64 x 64  5.5/8.8*  4.7/16.7         -     3.8
-    3x3      64 ->  64, 16 x 16 x 16  7.8/10.2  6.7/16.1    4.6/6.9*   4.8
-    3x3     256 -> 256, 16 x  4 x  4  6.4/11.6  3.5/11.9    5.4/8.8*   5.0
-    3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4*  21.6/49.9  11.0
-    3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4*  46.1/105   25.2
-    3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3*         -     6.1
-    3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3         -    /11.4
-    3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2         -    /4.5
-    3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0      /6.6    /4.5
-    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                      /9.0
+    layer (kernel, images)             direct   patches      tiled  transformed PyTorch
+    5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*         -        -         3.7
+    5x5      64 ->  64, 32 x 14 x 14  27/41      35/87     16.5/24   9.3/15.4*     10.9
+    5x5      64 -> 128, 32 x  7 x  7  11/22     9.8/28      5.5/9.5   4.9/7.0*      6.1
+    7x7 / 2   3 ->  64, 16 x 64 x 64  5.5/8.8*  4.7/16.7         -        -         3.8
+    3x3      64 ->  64, 16 x 16 x 16  7.8/10.2  6.7/16.1    4.6/6.9*  6.1/10.2      4.8
+    3x3     256 -> 256, 16 x  4 x  4  6.4/11.6  3.5/11.9    5.4/8.8*  6.5/11.2      5.0
+    3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4*  21.6/49.9     /28.5     11.0
+    3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4*  46.1/105                25.2
+    3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3*         -        -         6.1
+    3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3         -        -        /11.4
+    3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2         -        -         /4.5
+    3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0      /6.6        -         /4.5
+    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                                    /9.0
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax import lax
 from scipy.fft import next_fast_len
 
-from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution
+from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution, transformed_convolution
 from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution
 
 _MIN_SAVED = 1500  # multiplications a pair of channels, for which its kernel is transformed
@@ -111,13 +111,15 @@ class Shapes(NamedTuple):
 def algorithm_of(shapes: Shapes) -> str:
     """Returns the name in `ALGORITHMS` of what was fastest on the CPU of the table above."""
     images, strides, outputs = shapes.images, shapes.strides, shapes.outputs
-    taps, channels = shapes.kernel[:2], images[3]
+    sizes, taps, channels = images[1:3], shapes.kernel[:2], images[3]
     direct = "patches" if _twice.value and shapes.windows <= _MAX_TWICE else "direct"
     if not shapes.usual:
         return "direct"
     deep, unit = min(shapes.kernel[2:]) >= 16, strides == (1, 1)
     if unit and shapes.few_channels:
         return "fast_fourier"
+    if unit and min(taps) >= 5 and deep and images[0] >= 8 and max(*sizes, *outputs) <= 14:
+        return "transformed"
     if unit and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
         tiles = prod(-(-n // TILE) for n in outputs)
         saved = prod(outputs) * prod(taps) - tiles * prod(TILE + tap - 1 for tap in taps)
@@ -155,9 +157,9 @@ def _fast_fourier_convolution(
     """Convolution of large kernels with few channels: XLA's fast Fourier transform.
 
     A pair of channels costs one product a coefficient, whatever the size of the kernel: for 16
-    images of 64x64 with three channels, a 17x17 kernel takes 1.3 CPU ms instead of 23 by XLA's
-    convolution (AMD EPYC of family 25, model 17). With many channels the sums over them are nearly
-    all of the work, which matrix products do faster.
+    images of 64x64 with three channels, a 17x17 kernel takes 1.3 CPU ms instead of 7.7 by
+    `transformed_convolution` and 23 by XLA's convolution (AMD EPYC of family 25, model 17). With
+    many channels the sums over them are nearly all of the work, which matrix products do faster.
 
     Arguments and result as in `direct_convolution`, strides all 1. The rounding error of every
     output is that of the largest ones.
@@ -180,5 +182,6 @@ ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Arr
     "fast_fourier": _fast_fourier_convolution,
     "patches": _patches_convolution,
     "tiled": tiled_convolution,
+    "transformed": transformed_convolution,
 }
-UNIT_STRIDES = ("fast_fourier", "tiled")
+UNIT_STRIDES = ("fast_fourier", "tiled", "transformed")
