@@ -130,6 +130,7 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
         "direct": not shapes.exceeds,
         "fast_fourier": shapes.few_channels,
         "patches": shapes.windows <= _MOST_VALUES,
+        "taps": deep and largest <= 16,
         "tiled": deep and taps <= 5,
         "transformed": deep and largest <= 16,
     }

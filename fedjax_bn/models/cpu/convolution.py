@@ -9,20 +9,20 @@ Forward and backward pass in a `scan`, float32, jax 0.10.2: ms on two shared AVX
 of 9 in turn, PyTorch 2.13 in channels_last; after a slash, on slower ones (AMD EPYC of family 25,
 model 17), CPU ms of both, the least of 9; * marks what is chosen:
 
-    layer (kernel, images)             direct   patches      tiled  transformed PyTorch
-    5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*         -        -         3.7
-    5x5      64 ->  64, 32 x 14 x 14  27/41      35/87     16.5/24   9.3/15.4*     10.9
-    5x5      64 -> 128, 32 x  7 x  7  11/22     9.8/28      5.5/9.5   4.9/7.0*      6.1
-    7x7 / 2   3 ->  64, 16 x 64 x 64  5.5/8.8*  4.7/16.7         -        -         3.8
-    3x3      64 ->  64, 16 x 16 x 16  7.8/10.2  6.7/16.1    4.6/6.9*  6.1/10.2      4.8
-    3x3     256 -> 256, 16 x  4 x  4  6.4/11.6  3.5/11.9    5.4/8.8*  6.5/11.2      5.0
-    3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4*  21.6/49.9     /28.5     11.0
-    3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4*  46.1/105                25.2
-    3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3*         -        -         6.1
-    3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3         -        -        /11.4
-    3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2         -        -         /4.5
-    3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0      /6.6        -         /4.5
-    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                                    /9.0
+    layer (kernel, images)             direct   patches    taps      tiled  transformed PyTorch
+    5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*      -          -        -         3.7
+    5x5      64 ->  64, 32 x 14 x 14  27/41      35/87        -    16.5/24   9.3/15.4*     10.9
+    5x5      64 -> 128, 32 x  7 x  7  11/22     9.8/28        -     5.5/9.5   4.9/7.0*      6.1
+    7x7 / 2   3 ->  64, 16 x 64 x 64  5.5/8.8*  4.7/16.7      -          -        -         3.8
+    3x3      64 ->  64, 16 x 16 x 16  7.8/10.2  6.7/16.1    /18.3   4.6/6.9*  6.1/10.2      4.8
+    3x3     256 -> 256, 16 x  4 x  4  6.4/11.6  3.5/11.9    /9.3*   5.4/8.8   6.5/11.2      5.0
+    3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4   /11.8*  21.6/49.9     /28.5     11.0
+    3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4   /23.6*  46.1/105                25.2
+    3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3     /8.0*        -        -         6.1
+    3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3    /36.3        -        -        /11.4
+    3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2    /23.7        -        -         /4.5
+    3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
+    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                                            /9.0
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ from scipy.fft import next_fast_len
 from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution, transformed_convolution
 from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution
 
-_MIN_SAVED = 1500  # multiplications a pair of channels, for which its kernel is transformed
+_MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
 _FEW_CHANNELS = 16  # of images times those of outputs, such as the three colours of L2D's styles
 _MAX_TWICE = 2**27  # values of all windows: more take gigabytes
 _MAX_PATCH_VALUES = 2 * 2**20  # more no longer stay in the caches
@@ -125,6 +125,8 @@ def algorithm_of(shapes: Shapes) -> str:
         saved = prod(outputs) * prod(taps) - tiles * prod(TILE + tap - 1 for tap in taps)
         if images[0] * saved >= _MIN_SAVED:
             return "tiled"
+    if max(taps) > 1 and max(sizes) <= 4 and min(shapes.kernel[2:]) >= 64:
+        return "taps"
     if max(taps) > 1 and min(outputs) >= 10 and channels % 8 == 0:
         return direct  # whose channels fill the processor's vectors
     few = shapes.windows <= _MAX_PATCH_VALUES
@@ -149,6 +151,41 @@ def _patches_convolution(
     return (x.reshape(-1, r * s * channels) @ kernel.reshape(-1, features)).reshape(
         *x.shape[:3], features
     )
+
+
+def _taps_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """Convolution as a sum of matrix products, one for each tap of the kernel.
+
+    A tap is multiplied with the pixels that it meets and with no padding, which on a map of 2x2 is
+    a product of 16 pairs of pixels instead of 36. Arguments and result as in `direct_convolution`.
+    """
+    r, s, channels, features = kernel.shape
+
+    def meetings(axis: int, taps: int) -> tuple[list[tuple[int, range]], int]:
+        """By tap, the first output that it reaches and its inputs; the number of outputs."""
+        size, stride, (low, high) = x.shape[axis], strides[axis - 1], padding[axis - 1]
+        outputs, found = (size + low + high - taps) // stride + 1, []
+        for tap in range(taps):
+            first = max(0, -((tap - low) // stride))
+            last = min(outputs, (size - 1 - tap + low) // stride + 1)
+            start = stride * first + tap - low
+            found.append((first, range(start, start + stride * max(last - first, 0), stride)))
+        return found, outputs
+
+    (down, high), (across, wide) = meetings(1, r), meetings(2, s)
+    taps = lax.split(kernel.reshape(r * s, channels, features), [1] * (r * s))
+    y = jnp.zeros((len(x), high, wide, features), x.dtype)
+    places = [(*row, *column) for row in down for column in across]
+    for (top, rows, left, columns), tap in zip(places, taps, strict=True):
+        if not (len(rows) and len(columns)):
+            continue
+        met = x[:, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
+        part = (met.reshape(-1, channels) @ tap[0]).reshape(*met.shape[:3], features)
+        around = ((top, high - top - len(rows)), (left, wide - left - len(columns)))
+        y += jnp.pad(part, ((0, 0), *around, (0, 0)))
+    return y
 
 
 def _fast_fourier_convolution(
@@ -181,6 +218,7 @@ ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Arr
     "direct": direct_convolution,
     "fast_fourier": _fast_fourier_convolution,
     "patches": _patches_convolution,
+    "taps": _taps_convolution,
     "tiled": tiled_convolution,
     "transformed": transformed_convolution,
 }
