@@ -24,7 +24,7 @@ import optax
 
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.methods import fedig
-from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.models import ResNet
 from fedjax_bn.normalization import batch_statistics, normalize_with
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import Experiment, build

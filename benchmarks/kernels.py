@@ -129,7 +129,6 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
         chosen: True,
         "direct": not shapes.exceeds,
         "fast_fourier": shapes.few_channels,
-        "folded": shapes.strides != (1, 1) and shapes.images[3] <= 4,
         "patches": shapes.windows <= _MOST_VALUES,
         "taps": deep and largest <= 16,
         "tiled": deep and taps <= 5,

@@ -11,6 +11,7 @@ from fedjax_bn.adaptation.adaptation import (
     initial,
     running,
     stateless,
+    tsmobn,
     with_clients,
     without_affine,
     without_mask,
@@ -24,7 +25,6 @@ from fedjax_bn.adaptation.instance import (
     record_alphas,
     zero_shot_adapter,
 )
-from fedjax_bn.adaptation.tsmobn import tsmobn
 
 __all__ = [
     "Adaptation",

@@ -1,4 +1,4 @@
-"""What an adaptation is, the plain ones, and the ensemble of the clients' batch norms."""
+"""What an adaptation is, the plain ones, TsmoBN, and the ensemble of the clients' batch norms."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import take
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
+from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import (
+    STATISTICS,
     Variables,
     all_but_batch_norm,
     batch_norm_paths,
@@ -104,15 +108,61 @@ def each_by_itself(predict: Callable[[Variables, jax.Array], jax.Array]) -> Adap
 def predict_each(
     model: Any, statistics: StatisticsRule | None, variables: Variables, images: jax.Array
 ) -> jax.Array:
-    """Returns logits f[B, classes] by a rule that takes no sample's statistics from another one.
-
-    That is why a large batch may pass in chunks (`models.cpu.in_cache`).
-    """
+    """Returns logits f[B, classes] by a rule that takes no sample's statistics from another one."""
 
     def logits(chunk: jax.Array) -> jax.Array:
         return forward(model, variables, chunk, statistics=statistics).outputs
 
     return in_cache(logits, images)
+
+
+class _Tracked(NamedTuple):
+    """The carry of `tsmobn`: tracked `batch_stats`, and bool[], whether a valid sample was seen."""
+
+    statistics: Variables
+    started: jax.Array
+
+
+@bounded
+def tsmobn(
+    model: Any, momentum: UpTo1 | jax.Array = 0.9, *, about: About = "tracked"
+) -> Adaptation:
+    """The client's own statistics, tracked with momentum over its batches (Algorithm 1, Eq. 4).
+
+    One pass over the stream in order: each batch moves the tracked mean and variance of every
+    batch norm and is then normalized with them; the affine is the received one. The first batch
+    gives its own statistics, so momentum 0 is `batch`, and a single batch is too.
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits.
+      momentum: tau, the weight of the past, in [0, 1]; it may be traced.
+      about: as in `normalization.tsmobn.update`.
+
+    Raises:
+      ValueError: at `init`, if the model has no batch norm; at `predict`, if it has one that no
+        rule reaches.
+    """
+
+    def init(variables: Variables) -> _Tracked:
+        if STATISTICS not in variables:
+            raise ValueError(
+                f"tsmobn tracks the statistics of batch norms, of which {name_of(model)} has "
+                "none: use the adaptation running"
+            )
+        return _Tracked(variables[STATISTICS], jnp.zeros((), bool))
+
+    def predict(
+        variables: Variables, carry: _Tracked, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Tracked]:
+        # Momentum 0 gives the first batch its own statistics, in the same program as later ones.
+        now = jnp.where(carry.started, momentum, 0)
+        tracking = {**variables, STATISTICS: carry.statistics}
+        rule = tracked_statistics(now, about=about)
+        output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
+        some = jnp.ones((), bool) if valid is None else valid.any()
+        return output.outputs, _Tracked(output.moved[STATISTICS], carry.started | some)
+
+    return Adaptation(init, predict)
 
 
 def without_affine(adaptation: Adaptation) -> Adaptation:
@@ -138,11 +188,6 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
 
         params = jax.tree_util.tree_map_with_path(reset, variables["params"])
         return {**variables, "params": params}
-
-    def predict(
-        variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree]:
-        return adaptation.predict(plain(variables), carry, images, valid)
 
     return _of_changed(adaptation, plain)
 
@@ -195,6 +240,8 @@ def ensemble(model: Any) -> Adaptation:
                 )
             return jax.nn.log_softmax(outputs)
 
+        # One client after another, so that memory is that of one pass; in logs, because the
+        # probability of a class may be too small for its dtype.
         logs = jax.lax.map(member, clients)
         return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype)
 

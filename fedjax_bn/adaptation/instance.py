@@ -98,6 +98,7 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
             return jax.random.uniform(key_for(layer, now), (size,), dtype)
 
         rule = _mixed_statistics(draw)
+        # At once, because every chunk would draw the same alphas.
         return forward(model, variables, images, statistics=rule, valid=valid).outputs, key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
@@ -157,6 +158,7 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         floor = var + layer.epsilon
         mean = mean + psi(own_mean - mean, strength * jnp.sqrt(floor / n))
         var = var + psi(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
+        # Between two variances, but for rounding, which may take it below 0.
         return Statistics(positioned(mean, x), positioned(jnp.maximum(var, 0), x))
 
     return stateless(model, rule, per_sample=True)
@@ -213,18 +215,12 @@ def mixnorm(
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def _crop_and_flip(key: jax.Array, images: jax.Array, smallest: float = 0.7) -> jax.Array:
-    """A random square crop of each image, resized to the whole, and a flip half of the time.
-
-    Args:
-      key: random key.
-      images: f[B, H, W, C].
-      smallest: least side of a crop, as a share of the image's, in (0, 1].
-    """
+def _crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+    """The default view of images f[B, H, W, C]; see `mixnorm`."""
     side_key, corner_key, flip_key = jax.random.split(key, 3)
     count, height, width, _ = images.shape
     dtype = images.dtype
-    side = jax.random.uniform(side_key, (count, 1), dtype, smallest, 1)
+    side = jax.random.uniform(side_key, (count, 1), dtype, 0.7, 1)
     corner = (1 - side) * jax.random.uniform(corner_key, (count, 2), dtype)
     size = jnp.asarray((height, width), dtype)
 

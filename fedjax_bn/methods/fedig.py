@@ -34,8 +34,7 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics, with_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
-from fedjax_bn.normalization.mixig import mixed_statistics
-from fedjax_bn.normalization.mixing import Mixing, choose_mixing
+from fedjax_bn.normalization.mixig import Mixing, choose_mixing, mixed_statistics
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_norm, join
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean

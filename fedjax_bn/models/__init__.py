@@ -9,17 +9,21 @@ and by `from_nnx` any nnx module.
 
 from typing import TYPE_CHECKING, Any
 
-from fedjax_bn.models.densenet import DenseNet, DenseNet121
 from fedjax_bn.models.features import with_classifier as with_classifier
-from fedjax_bn.models.plain import (
+from fedjax_bn.models.networks import (
     MLP,
     AlexNet,
+    DenseNet,
+    DenseNet121,
     DigitCNN,
+    ResNet,
+    ResNet10,
+    ResNet18,
+    ResNet50,
     SmallCNN,
     SmallDigitCNN,
     TwoLayer,
 )
-from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
 from fedjax_bn.models.yolo import TinyDetector, YOLOv5, YOLOv5n, YOLOv5s
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
         outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
     if not found:
         raise ValueError(
-            f"the classifier of {name_of(model)} cannot be found: its method classify calls no "
+            f"the classifier of {name_of(model)} cannot be found: its method classify must call an "
             "nn.Dense or nnx.Linear"
         )
     return found, outputs

@@ -119,7 +119,7 @@ def features_method(
     classifier = last_dense(model, variables, images)
 
     def found(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
-        seen = []
+        seen = []  # of this trace alone, so that no tracer outlives it
 
         def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
             if not call.is_dense or call.path != classifier:

@@ -28,7 +28,7 @@ class Hooked(NamedTuple):
 
     Attributes:
       images: f[B, ...], what the model reads.
-      around: what is called instead of the classifier; None for the classifier alone.
+      around: what is called instead of the classifier; None for the classifier itself.
       contexts: in which the model is applied.
     """
 

@@ -134,18 +134,15 @@ def _standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **optio
 
 
 def _standardized(kernel: jax.Array) -> jax.Array:
-    """Returns g (W - mean) / (std sqrt(N)) for each output channel.
+    """g (W - mean) / (std sqrt(N)) of W f[..., F], over the N values of each output channel.
 
-    Scaled weight standardization (Brock et al. 2021), g = sqrt(2 / (1 - 1/pi)) of a ReLU.
-
-    Args:
-      kernel: W f[..., F], with N = fan-in values for each of the F channels, over which mean and
-        std are taken; a constant one becomes 0.
+    Scaled weight standardization (Brock et al. 2021), with g = sqrt(2 / (1 - 1/pi)) of a ReLU.
     """
     axes = tuple(range(kernel.ndim - 1))
     centred = kernel - kernel.mean(axes)
     squares = jnp.square(centred).sum(axes)  # N std^2
     gain = (2 / (1 - 1 / jnp.pi)) ** 0.5
+    # A constant channel becomes 0 instead of NaN.
     return centred * (gain * jax.lax.rsqrt(jnp.maximum(squares, 1e-8)))
 
 
@@ -203,22 +200,14 @@ def dense(
 
 
 def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.Array:
-    """Returns the maximum over square windows of f[B, H, W, C]; the padding never wins.
-
-    Raises:
-      ValueError: the padded map is smaller than the window.
-    """
+    """Returns the maximum over square windows of f[B, H, W, C]; the padding never wins."""
     _check_window(x, window, padding, "max-pooling")
     sides = ((padding, padding), (padding, padding))
     return cpu.max_pool(x, (window, window), (strides, strides), sides)
 
 
 def average_pool(x: jax.Array, window: int) -> jax.Array:
-    """Returns means of windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C].
-
-    Raises:
-      ValueError: the map is smaller than the window.
-    """
+    """Returns means of windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C]."""
     _check_window(x, window, 0, "average-pooling")
     height, width = x.shape[1] // window, x.shape[2] // window
     x = x[:, : height * window, : width * window]

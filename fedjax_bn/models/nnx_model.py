@@ -18,6 +18,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.normalization.calls import Call, flax_batch_norm, takes_train, through_handlers
 from fedjax_bn.normalization.layer import RECORDED, Layer, StatisticsRule
@@ -209,25 +210,18 @@ def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
 
 def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables:
     """The variables of each kind as dicts in dicts; kinds without any have no collection."""
-    collected: Variables = {}
-    for path, leaf in _leaves(net):
-        for collection, kind in kinds.items():
-            if isinstance(leaf, kind):
-                *parents, name = (collection, *path)
-                tree = collected
-                for parent in parents:
-                    tree = tree.setdefault(parent, {})
-                tree[name] = leaf[...]
-    return collected
+    found = {
+        (collection, *path): leaf[...]
+        for path, leaf in _leaves(net)
+        for collection, kind in kinds.items()
+        if isinstance(leaf, kind)
+    }
+    return unflatten_dict(found)
 
 
 def _fill(net: nnx.Module, variables: Variables) -> None:
     """Puts the variables in; a parameter that the net lacks, such as a gate, is given to it."""
-    rest = {
-        tuple(entry.key for entry in path): leaf
-        for name in _COLLECTIONS
-        for path, leaf in jax.tree_util.tree_leaves_with_path({name: variables.get(name, {})})
-    }
+    rest = flatten_dict({name: variables.get(name, {}) for name in _COLLECTIONS})
     for path, leaf in _leaves(net):
         for collection, kind in _COLLECTIONS.items():
             if isinstance(leaf, kind):

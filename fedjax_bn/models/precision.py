@@ -15,12 +15,7 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class _InDtype(Wrapped):
-    """A model whose layers compute in another dtype than that of its parameters; see `in_dtype`.
-
-    Attributes:
-      network: the model, a linen module or what `from_nnx` makes.
-      dtype: a floating dtype, such as bfloat16.
-    """
+    """A model whose layers compute in another dtype than that of its parameters; see `in_dtype`."""
 
     dtype: Any
 

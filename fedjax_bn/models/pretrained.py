@@ -17,9 +17,7 @@ import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.densenet import DenseNet
-from fedjax_bn.models.plain import AlexNet
-from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.models.networks import AlexNet, DenseNet, ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
 from fedjax_bn.models.yolo import YOLOv5
 
@@ -28,10 +26,13 @@ _Tensors = dict[str, np.ndarray]
 # Other names of the same tensors: torchvision counts AlexNet's layers, and its DenseNet files
 # still have the names of 2017.
 _RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
-    AlexNet: (
-        *((rf"^features\.{n}\.", f"features.conv{i}.") for n, i in ((0, 1), (3, 2), (6, 3))),
-        *((rf"^features\.{n}\.", f"features.conv{i}.") for n, i in ((8, 4), (10, 5))),
-        *((rf"^classifier\.{n}\.", f"classifier.fc{i}.") for n, i in ((1, 1), (4, 2), (6, 3))),
+    AlexNet: tuple(
+        (rf"^{part}\.{number}\.", f"{part}.{layer}{i}.")
+        for part, layer, numbers in (
+            ("features", "conv", (0, 3, 6, 8, 10)),
+            ("classifier", "fc", (1, 4, 6)),
+        )
+        for i, number in enumerate(numbers, start=1)
     ),
     DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
     ResNet: (),
@@ -146,7 +147,7 @@ def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
 
 
 def _read(source: str | Path) -> _Tensors:
-    """The tensors of a file or hub id, by their names; see `load` for arguments and errors."""
+    """The tensors of a file or hub id, by their names."""
     path = Path(source)
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)

@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.densenet import DenseNet
-from fedjax_bn.models.plain import MLP, AlexNet, DigitCNN
-from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.models.networks import MLP, AlexNet, DenseNet, DigitCNN, ResNet
 from fedjax_bn.models.yolo import YOLOv5
 
 Path = tuple[str, ...]
@@ -102,16 +100,12 @@ def convert(
     leaves: Mapping[Path, Any],
     image_shape: Sequence[int] = (224, 224, 3),
 ) -> dict[Path, jax.Array]:
-    """Converts PyTorch's tensors to some leaves of the variables of `model`.
+    """Converts PyTorch's tensors to some leaves of the variables of `model`, path -> array.
 
     Args:
-      model: a network of this package.
-      state_dict: the tensors of these leaves and no others, see `from_torch`.
+      model, image_shape: as of `from_torch`.
+      state_dict: the tensors of these leaves and no others.
       leaves: path in the variables -> anything that has its shape.
-      image_shape: (height, width, channels) of one image.
-
-    Returns:
-      path -> array, with the paths of `leaves`.
 
     Raises:
       ValueError: a tensor is missing, left over, of another shape or not finite, or a variance is
@@ -135,6 +129,7 @@ def convert(
     for path, leaf in leaves.items():
         tensor, shape = _checked(names[path], state_dict[names[path]], leaf.shape), leaf.shape
         if path in maps:
+            # PyTorch flattens a map channel by channel, we position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
         converted[path] = jnp.asarray(
             tensor if len(shape) < 2 else np.moveaxis(tensor, (1, 0), (-2, -1))
@@ -147,13 +142,11 @@ def to_torch(
 ) -> dict[str, np.ndarray]:
     """Returns the state dict of PyTorch's network that computes what `model` does.
 
-    Args:
-      model: a network of this package.
-      variables: its "params" and "batch_stats".
-      image_shape: as in `from_torch`.
+    It has counters `num_batches_tracked` of 0 and a YOLOv5's anchors.
 
-    Returns:
-      arrays by PyTorch's names, with counters `num_batches_tracked` of 0 and a YOLOv5's anchors.
+    Args:
+      model, image_shape: as of `from_torch`.
+      variables: "params" and "batch_stats" of the model.
 
     Raises:
       ValueError: the model is not one of this package.
@@ -196,9 +189,7 @@ def _image_shape(model: nn.Module, given: Sequence[int] | None) -> Sequence[int]
     return given or {DigitCNN: (28, 28, 3), MLP: (5995,)}.get(type(model), (224, 224, 3))
 
 
-def _flattened_maps(
-    model: nn.Module, image_shape: Sequence[int]
-) -> dict[Path, tuple[int, int, int]]:
+def _flattened_maps(model: nn.Module, image_shape: Sequence[int]) -> dict[Path, tuple[int, ...]]:
     """(channels, height, width) of the map before the dense kernel that follows a flattened one."""
     path = ("params", "dense1", "kernel")
     if isinstance(model, AlexNet):
@@ -230,11 +221,7 @@ def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[st
 
 
 def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """PyTorch's tensor of a leaf of `shape`.
-
-    Raises:
-      ValueError: it has another shape, is not finite, or is a variance below 0.
-    """
+    """PyTorch's tensor of a leaf of `shape`; raises the ValueErrors of `convert`."""
     tensor = np.asarray(tensor)
     expected = (*shape[:-3:-1], *shape[:-2]) if len(shape) > 1 else shape
     if tensor.shape != expected:

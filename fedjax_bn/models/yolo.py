@@ -103,12 +103,12 @@ class YOLOv5(Network):
 
 def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
     """YOLOv5n: 1,872,157 parameters at 80 classes; `fields` of `YOLOv5`."""
-    return YOLOv5(**{"num_classes": num_classes, "width": 0.25, "depth": 0.33} | fields)
+    return YOLOv5(num_classes=num_classes, **{"width": 0.25, "depth": 0.33} | fields)
 
 
 def YOLOv5s(num_classes: int = 80, **fields: Any) -> YOLOv5:
     """YOLOv5s: 7,235,389 parameters at 80 classes; `fields` of `YOLOv5`."""
-    return YOLOv5(**{"num_classes": num_classes, "width": 0.5, "depth": 0.33} | fields)
+    return YOLOv5(num_classes=num_classes, **{"width": 0.5, "depth": 0.33} | fields)
 
 
 @bounded
@@ -154,15 +154,9 @@ class TinyDetector(Network):
 
 
 class _ConvNorm(Network):
-    """A convolution without bias, batch norm, SiLU.
+    """A convolution without bias, batch norm, SiLU; `padding` is half of the kernel by default.
 
-    Attributes:
-      features: channels out.
-      kernel: side of the kernel; the padding keeps the map if `strides` is 1.
-      strides: in both directions.
-      padding: zeros on each side; None for half of the kernel.
-      param_dtype, norm: as in `layers.Network`; standardized kernels have the gain of a ReLU, 0.96
-        of SiLU's.
+    Standardized kernels (`norm="none"`) have the gain of a ReLU, which is 0.96 of SiLU's.
     """
 
     features: int
@@ -235,14 +229,9 @@ class _Tap(nn.Module):
 
 
 def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """A 1x1 convolution with bias from each map to 4 + 1 + C numbers for each of A anchors.
+    """A 1x1 convolution with bias of each level's map f[B, H, W, F] -> f[B, H, W, A, 5 + C].
 
-    Args:
-      net: the detector, in whose compact method the layers are made.
-      maps: f[B, H, W, F] of each level; masks act on that of level i as the module `tap{i}`.
-
-    Returns:
-      f[B, H, W, A, 5 + C] of each level.
+    Masks act on the map of level i as the output of the module `tap{i}`.
     """
     depth, outputs = 5 + net.num_classes, []
     for i, (x, stride) in enumerate(zip(maps, net.anchors.strides, strict=True)):
@@ -252,7 +241,7 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
             net.anchors.each * depth,
             1,
             use_bias=True,
-            bias_init=partial(_prior, anchors=net.anchors, stride=stride, fan_in=x.shape[-1]),
+            bias_init=partial(_prior, anchors=net.anchors.each, stride=stride, fan_in=x.shape[-1]),
             # Not standardized without norms: the bias sets where the predictions start.
             conv_general_dilated_cls=lambda: cpu.convolve,
             name=f"predict{i}",
@@ -262,21 +251,12 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
 
 
 def _prior(
-    key: jax.Array,
-    shape: tuple[int, ...],
-    dtype: Any,
-    *,
-    anchors: Anchors,
-    stride: int,
-    fan_in: int,
+    key: jax.Array, shape: tuple[int, ...], dtype: Any, *, anchors: int, stride: int, fan_in: int
 ) -> jax.Array:
-    """Biases at the start: PyTorch's draws about a prior (as Lin et al. 2017).
-
-    8 objects are expected in an image of 640 pixels a side, and each of C classes with a
-    probability of 0.6 / C.
-    """
+    """Biases at the start: PyTorch's draws about a prior (as Lin et al. 2017)."""
     bound = fan_in**-0.5
-    drawn = jax.random.uniform(key, shape, dtype, -bound, bound).reshape(anchors.each, -1)
+    drawn = jax.random.uniform(key, shape, dtype, -bound, bound).reshape(anchors, -1)
+    # 8 objects in an image of 640 pixels a side, each of one of C classes by 0.6 / C.
     drawn = drawn.at[:, 4].add(math.log(8 / (640 / stride) ** 2))
     classes = drawn.shape[1] - 5
     return drawn.at[:, 5:].add(math.log(0.6 / (classes - 0.99999))).reshape(shape)

@@ -124,7 +124,7 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(differences, axis=-1))
         if key is not None:
             z = jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
-            epsilon += delta * computed_once(z)
+            epsilon += delta * computed_once(z)  # XLA:CPU would draw again wherever it is read
         alpha = computed_once(jnp.clip(epsilon, 0, 1))
         mean, std = mix_statistics(instance, received, alpha[:, None])
         return handed_over(mean, std, layer, x)._replace(recorded={"alpha": alpha})

@@ -1,11 +1,11 @@
 """Batch-instance normalization, BIN (Nam & Kim, NeurIPS 2018): a learned gate a channel."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.engine.optimizers import check_optimizer
 from fedjax_bn.normalization.instance import handed_over, instance_moments, moments_of_all
@@ -53,18 +53,11 @@ def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
 
     Gates that are there already stay as they are.
     """
-    params = _add_gates(variables.get("params", {}), variables["batch_stats"])
-    return {**variables, "params": params}
-
-
-def _add_gates(params: PyTree, statistics: PyTree) -> PyTree:
-    """Adds gates where `statistics` has a batch norm."""
-    params = dict(params)
-    for name, value in statistics.items():
-        if not isinstance(value, Mapping):  # the leaves of one batch norm
-            return {GATE: jnp.ones_like(statistics["mean"])} | params
-        params[name] = _add_gates(params.get(name, {}), value)
-    return params
+    params = flatten_dict(variables.get("params", {}), keep_empty_nodes=True)
+    for path, leaf in flatten_dict(variables["batch_stats"]).items():
+        if path[-1] == "mean":
+            params.setdefault((*path[:-1], GATE), jnp.ones_like(leaf))
+    return {**variables, "params": unflatten_dict(params)}
 
 
 def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

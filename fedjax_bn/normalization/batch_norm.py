@@ -103,5 +103,6 @@ def store(module: nn.Module, layer: Layer, given: Statistics) -> None:
     if given.moved is not None and layer.training:
         for name, value in zip(("mean", "var"), given.moved, strict=True):
             module.put_variable("batch_stats", name, value)
+    # A layer that is called several times in a pass keeps what it recorded last.
     for name, value in (given.recorded or {}).items():
         module.sow(RECORDED, name, value, reduce_fn=lambda old, new: new, init_fn=lambda: None)

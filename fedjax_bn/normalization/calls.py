@@ -218,11 +218,10 @@ def flax_batch_norm(
     """Returns the output of one of flax's own batch norms by a rule, and the rule's statistics.
 
     Args:
-      module: linen's or nnx's, with flax's attributes.
-      layer: what the rule sees of it.
+      module, layer: linen's or nnx's, with flax's attributes, and what the rule sees of it.
       args, kwargs: of its call.
       rule, valid: as of `normalize_with`.
-      affine: scale and bias f[C] or None.
+      affine: scale and bias, each f[C] or None.
 
     Raises:
       ValueError: the batch norm has an option that statistics rules do not handle.
@@ -271,7 +270,8 @@ def _normalize_linen(
 ) -> jax.Array:
     if module.is_initializing():
         x = args[0] if args else kwargs["x"]
-        function(jnp.zeros_like(x), use_running_average=True)  # makes the variables
+        # Makes the variables; what flax computes of zeros is not used.
+        function(jnp.zeros_like(x), use_running_average=True)
     layer = layer_of(module, unbiased=False)
     affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
     y, given = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)

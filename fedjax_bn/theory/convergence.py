@@ -34,6 +34,7 @@ def gram(points: ArrayLike, alpha: float = 1.0) -> np.ndarray:
     """
     points = np.asarray(points)
     norms = np.linalg.norm(points, axis=1)
+    # The origin has no direction; its entries are 0 by its norm.
     unit = points / np.where(norms > 0, norms, 1)[:, None]
     # The half-angle formula: arccos of the product loses half the digits near parallel points.
     apart, across = (np.linalg.norm(unit[:, None] + s * unit, axis=-1) for s in (-1, 1))
@@ -146,7 +147,7 @@ def evolution(network: Network, data: Data) -> tuple[jax.Array, jax.Array]:
     the scales gamma.
     """
     jacobian = jax.jacrev(predict)(network, data)
-    # The signs stay as drawn, so their part of the Jacobian is no part of Lambda.
+    # The signs stay as drawn, so their part of the Jacobian does not belong to Lambda.
     ways = (way.reshape(way.shape[0], -1) for way in (jacobian.directions, jacobian.scale))
     direction, magnitude = (way @ way.T for way in ways)
     return direction, magnitude

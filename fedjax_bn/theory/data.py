@@ -1,4 +1,8 @@
-"""Small data sets in the form of `fedjax_bn.theory`: Gaussian clients, and real handwriting."""
+"""Small data sets in the form of `fedjax_bn.theory`: Gaussian clients, and real handwriting.
+
+All have N `clients` with as many points `each` of d dimensions, one client after the other. Each
+needs more than d points for its covariance to be positive definite.
+"""
 
 import numpy as np
 
@@ -7,14 +11,7 @@ from fedjax_bn.theory.convergence import Data, data_from
 
 
 def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension: int = 10) -> Data:
-    """Draws Gaussian points whose covariance differs by client, with targets of one rule.
-
-    Args:
-      seed: at least 0.
-      clients: N.
-      each: points of a client, more than `dimension`.
-      dimension: d.
-    """
+    """Draws Gaussian points whose covariance differs by client, with targets of one rule."""
     random = np.random.default_rng(seed)
     mixing = random.normal(size=(clients, dimension, dimension)) / np.sqrt(dimension)
     mixing += 0.5 * np.eye(dimension)
@@ -28,15 +25,9 @@ def shifted_points(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws Gaussian clients that differ in the mean and scale of every feature alone.
 
-    Args:
-      seed: at least 0.
-      clients: N.
-      each: points of a client.
-      dimension: d.
-
     Returns:
-      Points f[N * each, d], one client after the other, and labels i[N * each], 0 or 1 by a
-      half-space of the points before they were shifted.
+      Points f[N * each, d] and labels i[N * each], 0 or 1 by a half-space of the points before they
+      were shifted.
     """
     random = np.random.default_rng(seed)
     standard = random.normal(size=(clients, each, dimension))
@@ -49,16 +40,11 @@ def shifted_points(
 def scanner_points(
     clients: int = 5, each: int = 20, dimension: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns embedded digits as scanners see them, on the principal axes of all together.
-
-    Args:
-      clients: N, up to 6 scanners.
-      each: digits of a scanner.
-      dimension: d.
+    """Returns embedded digits of up to 6 scanners, on d principal axes of all together.
 
     Returns:
-      Points f[N * each, d], one client after the other, scaled by their standard deviation, and
-      whether the number is odd, i[N * each].
+      Points f[N * each, d], scaled by their standard deviation, and whether the number is odd,
+      i[N * each].
     """
     splits = [domain.train for domain in scanners.load().domains[:clients] if domain.train]
     images = np.concatenate([np.asarray(split.images[:each]) for split in splits])
@@ -71,12 +57,6 @@ def scanner_points(
 
 
 def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
-    """Returns `scanner_points` with the targets 1 for even numbers and -1 for odd.
-
-    Args:
-      clients: N, up to 6 scanners.
-      each: digits of a scanner, more than `dimension`.
-      dimension: d, principal axes of all points together.
-    """
+    """Returns `scanner_points` with the targets 1 for even numbers and -1 for odd."""
     points, odd = scanner_points(clients, each, dimension)
     return data_from(points, np.repeat(np.arange(clients), each), 1.0 - 2 * odd)

@@ -20,8 +20,13 @@ from fedjax_bn.models import MLP
 from fedjax_bn.models.features import features_method
 from fedjax_bn.normalization import BatchNorm, batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
-from fedjax_bn.normalization.mixing import choose_mixing, mixstyle_statistics
+from fedjax_bn.normalization.mixig import (
+    choose_mixing,
+    constant,
+    mixed_statistics,
+    mixstyle_statistics,
+    uniform,
+)
 from fedjax_bn.state import Received
 
 MODEL = nets.HandMade()

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from scipy.signal import correlate
 
 from fedjax_bn.models.cpu import convolve
 from fedjax_bn.models.cpu.bilinear import _transforms
@@ -28,7 +27,6 @@ SHAPES = [
     ((70, 4, 4, 2), (3, 3, 2, 2), (1, 1), ((1, 1), (1, 1))),  # more images than a chunk
     ((1, 1, 3, 2), (5, 5, 2, 2), (1, 1), ((2, 2), (9, 2))),  # kernel beyond the images
     ((2, 9, 8, 2), (3, 3, 2, 18), (2, 2), ((1, 1), (1, 1))),  # features that fill vectors
-    ((2, 8, 12, 3), (6, 6, 3, 4), (2, 2), ((2, 2), (2, 2))),  # whole blocks of pixels
     ((1, 11, 9, 2), (7, 5, 2, 2), (3, 2), ((3, 3), (0, 1))),
     ((1, 6, 6, 2), (2, 2, 2, 2), (3, 3), ((0, 0), (0, 0))),  # gaps between windows
 ]
@@ -99,36 +97,12 @@ def test_second_derivatives_are_xlas(strides):
     assert_all_as_xla(jax.jit(lambda: {name: second(one) for name, one in algorithms})())
 
 
-@pytest.mark.usefixtures("x64")
-def test_one_channel_is_scipys_correlation():
-    x, w = draw((1, 9, 8, 1), (5, 3, 1, 1))
-    expected = correlate(x[0, ..., 0], w[..., 0, 0], "valid")
-
-    @jax.jit
-    def every(x, w):
-        return {name: one(x, w, (1, 1), ((0, 0), (0, 0))) for name, one in ALGORITHMS.items()}
-
-    for name, y in every(x, w).items():
-        assert_close(y[0, ..., 0], expected, err_msg=name)
-
-
 @pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (2, 5), (4, 5), (6, 3), (1, 1)])
 def test_minimal_filtering_is_the_correlation(outputs, taps):
     a, g, b = _transforms(outputs, taps)
     d, w = np.random.default_rng(0).standard_normal((2, 16))
     d, w = d[: outputs + taps - 1], w[:taps]
     np.testing.assert_allclose(a @ ((g @ w) * (b @ d)), np.correlate(d, w), atol=1e-13)
-
-
-def test_transforms_of_f_2_3_are_winograds():
-    a, g, b = _transforms(2, 3)
-    # Lavin & Gray 2016, section 4.1, divide in G what is divided in B^T here, and turn a sign.
-    np.testing.assert_array_equal(a, [[1, 1, 1, 0], [0, 1, -1, 1]])
-    np.testing.assert_array_equal(g, [[1, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 1]])
-    scaled = np.array([[1], [2], [2], [1]]) * b
-    np.testing.assert_array_equal(
-        scaled, [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]]
-    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +132,7 @@ LAYERS = [
     ((4, 8, 8, 16), (1, 1, 16, 32), 2, 0, "patches"),
     ((4, 4, 4, 16), (3, 3, 16, 16), 1, -1, "direct"),
     # YOLOv5n's, of 320 pixels.
-    ((4, 320, 320, 3), (6, 6, 3, 16), 2, 2, "folded"),
+    ((4, 320, 320, 3), (6, 6, 3, 16), 2, 2, "direct"),
     ((4, 80, 80, 16), (3, 3, 16, 16), 1, 1, "direct"),
     ((4, 40, 40, 32), (3, 3, 32, 32), 1, 1, "direct"),
     ((4, 20, 20, 64), (3, 3, 64, 64), 1, 1, "tiled"),
@@ -217,31 +191,6 @@ def test_vmap_over_clients_is_the_loop_and_never_a_grouped_convolution(
     assert "conv_general_dilated" not in str(jax.make_jaxpr(jax.vmap(gradients))(x, w)), name
     for a, b in zip(jax.jit(jax.vmap(gradients))(x, w), looped, strict=True):
         assert_close(a, b)
-
-
-@pytest.mark.usefixtures("x64")
-def test_vmap_over_images_or_kernels_alone_is_the_loop():
-    x, w, more_x, more_w = draw((4, 8, 8, 16), (3, 3, 16, 16), (2, 4, 8, 8, 16), (2, 3, 3, 16, 16))
-    given = {"window_strides": (1, 1), "padding": PADDING}
-    over_images = jax.jit(jax.vmap(lambda x, w: convolve(x, w, **given), (0, None)))(more_x, w)
-    over_kernels = jax.jit(jax.vmap(lambda x, w: convolve(x, w, **given), (None, 0)))(x, more_w)
-    for i in range(2):
-        assert_close(over_images[i], reference(more_x[i], w, (1, 1), PADDING))
-        assert_close(over_kernels[i], reference(x, more_w[i], (1, 1), PADDING))
-
-
-@pytest.mark.usefixtures("x64")
-def test_gradient_in_a_scan_is_the_gradient_outside():
-    x, w = draw((3, 4, 8, 8, 16), (3, 3, 16, 16))
-
-    def total(w, convolve):
-        def step(carry, images):
-            return carry + jnp.sum(jnp.sin(convolve(images, w, (1, 1), PADDING))), None
-
-        return lax.scan(step, jnp.zeros(()), x)[0]
-
-    gradient = jax.jit(jax.grad(total), static_argnums=1)
-    assert_close(gradient(w, convolve), gradient(w, reference))
 
 
 @pytest.mark.usefixtures("x64")

@@ -38,7 +38,7 @@ def other_backend(monkeypatch):
 
 
 def primitives(function, *arguments):
-    """The names of all primitives, those of inner programs too; traced anew in every call."""
+    """The names of all primitives, those of inner programs too; every call traces again."""
     text = str(jax.make_jaxpr(lambda *arguments: function(*arguments))(*arguments))
     return set(re.findall(r" = (\w+)", text))
 

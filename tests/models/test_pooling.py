@@ -97,18 +97,6 @@ def test_second_derivatives_are_xlas():
         np.testing.assert_allclose(a, b, atol=1e-14)
 
 
-@pytest.mark.usefixtures("x64")
-def test_vmap_and_scan_are_the_loop():
-    x, arguments = jnp.stack([draw(6, 6), -draw(6, 6)]), ((2, 2), (2, 2), ((0, 0), (0, 0)))
-
-    def gradient(x):
-        return jax.grad(lambda x: jnp.sum(jnp.sin(max_pool(x, *arguments))))(x)
-
-    looped = jnp.stack([jax.jit(gradient)(images) for images in x])
-    np.testing.assert_allclose(jax.jit(jax.vmap(gradient))(x), looped, atol=1e-15)
-    np.testing.assert_allclose(lax.map(gradient, x), looped, atol=1e-15)
-
-
 def test_nan_is_never_hidden():
     x = jnp.zeros((1, 4, 4, 1)).at[0, 1, 0, 0].set(jnp.nan)
     for y in (max_pool(x, (2, 2), (2, 2)), jax.vjp(lambda x: max_pool(x, (2, 2), (2, 2)), x)[0]):

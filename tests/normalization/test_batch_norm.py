@@ -152,21 +152,3 @@ def test_half_precision_inputs_keep_their_dtype_and_count_in_float32(dtype):
     y, moved = train(layer, layer.init(jax.random.key(0), x), x)
     assert y.dtype == dtype
     np.testing.assert_allclose(moved["batch_stats"]["mean"], 1.0, rtol=1e-6)
-
-
-def test_it_works_under_vmap_scan_and_jit(variables):
-    variables = jax.tree.map(lambda x: x.astype(jnp.float32), variables)
-    x = data((4, 6, 3), dtype=np.float32)
-    layer, valid = BatchNorm(), jnp.arange(6) < 5
-
-    def one(images):
-        with normalize_with(valid=valid):
-            return train(layer, variables, images)
-
-    loop = [one(images) for images in x]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
-    _, scanned = jax.lax.scan(lambda _, images: (None, one(images)), None, x)
-    for other in (jax.jit(jax.vmap(one))(x), scanned):
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), other, stacked
-        )

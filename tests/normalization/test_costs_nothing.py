@@ -9,8 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import norm_nets as nets
 from fedjax_bn import adaptation
-from fedjax_bn import client as local
-from fedjax_bn.methods import fedbn, fedig
+from fedjax_bn.methods import fedig
 from fedjax_bn.methods.fedig import _client_agnostic
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import (
@@ -83,24 +82,9 @@ def test_fedig_without_its_losses_is_the_objective_of_fedbn():
     assert value(_client_agnostic(learned, 0.0, 0.0)) == value(supervised(learned))
 
 
-def test_plain_local_training_is_the_default_and_reads_no_validation():
-    model = MODELS[1]
-    variables, images = ready(model)
-    shape = (2, 3, 4)
-    batches = {
-        "image": jnp.broadcast_to(images, (2, 3, *images.shape)),
-        "label": jnp.zeros(shape, jnp.int32),
-        "valid": jnp.ones(shape, bool),
-    }
-    texts = []
-    for options in ({}, {"train": local.run_steps}):
-        method = fedbn(model, optax.sgd(0.1), **options)
-        state = method.init(KEY, variables, 2)
-        texts.append(method.round.lower(state, batches, KEY).as_text())
-    assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize(
+    "model", [pytest.param(MODELS[0], marks=pytest.mark.slow), MODELS[1]], ids=["HandMade", "Remat"]
+)
 def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transformation(x64, model):
     """u = 0: global statistics, u = 1: instance normalization, in a hand-made model."""
     images = nets.images_of(8).reshape(2, 4, 6, 6, 3)
@@ -108,7 +92,6 @@ def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transform
     mesh, spec = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
 
     def mixed(images, u):
-        # A layer without maps normalizes with the batch: the adaptation is told the same.
         with normalize_with(mixed_statistics(KEY, constant(u))):
             return model.apply(variables, images)
 

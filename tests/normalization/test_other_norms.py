@@ -64,7 +64,7 @@ def test_a_method_that_needs_no_batch_norm_takes_any_norm(name):
         assert metrics["loss"].shape == (2,)
 
 
-@pytest.mark.parametrize("norm", NETS)
+@pytest.mark.parametrize("norm", ["layer", pytest.param("group", marks=pytest.mark.slow)])
 def test_a_round_of_one_client_is_a_step_along_its_gradient(norm):
     net, batches = NETS[norm], batches_of((4,))
     variables = variables_of(net)

@@ -58,8 +58,9 @@ def test_each_client_starts_afresh(x64):
     assert np.abs(continued - first).max() > 1e-3
 
 
-@pytest.mark.parametrize("about", ["tracked", "batch"])
-@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize(
+    ("about", "momentum"), [("tracked", 0.0), ("tracked", 0.3), ("batch", 0.9)]
+)
 @pytest.mark.parametrize("shape", [(5, 3), (5, 4, 2, 3)])
 def test_update_is_algorithm_1(x64, shape, momentum, about):
     random, tracked = np.random.default_rng(0), None
@@ -135,14 +136,6 @@ def test_batches_without_valid_samples_are_as_if_never_seen(x64):
     assert all(np.isfinite(out).all() for out in logits)
 
 
-def test_nothing_received_is_changed():
-    images = nets.images_of(4)
-    variables = nets.variables_of(MODEL, images)
-    before = jax.tree.map(np.array, variables)
-    stream(0.9, variables, [images, images])
-    jax.tree.map(np.testing.assert_array_equal, variables, before)
-
-
 def test_it_streams_under_jit_scan_vmap_and_over_momenta(x64):
     images = nets.images_of(24).reshape(2, 3, 4, 6, 6, 3)
     variables = nets.variables_of(MODEL, images[0, 0])
@@ -158,14 +151,6 @@ def test_it_streams_under_jit_scan_vmap_and_over_momenta(x64):
     for k, momentum in enumerate((0.2, 0.9)):
         loop, _ = stream(momentum, variables, images[k])
         np.testing.assert_allclose(ours[k], jnp.stack(loop), rtol=1e-10)
-
-
-def test_it_reaches_layers_behind_remat(x64):
-    model, images = nets.Remat(), nets.images_of(4)
-    variables, adapt = nets.variables_of(model, images), adaptation.tsmobn(model, 0.5)
-    ours, _ = jax.jit(adapt.predict)(variables, adapt.init(variables), images)
-    batch, _ = jax.jit(adaptation.batch(model).predict)(variables, (), images)
-    np.testing.assert_allclose(ours, batch, rtol=1e-11)
 
 
 def test_without_affine_scale_is_one_and_bias_zero(x64):

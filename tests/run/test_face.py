@@ -19,7 +19,7 @@ import fedjax_bn as fb
 import runs
 from fedjax_bn import main
 from fedjax_bn.arguments.choices import PLAIN, REQUIRED, plain_arguments, read_choice
-from fedjax_bn.normalization.mixing import choose_mixing
+from fedjax_bn.normalization.mixig import choose_mixing
 from fedjax_bn.run import listing
 from fedjax_bn.run.config import file as config_file
 from fedjax_bn.run.config.defaults import keys

@@ -128,6 +128,7 @@ def _to_points(x: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
     batch, height, width, channels = x.shape
     n, tiles = across.shape[:2]
     x = _constant_product(across.reshape(n * tiles, width), x.reshape(-1, width, channels))
+    # Batch and channels go last, so that the second product has few, long rows.
     x = x.reshape(batch, height, n, tiles, channels).transpose(2, 1, 3, 0, 4)
     x = _constant_product(down.reshape(-1, height), x.reshape(n, height, -1))
     return x.reshape(n, *down.shape[:2], tiles, batch, channels)

@@ -22,7 +22,7 @@ model 17), CPU ms of both, the least of 9; * marks what is chosen:
     3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3    /36.3        -        -        /11.4
     3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2    /23.7        -        -         /4.5
     3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
-    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7; "folded" /22.4*                            /9.0
+    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7*                                            /9.0
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from jax import lax
 from scipy.fft import next_fast_len
 
 from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution, transformed_convolution
-from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution, folded_convolution
+from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution
 
 _MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
 _FEW_CHANNELS = 16  # of images times those of outputs, such as the three colours of L2D's styles
@@ -129,11 +129,8 @@ def algorithm_of(shapes: Shapes) -> str:
         return "taps"
     if max(taps) > 1 and min(outputs) >= 10 and channels % 8 == 0:
         return direct  # whose channels fill the processor's vectors
-    few = images[0] * prod(outputs) * prod(taps) * channels <= _MAX_PATCH_VALUES
-    if few or shapes.exceeds or max(taps) == 1:
-        return "patches"
-    whole = all(k % stride == 0 and k > stride > 1 for k, stride in zip(taps, strides, strict=True))
-    return "folded" if whole and channels <= 4 else direct
+    few = shapes.windows <= _MAX_PATCH_VALUES
+    return "patches" if few or shapes.exceeds or max(taps) == 1 else direct
 
 
 def _patches_convolution(
@@ -209,6 +206,7 @@ def _fast_fourier_convolution(
     sizes, taps = x.shape[1:3], kernel.shape[:2]
     cycle = [next_fast_len(size, real=True) for size in sizes]  # what wraps around is cut off below
     images = jnp.fft.rfft2(x.transpose(0, 3, 1, 2), cycle)
+    # The conjugate, because what networks call a convolution is a correlation.
     filters = jnp.fft.rfft2(kernel.transpose(2, 3, 0, 1), cycle).conj()
     y = sum(images[:, c, None] * filters[c] for c in range(x.shape[3]))
     rows, columns = (size - n + 1 for size, n in zip(sizes, taps, strict=True))
@@ -219,7 +217,6 @@ def _fast_fourier_convolution(
 ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Array]] = {
     "direct": direct_convolution,
     "fast_fourier": _fast_fourier_convolution,
-    "folded": folded_convolution,
     "patches": _patches_convolution,
     "taps": _taps_convolution,
     "tiled": tiled_convolution,

@@ -105,33 +105,3 @@ def _gradient_kernel(
     g = lax.optimization_barrier(g.transpose(1, 2, 0, 3))
     y = lax.conv_general_dilated(x, g, (1, 1), sides, rhs_dilation=strides, dimension_numbers=NHWC)
     return y.transpose(1, 2, 0, 3)
-
-
-def folded_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> jax.Array:
-    """The same without strides: blocks of pixels, as large as the strides, become channels.
-
-    For images of so few channels that they do not fill a processor's vectors. Arguments and result
-    as in `direct_convolution`.
-    """
-
-    def blocks(x: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, H / down, W / across, down * across * C]."""
-        batch, height, width, channels = x.shape
-        down, across = strides
-        x = x.reshape(batch, height // down, down, width // across, across, channels)
-        return x.swapaxes(2, 3).reshape(batch, height // down, width // across, -1)
-
-    cut, filled = [], []
-    for size, k, stride, (low, high) in zip(
-        x.shape[1:3], kernel.shape[:2], strides, padding, strict=True
-    ):
-        count = -(-k // stride)
-        filled.append((0, count * stride - k))
-        needed = ((size + low + high - k) // stride + count) * stride
-        cut.append((low, needed - size - low, 0))  # below 0: what no window meets
-    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *cut, (0, 0, 0)))
-    kernel = jnp.pad(kernel, (*filled, (0, 0), (0, 0)))
-    kernel = blocks(kernel.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
-    return direct_convolution(blocks(x), kernel, (1, 1), ((0, 0), (0, 0)))

@@ -1,0 +1,348 @@
+"""The papers' networks for classification, and small ones of ours.
+
+FedBN's MLP, TwoLayer, DigitCNN and AlexNet; residual networks (He et al. 2016) and densely
+connected ones (Huang et al. 2017), both in torchvision's variants: a bottleneck has its stride in
+the 3x3. All have the attributes of `layers.Network` too, `param_dtype` and `norm`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.arguments.ranges import Above0, Units, bounded
+from fedjax_bn.engine.backend import computed_once
+from fedjax_bn.models.layers import (
+    Classifier,
+    Network,
+    adaptive_average_pool,
+    average_pool,
+    dense,
+    fan_in_uniform,
+    he_fan_in,
+    he_fan_out,
+    max_pool,
+    norm_of,
+    require_floats,
+)
+
+
+def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
+    """Dense, norm, ReLU for each width of `net.hidden`, on f[B, ...], after `norms` norms."""
+    x = x.reshape(x.shape[0], -1)
+    for i, width in enumerate(net.hidden, start=1):
+        layer = dense(width, x.shape[-1], param_dtype=net.param_dtype, name=f"dense{i}")
+        x = nn.relu(net.normalize(layer(x), f"norm{norms + i}"))
+    return x
+
+
+class MLP(Classifier):
+    """Dense, batch norm, ReLU for each hidden layer, then the classifier.
+
+    Li et al. 2021, section 5.3 (ABIDE, 5995 inputs, two classes). Inputs with more axes are
+    flattened.
+
+    Attributes:
+      num_classes: number of logits.
+      hidden: widths of the hidden layers.
+    """
+
+    num_classes: int = 2
+    hidden: Sequence[int] = (16, 16)
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = dense(self.num_classes, self.hidden[-1], param_dtype=self.param_dtype)
+
+    @nn.compact
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, ...] -> f[B, hidden[-1]], what the classifier sees."""
+        require_floats(images)
+        return _hidden_layers(self, images)
+
+
+@bounded
+class TwoLayer(Classifier):
+    """Dense, batch norm, ReLU, then the classifier, drawn with a large variance.
+
+    Li et al. 2021, Appendix F: 100 hidden neurons with weights and biases from N(0, alpha^2), whose
+    large alpha makes the magnitudes of the neurons learn before their directions (section 4.3).
+
+    Attributes:
+      num_classes: number of logits.
+      hidden: neurons of the hidden layer.
+      alpha: standard deviation of the weights and biases of both layers at the start.
+    """
+
+    num_classes: int = 2
+    hidden: Units = 100
+    alpha: Above0 = 10.0
+
+    def setup(self) -> None:
+        """Makes the layers."""
+        draw = nn.initializers.normal(self.alpha)
+        drawn = {"kernel_init": draw, "bias_init": draw, "param_dtype": self.param_dtype}
+        self.dense1 = nn.Dense(self.hidden, **drawn)
+        self.norm1 = norm_of(self.norm, self.param_dtype)()
+        self.head = nn.Dense(self.num_classes, **drawn)
+
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, ...] -> f[B, hidden], what the classifier sees."""
+        return nn.relu(self.norm1(self.dense1(images.reshape(images.shape[0], -1))))
+
+
+class SmallCNN(Classifier):
+    """Three 3x3 convolutions of stride 2, each with batch norm and ReLU; mean over the map.
+
+    Ours, from no paper: 24 thousand parameters and 0.7 million multiplications an image of 32x32,
+    for runs on two CPU cores. Any size from 1x1 works.
+
+    Attributes:
+      num_classes: number of logits.
+      widths: channels of the convolutions.
+    """
+
+    num_classes: int = 10
+    widths: Sequence[int] = (16, 32, 64)
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = dense(self.num_classes, self.widths[-1], param_dtype=self.param_dtype)
+
+    @nn.compact
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, widths[-1]], what the classifier sees."""
+        x = images
+        for i, width in enumerate(self.widths, start=1):
+            x = self.convolve(x, width, 3, 2, 1, name=f"conv{i}")
+            x = nn.relu(self.normalize(x, f"norm{i}"))
+        return x.mean((1, 2))
+
+
+@bounded
+class DigitCNN(Classifier):
+    """Three 5x5 convolutions and three dense layers, batch norm after all but the last.
+
+    FedBN's network for digits (Li et al. 2021, Table 3). Made for images of 28x28; any size from
+    4x4 works. Differs from the paper: Table 3 prints layer 3 twice; the authors' code has it once.
+
+    Attributes:
+      num_classes: number of logits.
+      hidden: widths of the two hidden dense layers.
+      width: channels of the first two convolutions, half of the third's.
+    """
+
+    num_classes: int = 10
+    hidden: Sequence[int] = (2048, 512)
+    width: Units = 64
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = dense(self.num_classes, self.hidden[-1], param_dtype=self.param_dtype)
+
+    @nn.compact
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
+        x = images
+        for i, width in enumerate((self.width, self.width, 2 * self.width), start=1):
+            if i > 1:
+                x = max_pool(x, 2, 2)
+            # Padding 2 on all sides, as in PyTorch; the bias is one of the published weights.
+            x = self.convolve(x, width, 5, padding=2, use_bias=True, name=f"conv{i}")
+            x = nn.relu(self.normalize(x, f"norm{i}"))
+        return _hidden_layers(self, x, norms=3)
+
+
+def SmallDigitCNN(num_classes: int = 10, **fields: Any) -> DigitCNN:
+    """DigitCNN with dense layers of 256 and 128: 2.0 instead of 14.2 million parameters."""
+    return DigitCNN(num_classes=num_classes, **{"hidden": (256, 128)} | fields)
+
+
+class AlexNet(Classifier):
+    """Five convolutions and three dense layers, batch norm after all but the last; no dropout.
+
+    FedBN's network for Office-Caltech10 and DomainNet (Li et al. 2021, appendix D.3, Table 9). Made
+    for images of 256x256; any size from 63x63 works.
+
+    Attributes:
+      num_classes: number of logits.
+      hidden: widths of the two hidden dense layers.
+    """
+
+    num_classes: int = 10
+    hidden: Sequence[int] = (4096, 4096)
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        self.head = dense(self.num_classes, self.hidden[-1], param_dtype=self.param_dtype)
+
+    @nn.compact
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
+        x = images
+        # channels, kernel, strides, padding, and whether a pool follows
+        layers = [(64, 11, 4, 2, True), (192, 5, 1, 2, True)]
+        layers += [(384, 3, 1, 1, False), (256, 3, 1, 1, False), (256, 3, 1, 1, True)]
+        for i, (width, kernel, strides, padding, pool) in enumerate(layers, start=1):
+            x = self.convolve(x, width, kernel, strides, padding, use_bias=True, name=f"conv{i}")
+            x = nn.relu(self.normalize(x, f"norm{i}"))
+            x = max_pool(x, 3, 2) if pool else x
+        return _hidden_layers(self, adaptive_average_pool(x, 6), norms=5)
+
+
+class _ResidualBlock(Network):
+    """ReLU of the sum of a shortcut and a branch of convolutions, each followed by batch norm.
+
+    The branch is 3x3, 3x3, or as a bottleneck 1x1, 3x3, 1x1 with four times `width` channels out.
+    """
+
+    width: int
+    strides: int = 1
+    bottleneck: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / strides, W / strides, width or 4 width]."""
+        # (channels, kernel, strides) of each convolution in the branch.
+        branch = [(self.width, 3, self.strides), (self.width, 3, 1)]
+        if self.bottleneck:
+            branch = [(self.width, 1, 1), branch[0], (4 * self.width, 1, 1)]
+        out, shortcut = branch[-1][0], x
+        # A sum needs equal shapes, so a shortcut that changes the shape is a 1x1 convolution.
+        if self.strides != 1 or x.shape[-1] != out:
+            shortcut = self.convolve(
+                x, out, 1, self.strides, kernel_init=he_fan_out, name="shortcut_conv"
+            )
+            shortcut = self.normalize(shortcut, "shortcut_norm")
+        for i, (width, kernel, strides) in enumerate(branch, start=1):
+            x = self.convolve(
+                x, width, kernel, strides, kernel // 2, kernel_init=he_fan_out, name=f"conv{i}"
+            )
+            x = self.normalize(x, f"norm{i}")
+            x = nn.relu(x if i < len(branch) else x + shortcut)
+        # XLA:CPU would compute the sums of all blocks before it in every later block.
+        return computed_once(x)
+
+
+@bounded
+class ResNet(Classifier):
+    """Stem, stages of residual blocks that halve the map and double the channels, mean, classifier.
+
+    The stem is ImageNet's, 7x7 with stride 2 and max-pooling with stride 2, at every image size.
+
+    Attributes:
+      stage_sizes: number of blocks in each stage.
+      bottleneck: whether the blocks are bottlenecks.
+      num_classes: number of logits.
+      width: channels of the stem and inside the blocks of the first stage.
+    """
+
+    stage_sizes: Sequence[int]
+    bottleneck: bool = False
+    num_classes: int = 10
+    width: Units = 64
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        pooled = self.width * 2 ** (len(self.stage_sizes) - 1) * (4 if self.bottleneck else 1)
+        self.head = dense(self.num_classes, pooled, param_dtype=self.param_dtype)
+
+    @nn.compact
+    def maps(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / 32, W / 32, F], the last block's output."""
+        x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
+        x = max_pool(nn.relu(self.normalize(x, "norm1")), 3, 2, 1)
+        for stage, size in enumerate(self.stage_sizes):
+            for block in range(size):
+                strides = 2 if stage > 0 and block == 0 else 1
+                name, width = f"layer{stage + 1}_{block}", self.width * 2**stage
+                x = self.part(_ResidualBlock, width, strides, self.bottleneck, name=name)(x)
+        return x
+
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
+        return self.maps(images).mean((1, 2))
+
+
+def ResNet10(num_classes: int = 10, **fields: Any) -> ResNet:
+    """ResNet-10, for small experiments: 12 batch norms, 512 features; `fields` of `ResNet`."""
+    return ResNet(num_classes=num_classes, **{"stage_sizes": (1, 1, 1, 1)} | fields)
+
+
+def ResNet18(num_classes: int = 10, **fields: Any) -> ResNet:
+    """ResNet-18: 20 batch norms, three of them in shortcuts; 512 features; `fields` of `ResNet`."""
+    return ResNet(num_classes=num_classes, **{"stage_sizes": (2, 2, 2, 2)} | fields)
+
+
+def ResNet50(num_classes: int = 10, **fields: Any) -> ResNet:
+    """ResNet-50: bottlenecks, 53 batch norms, 2048 features; `fields` of `ResNet`."""
+    usual: dict[str, Any] = {"stage_sizes": (3, 4, 6, 3), "bottleneck": True}
+    return ResNet(num_classes=num_classes, **usual | fields)
+
+
+class _DenseLayer(Network):
+    """Appends `growth` channels: norm, ReLU, 1x1 to four times `growth`, norm, ReLU, 3x3."""
+
+    growth: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, C + growth]."""
+        new = nn.relu(self.normalize(x, "norm1"))
+        new = self.convolve(new, 4 * self.growth, 1, kernel_init=he_fan_in, name="conv1")
+        new = nn.relu(self.normalize(new, "norm2"))
+        new = self.convolve(new, self.growth, 3, padding=1, kernel_init=he_fan_in, name="conv2")
+        return jnp.concatenate([x, new], axis=-1)
+
+
+class _Transition(Network):
+    """Halves the channels and the map: norm, ReLU, 1x1, 2x2 mean."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H // 2, W // 2, C // 2]."""
+        half = x.shape[-1] // 2
+        x = nn.relu(self.normalize(x, "norm"))
+        return average_pool(self.convolve(x, half, 1, kernel_init=he_fan_in, name="conv"), 2)
+
+
+@bounded
+class DenseNet(Classifier):
+    """Stem, dense blocks with transitions between them, norm, ReLU, mean, classifier.
+
+    Attributes:
+      block_sizes: number of dense layers in each block.
+      num_classes: number of logits.
+      growth: channels that each dense layer appends.
+      width: channels of the stem.
+    """
+
+    block_sizes: Sequence[int]
+    num_classes: int = 10
+    growth: Units = 32
+    width: Units = 64
+
+    def setup(self) -> None:
+        """Makes the classifier, whose bias starts at 0, as in torchvision."""
+        self.head = nn.Dense(
+            self.num_classes, kernel_init=fan_in_uniform, param_dtype=self.param_dtype
+        )
+
+    @nn.compact
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
+        x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_in, name="stem_conv")
+        x = max_pool(nn.relu(self.normalize(x, "stem_norm")), 3, 2, 1)
+        for block, size in enumerate(self.block_sizes, start=1):
+            if block > 1:
+                x = self.part(_Transition, name=f"transition{block - 1}")(x)
+            for layer in range(1, size + 1):
+                x = self.part(_DenseLayer, self.growth, name=f"block{block}_layer{layer}")(x)
+        return nn.relu(self.normalize(x, "final_norm")).mean((1, 2))
+
+
+def DenseNet121(num_classes: int = 10, **fields: Any) -> DenseNet:
+    """DenseNet-121: 121 batch norms, 1024 features; `fields` of `DenseNet`."""
+    return DenseNet(num_classes=num_classes, **{"block_sizes": (6, 12, 24, 16)} | fields)
