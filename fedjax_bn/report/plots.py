@@ -10,8 +10,8 @@ from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, splits
+from fedjax_bn.detection.found_boxes import draw_box
 from fedjax_bn.engine.figures import in_lines, on_plot, png
-from fedjax_bn.report.found_boxes import draw_box
 from fedjax_bn.report.tables import columns, heading, score_of
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.training.records import Record

@@ -14,11 +14,11 @@ from fedjax_bn.data.domain import Split, select, whole
 from fedjax_bn.data.label_trees import BOXES, CLASS, has_boxes
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.detection.decode import PREDICTION, detect
+from fedjax_bn.detection.found_boxes import Picture, found_boxes
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
-from fedjax_bn.report.found_boxes import Picture, found_boxes
 from fedjax_bn.run.evaluation.scoring import SplitBatches
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.files.workdir import write_atomically

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.report.found_boxes import Picture, _judge, found_boxes
+from fedjax_bn.detection.found_boxes import Picture, _judge, found_boxes
 
 TRUE = ((0.1, 0.1, 0.3, 0.3), (0.5, 0.5, 0.9, 0.9), (0.6, 0.1, 0.8, 0.3), (0, 0, 0, 0))
 
