@@ -27,7 +27,7 @@ import jax
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.training.population import Held, RowStore, start_held
-from fedjax_bn.run.training.stored_rounds import open_stored_rounds
+from fedjax_bn.run.training.rounds import open_rounds
 from machine import announce
 
 CONFIG = Path(__file__).parents[1] / "configs" / "population.py"
@@ -83,10 +83,11 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     )
     experiment, keys, start = prepare(config)
     with tempfile.TemporaryDirectory() as folder:
-        begin = start_held(config, start, Path(folder), len(experiment.internal.domains))
+        count = len(experiment.internal.domains)
+        begin = start_held(experiment.participation, start, Path(folder), count)
         held = begin()
         with timed_store() as store_seconds, device_bytes() as most:
-            step = open_stored_rounds(config, experiment, keys, held).compile(held)
+            step = open_rounds(experiment, keys, held).compile(held)
             seconds, cpu = train(step, held, options.rounds)
         disk = held.store.taken_bytes()
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

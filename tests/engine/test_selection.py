@@ -199,7 +199,7 @@ def tiny(monkeypatch):
 def first_round(config, prepared=None):
     built, keys, start = prepared or prepare(config, traced=False)
     state = start()
-    opened = rounds.open_rounds(config, built, keys, state)
+    opened = rounds.open_rounds(built, keys, state)
     return jax.device_get(opened.compile(state)(state)[0]), opened.note
 
 
@@ -237,4 +237,4 @@ def test_validation_samples_beyond_the_device_are_one_sentence(tiny):
     config.data.device_megabytes = 0
     built, keys, start = prepare(config, traced=False)
     with pytest.raises(ConfigError, match="validation samples on the device, more than"):
-        rounds.open_rounds(config, built, keys, start()).compile(start())
+        rounds.open_rounds(built, keys, start()).compile(start())

@@ -152,7 +152,7 @@ def test_a_checkpoint_of_0_2_is_read_and_its_run_goes_on(tmp_path):
 
 
 def test_the_library_uses_only_the_interface_of_orbax_that_stays():
-    """Orbax 1.0 takes all away that lies beside `orbax.checkpoint.v1`."""
+    """Orbax 1.0 removes everything except `orbax.checkpoint.v1`."""
     found = set()
     for path in (runs.ROOT / "fedjax_bn").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

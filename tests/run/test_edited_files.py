@@ -1,4 +1,4 @@
-"""A run's own files, edited, truncated or of another kind: success or one sentence, never else."""
+"""A run's own files, edited, truncated or replaced: success or an error message, nothing else."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from fedjax_bn.report import plots, write_report
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import UserError
 from fedjax_bn.run.files import finished, ownership, workdir
-from fedjax_bn.run.files.forms import NUMBER, TEXT, misfit
+from fedjax_bn.run.files.workdir import NUMBER, TEXT, misfit
 from fedjax_bn.run.processes import machine
 
 NOTHING_LIKE_IT = (

@@ -1,4 +1,4 @@
-"""Runs on several devices: the numbers of one, wherever the data lie and whoever takes part."""
+"""Runs on several devices: the numbers of one, for all places of the data and all cohorts."""
 
 import json
 import os
@@ -37,9 +37,9 @@ def prepared(**changes):
 
 def after_two_rounds(**changes):
     """The state, and the last metrics, without rows of padding."""
-    config, experiment, keys, start = prepared(**changes)
+    _, experiment, keys, start = prepared(**changes)
     state = start()
-    step = rounds.open_rounds(config, experiment, keys, state).compile(state)
+    step = rounds.open_rounds(experiment, keys, state).compile(state)
     for _ in range(2):
         state, metrics = step(state)
     metrics = {name: metrics[name] for name in ("loss", "weights", "finite")}
@@ -80,7 +80,7 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
     """What two devices trained is saved, tested, and tested on one, where it comes back alone."""
     config, experiment, keys, start = prepared(mesh__clients=2, **TESTED)
     state = start()
-    state, _ = rounds.open_rounds(config, experiment, keys, state).compile(state)(state)
+    state, _ = rounds.open_rounds(experiment, keys, state).compile(state)(state)
     scores = evaluate.evaluator(config, experiment)(state, TRAINED)
     config, alone, _, begin = prepared(mesh__clients=1, **TESTED)
     with checkpoint.open_folder(tmp_path / "two", keep=2) as manager:

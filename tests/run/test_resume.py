@@ -30,7 +30,7 @@ def tiny(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A tiny run that nobody stopped."""
+    """A tiny run that was not stopped."""
     folder = tmp_path_factory.mktemp("runs") / "straight"
     with pytest.MonkeyPatch.context() as patch:
         runs.install(patch)

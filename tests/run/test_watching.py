@@ -1,4 +1,4 @@
-"""What is said while a run goes: on a terminal, in a file, in TensorBoard, to Weights & Biases."""
+"""What a run prints and logs: on a terminal, in a file, in TensorBoard, to Weights & Biases."""
 
 import io
 import os
@@ -13,8 +13,10 @@ import pytest
 
 import runs
 from fedjax_bn.data import messages
+from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.files import workdir
+from fedjax_bn.run.files.ownership import claim
 from fedjax_bn.run.training import logs, train
 from fedjax_bn.run.training.rounds import Rounds
 
@@ -159,10 +161,11 @@ def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatc
     records = [{"round": number, "loss": {"ant": number / 2}} for number in (1, 2)]
     config = runs.config(wandb="hospitals", rounds=2)
     monkeypatch.setattr(logs, "progress", lambda *given: nullcontext(lambda record: None))
-    experiment = train.prepare(runs.config())[0]
-    with logs.watchers(config, experiment, tmp_path, 0) as watch:
+    experiment = train.prepare(config)[0]
+    claim(tmp_path, dict(flatten(config)), {"data": ""})
+    with logs.watchers(experiment, tmp_path, 0) as (report, _):
         for one in records:
-            watch.tell(one)
+            report(one)
     (options,) = calls
     assert options["project"] == "hospitals"
     assert options["resume"] == "allow"

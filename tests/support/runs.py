@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from fedjax_bn.report import plots
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.training import logs, train
 
@@ -72,7 +74,7 @@ def dataset(validation: bool = True) -> Dataset:
 DATA = dataset()
 
 
-COMPILED: dict[tuple[str, str], object] = {}
+COMPILED: dict[object, Any] = {}
 FINISHED: dict[str, Path] = {}
 
 
@@ -87,29 +89,47 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     if not draw:
         monkeypatch.setattr(plots, "samples", lambda domains: b"")
     if data is None:
-        for name in ("prepare", "open_rounds", "evaluator"):
+        monkeypatch.setattr(train, "prepare", prepared_once(train.prepare))
+        for name in ("open_rounds", "evaluator"):
             monkeypatch.setattr(train, name, once(getattr(train, name)))
 
 
-def once(function: Callable) -> Callable:
-    """The function, called once for each configuration, its first argument.
+def prepared_once(prepare: Callable) -> Callable:
+    """`prepare`, which builds equal configurations once."""
 
-    Rounds of data on the device, which read nothing from a stream, are compiled once too.
-    """
-
-    def remembered(config: ConfigDict, *rest: object) -> object:
-        known = json.loads(config.to_json_best_effort(sort_keys=True))
+    def remembered(config: ConfigDict, *rest: object) -> tuple:
+        known, plan = json.loads(config.to_json_best_effort(sort_keys=True)), {}
         # What is built and compiled does not depend on these, unless a plan follows from one.
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if type(known[name]) is int and known[name] > 0 and not follows_rounds(config):
-                del known[name]
-        key = (function.__name__, json.dumps(known))
+                plan[name] = known.pop(name)
+        key = json.dumps(known)
         if key not in COMPILED:
-            made = function(config, *rest)
-            if "stay on the device" in getattr(made, "note", ""):
+            COMPILED[key] = prepare(config, *rest)
+        experiment, *others = COMPILED[key]
+        return experiment._replace(plan=experiment.plan._replace(**plan)), *others
+
+    return remembered
+
+
+def once(function: Callable) -> Callable:
+    """The function, called once for all experiments of one method that `prepare` has built.
+
+    Rounds of data on the device, which read nothing from a stream, are compiled once; others are
+    opened again.
+    """
+
+    def remembered(*given: object) -> object:
+        method = next(one for one in given if isinstance(one, Experiment)).method
+        key = function.__name__, id(method)
+        if key not in COMPILED:
+            made = function(*given)
+            if hasattr(made, "note"):
+                if "stay on the device" not in made.note:
+                    return made
                 made = made._replace(compile=first_of(made.compile))
-            COMPILED[key] = made
-        return COMPILED[key]
+            COMPILED[key] = made, method  # kept, so that no other has its id
+        return COMPILED[key][0]
 
     return remembered
 

@@ -15,7 +15,6 @@ import shutil
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from fedjax_bn.adaptation import ensemble
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.errors import CheckpointError, ConfigError
+from fedjax_bn.run.experiment.availability import Participation
 from fedjax_bn.run.files.workdir import faults_named, sync
-from fedjax_bn.run.processes.together import by_first
 
 PyTree = Any
 # A client's own part, by arrays of its own: evaluation reads personal leaves alone.
@@ -64,10 +63,7 @@ class RowStore:
         }
         self._named = {kind: deque(maxlen=count) for kind, count in _NAMED.items()}
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one client."""
-        return sum(record.itemsize for record in self._records.values())
+        self.row_bytes = sum(record.itemsize for record in self._records.values())  # of a client
 
     def taken_bytes(self) -> int:
         """Returns the bytes of the disk that the rows take now."""
@@ -83,7 +79,8 @@ class RowStore:
           first: the row of a client that has none yet, a tree without the leading axis.
 
         Raises:
-          CheckpointError: a row is not what was written, or its file is gone.
+          CheckpointError: a row is not what was written, its file is gone, or an earlier version
+            wrote it.
         """
         if part not in self._records:
             return self._parts[part]
@@ -93,6 +90,12 @@ class RowStore:
         if len(have):
             place = self.folder / part
             numbers = slots[client[have]].astype(int), client[have].astype(int)
+            if not place.exists() and (old := place.with_name(f"{part}.npy")).exists():
+                raise CheckpointError(
+                    f"{old} holds rows of clients in the form of an earlier version, which this "
+                    "one cannot read: continue with the version that began the run, or give "
+                    "another --workdir"
+                )
             try:
                 for slot, number in zip(*numbers, strict=True):
                     # tensorstore would never return from a named pipe.
@@ -224,25 +227,25 @@ class Held:
 
 
 def start_held(
-    config: ConfigDict, start: Callable[[], FederatedState], folder: Path, num_clients: int
+    how: Participation, start: Callable[[], FederatedState], folder: Path, num_clients: int
 ) -> Callable[[], FederatedState | Held]:
     """Returns `start`, or a function that makes the first `Held` if rows are kept on the disk.
 
     Then `start` must make a state of one client; the rows are in a folder of the workdir `folder`.
     """
-    if not on_disk(config, num_clients):
+    if not how.on_disk:
         return start
-    form = jax.eval_shape(start)
-    rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
-        {part: getattr(form, part) for part in PARTS},
-    )
+
+    def first_rows(state: FederatedState) -> dict[str, PyTree]:
+        return {part: jax.tree.map(lambda x: x[0], getattr(state, part)) for part in PARTS}
+
+    rows = jax.eval_shape(lambda: first_rows(start()))
     store = RowStore(folder / "population", rows, num_clients)
 
     def hold() -> Held:
         state = start()
-        first = {part: jax.tree.map(lambda x: x[0], getattr(state, part)) for part in PARTS}
-        nobody = np.zeros(config.clients_per_round, np.int32)
+        first = first_rows(state)
+        nobody = np.zeros(how.drawn, np.int32)
         slots = np.full(num_clients, UNTOUCHED, np.uint8)
         return Held(state._replace(memory=(), weighing=()), first, nobody, slots, store)
 
@@ -285,10 +288,13 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
             )
 
 
-def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) -> str:
+def disk_note(start: Callable[[], FederatedState | Held], method: str, rounds: int) -> str:
     """Returns a message on the disk that the clients' rows will take; "" without such rows.
 
-    `start` is what `start_held` returns.
+    Args:
+      start: what `start_held` returns.
+      method: its name.
+      rounds: of the whole run.
 
     Raises:
       ConfigError: the disk has less.
@@ -296,16 +302,16 @@ def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) ->
     held = jax.eval_shape(start)
     if not isinstance(held, Held):
         return ""
-    store, drawn, total = held.store, config.clients_per_round, held.store.num_clients
+    store, drawn, total = held.store, len(held.client), held.store.num_clients
     place = store.folder.absolute()
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     # How many will have trained, on average, if all are drawn alike; each needs a row.
-    least = store.row_bytes * total * (1 - (1 - drawn / total) ** config.rounds)
-    most = store.row_bytes * min(drawn * config.rounds, _SLOTS * total)
+    least = store.row_bytes * total * (1 - (1 - drawn / total) ** rounds)
+    most = store.row_bytes * min(drawn * rounds, _SLOTS * total)
     if max(0, least - store.taken_bytes()) > free:
         raise ConfigError(
-            f"the own parts of {total:,} clients of {config.method}, {_size(store.row_bytes)} "
+            f"the own parts of {total:,} clients of {method}, {_size(store.row_bytes)} "
             f"each, will take {_size(least)} in {store.folder}, but its disk has {_size(free)} "
             "free: give a --workdir on a larger disk, train fewer clients or rounds, or choose a "
             "smaller model or a method that remembers no model for a client"
@@ -323,19 +329,6 @@ def _size(count: float) -> str:
         if count >= 2**power:
             return f"{count / 2**power:.3g} {unit}"
     return f"{count:.0f} bytes"
-
-
-def protect_rows(folder: Path, state: FederatedState | Held) -> None:
-    """Keeps the rows that a workdir's checkpoints name from being written to."""
-    if not isinstance(state, Held):
-        return
-    from fedjax_bn.run.files import checkpoint  # Orbax takes long to import
-
-    for kind in _NAMED:
-        with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            for step in by_first(functools.partial(checkpoint.steps, manager)):
-                with suppress(CheckpointError):  # no run can continue from it
-                    state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
 
 
 def num_clients(state: FederatedState | Held) -> int:
