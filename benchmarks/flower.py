@@ -40,7 +40,7 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
     form = {"num_classes": 7, "shape": [MODELS[model]] * 2 + [3], "dtype": "uint8"}
     form |= {"dataset": "any", "clients": ["one"], "mean": [0.5], "std": [0.5]}
     experiment = assemble(config, dataset_of(form), ())
-    keys = make_keys(config)
+    keys = make_keys(config.seed)
     state = jax.eval_shape(make_start(experiment, keys, rows=1, clients=CLIENTS))
     own = jax.eval_shape(lambda state: own_of(state, 0), state)
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(own))

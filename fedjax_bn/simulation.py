@@ -187,7 +187,7 @@ def simulate(
     )
     check(config)
     experiment = _experiment(config, method, clients, unseen or {})
-    keys = make_keys(config)
+    keys = make_keys(config.seed)
     state = make_start(experiment, keys, variables)()
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)

@@ -69,7 +69,7 @@ def join(
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
-    keys = make_keys(config)
+    keys = make_keys(config.seed)
     state = method.init(keys.method, variables, 1)
     evaluate = internal_evaluator(config, alone)
     accuracy = {"received": evaluate(state)["accuracy"]["mean"]}

@@ -48,7 +48,7 @@ def built_both_ways(name, monkeypatch):
     changes |= {"model": NETS.get(name, "SmallCNN"), "adaptations": ("running",)}
     changes |= {f"{name}.{key}": value for key, value in SAID.get(name, {}).items()}
     config.update_from_flattened_dict(changes)
-    experiment, keys = build.build(config), make_keys(config)
+    experiment, keys = build.build(config), make_keys(config.seed)
     load = choose_loading(config, experiment.internal)
     given = {"prepare": experiment.prepare, "load": load} | SAID.get(name, {})
     method = getattr(methods, name)(experiment.model, local_optimizer(config), **given)

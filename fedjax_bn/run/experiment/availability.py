@@ -26,6 +26,8 @@ from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.run.errors import ConfigError
 
+_MOST_ON_DEVICE = 1000  # clients, with population=auto
+
 
 class Participation(NamedTuple):
     """Who takes part in the rounds of a run.
@@ -43,6 +45,18 @@ class Participation(NamedTuple):
     dropout: float
     trace: np.ndarray | None
     on_disk: bool
+
+
+def kept_on_disk(population: str, drawn: int, clients: int) -> bool:
+    """Returns whether the clients' own parts are kept on the disk.
+
+    Args:
+      population: the key; `auto` takes the disk for more than 1000 clients of which some sit out.
+      drawn: clients of a round; 0 for all.
+      clients: K.
+    """
+    large = clients > _MOST_ON_DEVICE and 0 < drawn < clients
+    return population == "disk" or (population == "auto" and large)
 
 
 class Cohort(NamedTuple):

@@ -23,7 +23,7 @@ from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.run.config.keys import check, choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.personalization import check_labelled
-from fedjax_bn.run.experiment.availability import read_trace
+from fedjax_bn.run.experiment.availability import kept_on_disk, read_trace
 from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
@@ -40,6 +40,7 @@ from fedjax_bn.run.experiment.task import (
 )
 from fedjax_bn.run.experiment.values import Experiment, read_values
 from fedjax_bn.run.processes.mesh import choose_mesh
+from fedjax_bn.run.training.population import refuse_ensemble
 
 _MOST_DRAWS = 2**28  # samples a round: 2 GB of numbers
 HOLD_OUT = (
@@ -171,6 +172,14 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
                 f"config.{key}={config[key]} is more than the {num_clients} clients there are: use "
                 "0 for all of them"
             )
+    if config.population == "disk" and not 0 < config.clients_per_round < num_clients:
+        raise ConfigError(
+            f"config.population='disk' keeps clients off the device that sit out, but with "
+            f"clients_per_round={config.clients_per_round} all {num_clients} take part: lower "
+            "clients_per_round, or set population=device"
+        )
+    if kept_on_disk(config.population, config.clients_per_round, num_clients):
+        refuse_ensemble(config.adaptations)
     longest = max(len(domain.train.images) for domain in internal.domains)
     drawn = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
     drawn *= (clients := config.clients_per_round or num_clients)

@@ -36,7 +36,7 @@ from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.workdir import CLAIM, Record, read_json
 from fedjax_bn.run.processes.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
-from fedjax_bn.run.training.population import Held, check_population, num_clients
+from fedjax_bn.run.training.population import Held, num_clients
 from fedjax_bn.sharing import Variables, describe, join, path_names, split_like
 
 _Form = jax.ShapeDtypeStruct
@@ -51,10 +51,10 @@ class Keys(NamedTuple):
     participation: jax.Array
 
 
-def make_keys(config: ConfigDict) -> Keys:
-    """Returns the random keys of a run."""
+def make_keys(seed: int) -> Keys:
+    """Returns the random keys of a run, from its `config.seed`."""
     # All numbers of a run depend on the order of the fields and on how many there are.
-    return Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
+    return Keys(*jax.random.split(jax.random.key(seed), len(Keys._fields)))
 
 
 def prepare(
@@ -84,8 +84,7 @@ def prepare(
     sizes = (min(clients, 1), clients)
     try:
         experiment = make(config)
-        check_population(config, len(experiment.internal.domains))
-        keys = make_keys(config)
+        keys = make_keys(experiment.plan.seed)
         if traced:
             check_shapes(experiment, make_start(experiment, keys, None, *sizes))
         fixed, notes = _load_weights(experiment, config.start_from, config.pretrained)

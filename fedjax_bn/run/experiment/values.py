@@ -1,5 +1,6 @@
 """What a run needs, built and checked: `Experiment`, and the values of a configuration in it."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.personalization import Personalization, choose_personalization
-from fedjax_bn.run.experiment.availability import Participation
+from fedjax_bn.run.evaluation.personalization import Personalization
+from fedjax_bn.run.experiment.availability import Participation, kept_on_disk
 from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
 from fedjax_bn.run.files.workdir import Record
-from fedjax_bn.run.training.population import on_disk
 from fedjax_bn.task import Task, classification
 
 
@@ -50,6 +52,7 @@ class Plan(NamedTuple):
     """What the loop over rounds does, and what it writes; the meanings are those of the keys.
 
     Attributes:
+      keys: dotted key -> value of the whole configuration, as config.json has it.
       follows: the key whose plan follows from the number of rounds, see `method.follows_rounds`.
       privacy: `privacy(rounds)` is the record of `describe_privacy` after so many rounds.
     """
@@ -66,6 +69,9 @@ class Plan(NamedTuple):
     predictions: str
     wandb: str
     device_megabytes: int
+    start_from: str
+    pretrained: str
+    keys: Record
     follows: str
     privacy: Callable[[int], Record]
 
@@ -75,10 +81,12 @@ class Evaluation(NamedTuple):
 
     Attributes:
       clients: how many are evaluated, drawn from `seed`; 0 for all.
+      device_megabytes: up to which test data stay on the device.
       personalization: how a client adapts first; None where none does.
     """
 
     batch_size: int
+    device_megabytes: int
     clients: int
     seed: int
     eval_unseen: str
@@ -134,34 +142,48 @@ def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
 
     The trace is not read: `read_trace` does that.
     """
-    keys, disk = config.participation, on_disk(config, num_clients)
-    return Participation(config.clients_per_round, keys.draw, keys.dropout, None, disk)
+    keys, drawn = config.participation, config.clients_per_round
+    disk = kept_on_disk(config.population, drawn, num_clients)
+    return Participation(drawn, keys.draw, keys.dropout, None, disk)
 
 
 def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
     """Returns the fields of `Experiment` that are values of a configuration, by their names."""
+    flat = dict(flatten(config))
     plan = Plan(
-        **{name: config[name] for name in Plan._fields if name in config and name != "privacy"},
+        **{name: flat[name] for name in Plan._fields if name in flat},
         device_megabytes=config.data.device_megabytes,
+        keys=flat,
         follows=follows_rounds(config),
         privacy=partial(describe_privacy, config, num_clients),
-    )
-    evaluation = Evaluation(
-        batch_size=config.eval_batch_size,
-        clients=config.eval_clients,
-        seed=config.seed,
-        eval_unseen=config.eval_unseen,
-        eval_train_loss=config.eval_train_loss,
-        validate_with=config.validate_with,
-        personalization=choose_personalization(config, method),
     )
     return {
         "participation": choose_participation(config, num_clients),
         "work": LocalWork(config.batch_size, config.local_steps, local_epochs(config)),
         "plan": plan,
-        "evaluation": evaluation,
+        "evaluation": read_evaluation(config, method),
         "validates": what_validates(config),
     }
+
+
+def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
+    """Returns how clients are tested; `personalize.*` has the method's own values where empty."""
+    keys = config.personalize
+    usual = inspect.signature(personalize).parameters["inner_rate"].default
+    samples, rate = method.personalize or (0, usual)
+    samples = samples if keys.samples is None else keys.samples
+    rate = rate if keys.rate is None else keys.rate
+    adapts = Personalization(samples, keys.steps, rate, config.seed) if samples else None
+    return Evaluation(
+        batch_size=config.eval_batch_size,
+        device_megabytes=config.data.device_megabytes,
+        clients=config.eval_clients,
+        seed=config.seed,
+        eval_unseen=config.eval_unseen,
+        eval_train_loss=config.eval_train_loss,
+        validate_with=config.validate_with,
+        personalization=adapts,
+    )
 
 
 def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:

@@ -117,8 +117,8 @@ def restore(
             "the workdir of another run"
         )
     experiment = assemble(config, dataset_of(form), ())
-    start = make_start(experiment, make_keys(config))
-    start = start_held(experiment.participation, start, folder, len(form["clients"]))
+    start = make_start(experiment, make_keys(config.seed))
+    start = start_held(experiment, start, folder)
     like = form_on(jax.eval_shape(start), experiment.mesh)
     return experiment, *restore_state(folder, like)
 
