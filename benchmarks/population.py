@@ -83,8 +83,7 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     )
     experiment, keys, start = prepare(config)
     with tempfile.TemporaryDirectory() as folder:
-        count = len(experiment.internal.domains)
-        begin = start_held(experiment.participation, start, Path(folder), count)
+        begin = start_held(experiment, start, Path(folder))
         held = begin()
         with timed_store() as store_seconds, device_bytes() as most:
             step = open_rounds(experiment, keys, held).compile(held)

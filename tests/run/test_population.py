@@ -141,7 +141,7 @@ def test_what_two_devices_trained_goes_on_on_one(tiny, tmp_path):
     for devices in (2, 1):
         config = runs.config(mesh__clients=devices, **ODD)
         experiment, keys, begin = prepare(config, traced=False)
-        start = population.start_held(experiment.participation, begin, tmp_path, 4)
+        start = population.start_held(experiment, begin, tmp_path)
         with checkpoint.open_folder(tmp_path / "checkpoints", keep=2) as manager:
             if held is not None:
                 form = form_on(jax.eval_shape(start), experiment.mesh)
@@ -220,7 +220,7 @@ def test_a_run_from_the_disk_tells_the_numbers_of_one_on_the_device(tiny, record
 def first_held(folder):
     """What a run of `KILLED` in that folder begins with."""
     experiment, _, begin = train.prepare(runs.config(**KILLED))
-    return population.start_held(experiment.participation, begin, folder, 4)
+    return population.start_held(experiment, begin, folder)
 
 
 def last_of_each_checkpoint(images):

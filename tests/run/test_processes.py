@@ -113,8 +113,7 @@ def models_in(folder, changes):
     """All that clients have of their own in the newest checkpoint, from memory or the disk."""
     config = runs.config(**changes)
     experiment, _, begin = train.prepare(config)
-    begin = population.start_held(experiment.participation, begin, folder, 4)
-    state = runs.saved(folder, begin())
+    state = runs.saved(folder, population.start_held(experiment, begin, folder)())
     if isinstance(state, population.Held):
         return population.rows_of_clients(state, np.arange(4))
     return state.personal, state.memory

@@ -13,10 +13,8 @@ import pytest
 
 import runs
 from fedjax_bn.data import messages
-from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.files import workdir
-from fedjax_bn.run.files.ownership import claim
 from fedjax_bn.run.training import logs, train
 from fedjax_bn.run.training.rounds import Rounds
 
@@ -162,7 +160,6 @@ def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatc
     config = runs.config(wandb="hospitals", rounds=2)
     monkeypatch.setattr(logs, "progress", lambda *given: nullcontext(lambda record: None))
     experiment = train.prepare(config)[0]
-    claim(tmp_path, dict(flatten(config)), {"data": ""})
     with logs.watchers(experiment, tmp_path, 0) as (report, _):
         for one in records:
             report(one)

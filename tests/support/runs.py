@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import plots
-from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.values import Experiment
@@ -107,6 +107,7 @@ def prepared_once(prepare: Callable) -> Callable:
         if key not in COMPILED:
             COMPILED[key] = prepare(config, *rest)
         experiment, *others = COMPILED[key]
+        plan |= {"keys": dict(flatten(config))}
         return experiment._replace(plan=experiment.plan._replace(**plan)), *others
 
     return remembered

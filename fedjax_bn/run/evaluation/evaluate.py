@@ -56,7 +56,6 @@ from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_
 from fedjax_bn.run.training.population import (
     UNTOUCHED,
     Held,
-    on_disk,
     refuse_ensemble,
     rows_of_clients,
 )
@@ -126,7 +125,7 @@ def internal_evaluator(
     domains = [experiment.internal.domains[k] for k in tested]
     names, limit = [domain.name for domain in domains], config.clients_named
     task, size = answering(task or experiment.task), 0
-    if config.eval_clients or on_disk(config, len(experiment.internal.domains)):
+    if config.eval_clients or experiment.participation.on_disk:
         size = padded(min(config.clients_per_round or _BLOCK, len(tested)), experiment.mesh)
     how = choose_personalization(config, experiment.method)
     scoring = partial(_scoring, config, experiment, size)

@@ -13,8 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from fedjax_bn.arguments.text import shown
-from fedjax_bn.run.experiment.values import Experiment
-from fedjax_bn.run.files.workdir import CLAIM, faults_named, read_json, sync
+from fedjax_bn.run.experiment.values import Experiment, Plan
+from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training.records import Record, samples_a_round
 
@@ -67,7 +67,7 @@ def watchers(
         events = stack.enter_context(_open_events(folder / "events", done))
         reports = [partial(_write_events, events)]
         if plan.wandb:
-            reports.append(stack.enter_context(_tracked(plan.wandb, folder)))
+            reports.append(stack.enter_context(_tracked(plan, folder)))
         bar = progress(plan.method, plan.rounds, done, samples, experiment.task.score.name)
         reports.append(stack.enter_context(bar))
         _write_pictures(events, folder / "plots", done)
@@ -231,12 +231,12 @@ def _scalars(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
 
 
 @contextmanager
-def _tracked(project: str, folder: Path) -> Iterator[Callable[[Record], Any]]:
+def _tracked(plan: Plan, folder: Path) -> Iterator[Callable[[Record], Any]]:
     """Reports rounds to Weights & Biases, where a run that continues has the same id."""
     import wandb
 
-    place, config = folder.resolve(), read_json(folder / "config.json", CLAIM)["config"]
+    place = folder.resolve()
     identity = hashlib.sha256(str(place).encode()).hexdigest()[:16]
     options = {"id": identity, "resume": "allow", "name": "/".join(place.parts[-2:])}
-    with wandb.init(project=project, config=config, dir=str(folder), **options) as there:
+    with wandb.init(project=plan.wandb, config=plan.keys, dir=str(folder), **options) as there:
         yield lambda record: there.log(dict(_scalars(record)), step=record["round"])

@@ -20,20 +20,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.errors import CheckpointError, ConfigError
-from fedjax_bn.run.experiment.availability import Participation
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.workdir import faults_named, sync
 
 PyTree = Any
 # A client's own part, by arrays of its own: evaluation reads personal leaves alone.
 PARTS = ("personal", "memory", "weighing")
 UNTOUCHED = 255  # the slot of a client that has no row yet
-_MOST_ON_DEVICE = 1000  # clients, with population=auto
 # Of checkpoints that a run can continue from: committed or being written.
 _NAMED = {"latest": 3, "selected": 2}
 _SLOTS = sum(_NAMED.values()) + 1
@@ -227,14 +225,15 @@ class Held:
 
 
 def start_held(
-    how: Participation, start: Callable[[], FederatedState], folder: Path, num_clients: int
+    experiment: Experiment, start: Callable[[], FederatedState], folder: Path
 ) -> Callable[[], FederatedState | Held]:
     """Returns `start`, or a function that makes the first `Held` if rows are kept on the disk.
 
     Then `start` must make a state of one client; the rows are in a folder of the workdir `folder`.
     """
-    if not how.on_disk:
+    if not experiment.participation.on_disk:
         return start
+    num_clients = len(experiment.internal.domains)
 
     def first_rows(state: FederatedState) -> dict[str, PyTree]:
         return {part: jax.tree.map(lambda x: x[0], getattr(state, part)) for part in PARTS}
@@ -245,36 +244,11 @@ def start_held(
     def hold() -> Held:
         state = start()
         first = first_rows(state)
-        nobody = np.zeros(how.drawn, np.int32)
+        nobody = np.zeros(experiment.participation.drawn, np.int32)
         slots = np.full(num_clients, UNTOUCHED, np.uint8)
         return Held(state._replace(memory=(), weighing=()), first, nobody, slots, store)
 
     return hold
-
-
-def on_disk(config: ConfigDict, num_clients: int) -> bool:
-    """Returns whether the rows of clients are kept on the disk.
-
-    Args:
-      config: `population`; `auto` takes the disk for more than 1000 clients if some of them sit
-        out (`clients_per_round`).
-      num_clients: K.
-    """
-    some = 0 < config.clients_per_round < num_clients
-    large = config.population == "auto" and num_clients > _MOST_ON_DEVICE
-    return config.population == "disk" or (some and large)
-
-
-def check_population(config: ConfigDict, num_clients: int) -> None:
-    """Raises ConfigError if rows on the disk do not go with what else is configured."""
-    if config.population == "disk" and not 0 < config.clients_per_round < num_clients:
-        raise ConfigError(
-            f"config.population='disk' keeps clients off the device that sit out, but with "
-            f"clients_per_round={config.clients_per_round} all {num_clients} take part: lower "
-            "clients_per_round, or set population=device"
-        )
-    if on_disk(config, num_clients):
-        refuse_ensemble(config.adaptations)
 
 
 def refuse_ensemble(adaptations: Iterable[str]) -> None:
@@ -288,13 +262,10 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
             )
 
 
-def disk_note(start: Callable[[], FederatedState | Held], method: str, rounds: int) -> str:
+def disk_note(experiment: Experiment, start: Callable[[], FederatedState | Held]) -> str:
     """Returns a message on the disk that the clients' rows will take; "" without such rows.
 
-    Args:
-      start: what `start_held` returns.
-      method: its name.
-      rounds: of the whole run.
+    `start` is what `start_held` returns.
 
     Raises:
       ConfigError: the disk has less.
@@ -302,8 +273,9 @@ def disk_note(start: Callable[[], FederatedState | Held], method: str, rounds: i
     held = jax.eval_shape(start)
     if not isinstance(held, Held):
         return ""
-    store, drawn, total = held.store, len(held.client), held.store.num_clients
-    place = store.folder.absolute()
+    store, rounds = held.store, experiment.plan.rounds
+    drawn, total = experiment.participation.drawn, store.num_clients
+    place, size = store.folder.absolute(), _size(store.row_bytes)
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     # How many will have trained, on average, if all are drawn alike; each needs a row.
@@ -311,15 +283,15 @@ def disk_note(start: Callable[[], FederatedState | Held], method: str, rounds: i
     most = store.row_bytes * min(drawn * rounds, _SLOTS * total)
     if max(0, least - store.taken_bytes()) > free:
         raise ConfigError(
-            f"the own parts of {total:,} clients of {method}, {_size(store.row_bytes)} "
-            f"each, will take {_size(least)} in {store.folder}, but its disk has {_size(free)} "
-            "free: give a --workdir on a larger disk, train fewer clients or rounds, or choose a "
-            "smaller model or a method that remembers no model for a client"
+            f"the own parts of {total:,} clients of {experiment.plan.method}, {size} each, will "
+            f"take {_size(least)} in {store.folder}, but its disk has {_size(free)} free: give a "
+            "--workdir on a larger disk, train fewer clients or rounds, or choose a smaller model "
+            "or a method that remembers no model for a client"
         )
     return (
-        f"{total:,} clients, {_size(store.row_bytes)} each, are kept in {store.folder}, {drawn} at "
-        f"a time on the device; they will take {_size(least)} to {_size(most)} of the disk, which "
-        f"has {_size(free)} free"
+        f"{total:,} clients, {size} each, are kept in {store.folder}, {drawn} at a time on the "
+        f"device; they will take {_size(least)} to {_size(most)} of the disk, which has "
+        f"{_size(free)} free"
     )
 
 

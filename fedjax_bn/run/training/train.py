@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.report import write_data_plots
-from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import CheckpointError, InterruptedRun
 from fedjax_bn.run.evaluation.answers import Keep, write_answers
 from fedjax_bn.run.evaluation.evaluate import Evaluate, evaluator, unseen_evaluator
@@ -77,19 +76,19 @@ def run(
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)
-    plan, domains = experiment.plan, experiment.internal.domains
-    start = start_held(experiment.participation, start, folder, len(domains))
+    plan = experiment.plan
+    start = start_held(experiment, start, folder)
     promised = plan.privacy(plan.rounds)
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
-    about |= promised | starting_record(config.start_from)
+    about |= promised | starting_record(plan.start_from)
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
-    flat, say = dict(flatten(config)), say if first() else lambda text: None
-    require_same("the configuration", flat)
+    say = say if first() else lambda text: None
+    require_same("the configuration", plan.keys)
     require_same("the data", about["data"])
-    by_first(lambda: check_claim(folder, flat, about, plan.follows))
+    by_first(lambda: check_claim(folder, plan.keys, about, plan.follows))
 
     # 2. A finished run has nothing to do, unless it is given more rounds. One that ran out of
     # patience has fewer rounds, and stays as it is.
@@ -101,10 +100,10 @@ def run(
 
     # 3. Otherwise this process, the first of several, owns the folder until it ends, and continues
     # from the latest checkpoint, if there is one.
-    if note := by_first(lambda: disk_note(start, plan.method, plan.rounds)):
+    if note := by_first(lambda: disk_note(experiment, start)):
         say(note)
     with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
-        if note := by_first(lambda: claim(folder, flat, about, plan.follows)):
+        if note := by_first(lambda: claim(folder, plan.keys, about, plan.follows)):
             say(note)
         if note := by_first(lambda: difference(folder, about)):
             say(note)
