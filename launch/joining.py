@@ -33,6 +33,7 @@ from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
 from fedjax_bn.run.experiment.start import make_keys  # noqa: E402
+from fedjax_bn.run.experiment.values import read_values  # noqa: E402
 from fedjax_bn.run.files import finished, workdir  # noqa: E402
 from fedjax_bn.run.training.rounds import open_rounds  # noqa: E402
 
@@ -69,6 +70,7 @@ def join(
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
+    alone = alone._replace(**read_values(config, method, 1))
     keys = make_keys(config.seed)
     state = method.init(keys.method, variables, 1)
     evaluate = internal_evaluator(config, alone)
