@@ -183,11 +183,6 @@ def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return tree if mesh is None else _gather(mesh)(tree)
 
 
-def fetched(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Returns the tree as NumPy arrays, with all rows in every process."""
-    return jax.device_get(gathered(tree, mesh) if jax.process_count() > 1 else tree)
-
-
 @cache
 def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
     """Returns one function for a mesh, which is compiled once for a form of trees."""

@@ -32,7 +32,7 @@ from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.processes.mesh import (
     clients_of,
     copies_on,
-    fetched,
+    gathered,
     own_rows,
     place_copies,
     place_own,
@@ -278,7 +278,8 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
             batches, waiting = waiting if waiting is not None else next(streamed), None
             client, given = inputs(held, batches)
             state, rows, metrics = compiled(*given)
-            rows, metrics = fetched((rows, metrics), mesh)
+            several = jax.process_count() > 1  # each has rows that the first does not see
+            rows, metrics = jax.device_get(gathered((rows, metrics), mesh if several else None))
             # The others keep their rows: clients that sat out, and updates that are not finite.
             trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
             new = jax.tree.map(lambda x: x[trained], rows)
