@@ -251,6 +251,7 @@ def test_distances_are_written_in_the_order_of_the_forward_pass(tmp_path):
     variables = jax.jit(model.init)(key, images)
     state = jax.jit(method.init, static_argnums=2)(key, variables, 2)
     experiment = SimpleNamespace(model=model, prepare=prepare, internal=internal, mesh=None)
+    experiment.plan = SimpleNamespace(clients_named=100)
     log_batch_norms(experiment, tmp_path, state, "selected")
     layers = read_distances(tmp_path, "selected").layers
     assert layers == list(spatial_layers(model, variables, images)) != sorted(layers)

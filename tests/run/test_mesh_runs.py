@@ -20,7 +20,7 @@ from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.processes import mesh
 from fedjax_bn.run.training import rounds, train
 
-TESTED = {"adaptations": ("running", "batch", "tsmobn"), "adapt_batch_size": 4}
+TESTED = {"adaptations": ("running", "tsmobn"), "adapt_batch_size": 4}
 TRAINED = np.array([True, False, True])
 
 
@@ -108,7 +108,7 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
 def test_other_ways_to_test_are_those_of_one_device_too(changes):
     scores = []
     for devices in ({"mesh__clients": 1}, {"mesh__clients": 2}, TWO_A_BATCH):
-        texts = (*TESTED["adaptations"], "ensemble", "random_alpha")
+        texts = (*TESTED["adaptations"], "batch", "ensemble", "random_alpha")
         config, experiment, _, start = prepared(
             eval_batch_size=4, **TESTED | {"adaptations": texts}, **devices, **changes
         )

@@ -76,8 +76,9 @@ def end_of(process):
     return process.returncode, errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("what", ["compile", "finalize"])
+@pytest.mark.parametrize(
+    ("what", "number"), [("compile", signal.SIGTERM), ("finalize", signal.SIGINT)]
+)
 def test_a_signal_outside_of_rounds_ends_the_process_at_once_saying_what_is_saved(what, number):
     process = start(what)
     process.send_signal(number)

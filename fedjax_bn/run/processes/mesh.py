@@ -42,6 +42,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
             "has: give 0 for all of them, or fewer"
         )
     if not batch:
+        # Devices without a client of their own take a part of each batch.
         batch = min(max(clients // rows, 1), batch_size)
         clients = min(clients, rows)
     chosen = np.array(devices[: clients * batch])

@@ -192,6 +192,7 @@ def log_masks(
                 features[domains[k].name] = features_of(running, *given)
             image = masked_features(features, masks[FEATURES][two])
             write_atomically(folder / "plots" / "masked_features.png", image)
+    # FedCD has one mask, of features, unless more layers are named.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
 

@@ -93,6 +93,7 @@ def _drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], _Drawn]:
         rows = jnp.pad(rows, (0, missing), constant_values=total)
         key = jax.random.fold_in(keys.data, number)
         samples = sample(jnp.asarray(sizes, jnp.int32)[rows], rows, longest, key)
+        # Rows of padding have no client, so that none of their samples is valid.
         samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
         present = jax.tree.map(lambda one: jnp.pad(one, (0, missing)), cohort.entries())
         return _Drawn(client, rows, samples, present)
@@ -254,7 +255,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
         def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
             """Returns the next cohort's numbers, and the arguments of the compiled round."""
             client, numbers, _, present = drawn(int(held.round))
-            mine = np.minimum(numbers[own], num_clients - 1)
+            mine = np.minimum(numbers[own], num_clients - 1)  # K, of padding, is no client
             batches = batches | {name: leaf[own] for name, leaf in present.items()}
             batches |= {"client": numbers[own]} | validation(mine)
             here = rows_of_clients(held, mine, _PADDED), batches

@@ -63,6 +63,7 @@ def stream_rounds(
             "data larger than data.device_megabytes are streamed by grain, which is not installed: "
             "pip install 'fedjax_bn[data]', or raise data.device_megabytes"
         ) from error
+    # Two, because samples of the next round are read before all of this one are taken.
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
     given, steps, batch_size = drawn(first)[1].index.shape
     own = np.arange(given) if own is None else np.asarray(own)
