@@ -326,8 +326,11 @@ def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path):
     store, first = store_of(tmp_path)
     (tmp_path / "personal.npy").write_bytes(b"rows")
     message = r"personal\.npy holds rows of clients in the form of an earlier version.*--workdir$"
+    slots = written(store, np.full(5, UNTOUCHED, np.uint8), np.array([2]), rows(3.0, 1))
+    assert store.read("personal", slots, np.array([1, 2]), first)["b"].tolist() == [0, 3]
+    slots[0] = 1  # of an earlier version
     with pytest.raises(CheckpointError, match=message) as error:
-        store.read("personal", np.zeros(5, np.uint8), np.array([0, 2]), first)
+        store.read("personal", slots, np.array([0, 2]), first)
     assert "\n" not in str(error.value)
 
 

@@ -60,7 +60,6 @@ class RowStore:
             if some
         }
         self._named = {kind: deque(maxlen=count) for kind, count in _NAMED.items()}
-
         self.row_bytes = sum(record.itemsize for record in self._records.values())  # of a client
 
     def taken_bytes(self) -> int:
@@ -86,18 +85,18 @@ class RowStore:
         rows = np.repeat(self._packed(part, one), len(client), axis=0)
         have = np.flatnonzero(slots[client] != UNTOUCHED)
         if len(have):
-            place = self.folder / part
+            place, old = self.folder / part, self.folder / f"{part}.npy"
             numbers = slots[client[have]].astype(int), client[have].astype(int)
-            if not place.exists() and (old := place.with_name(f"{part}.npy")).exists():
+            files = [place / f"c.{slot}.{number}.0" for slot, number in zip(*numbers, strict=True)]
+            if old.exists() and not all(path.exists() for path in files):
                 raise CheckpointError(
                     f"{old} holds rows of clients in the form of an earlier version, which this "
                     "one cannot read: continue with the version that began the run, or give "
                     "another --workdir"
                 )
             try:
-                for slot, number in zip(*numbers, strict=True):
-                    # tensorstore would never return from a named pipe.
-                    if (path := place / f"c.{slot}.{number}.0").exists() and not path.is_file():
+                for path in files:  # tensorstore would never return from a named pipe
+                    if path.exists() and not path.is_file():
                         raise ValueError(f"{path} must be a regular file")
                 rows[have] = self._open(part).vindex[numbers].read().result()
             except (ValueError, OSError) as error:

@@ -163,7 +163,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
         return lambda state: run(state, waiting.pop() if waiting else next(batches))
 
     note = (
-        f"{size} of training samples are streamed, because {needed:.0f} MB pass "
+        f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
         f"data.device_megabytes={limit}; a round's batches take "
         f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
     )
