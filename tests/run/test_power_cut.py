@@ -3,7 +3,6 @@
 The writes of a small run are recorded, and what a disk may hold is made for every prefix of them.
 """
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -41,7 +40,7 @@ class Disk:
         self.contents: dict[int, bytes] = {}
         self.names: dict[int, dict[str, int]] = {}
         self.kept: list[int] = []  # open, so that no number of an inode is used twice
-        self.images: dict[str, Image] = {}
+        self.images: dict[frozenset, Image] = {}  # the different ones, in order
 
     def wait(self, number: int) -> None:
         """Records an fsync."""
@@ -73,8 +72,7 @@ class Disk:
             torn["metrics.jsonl"] = lines[: max(len(lines) - 9, len(waited_for))]
         named = {name: cut[name] for name, path in files.items() if self.known(path)} | rows
         for image in (killed, torn, cut, named):
-            key = hashlib.sha256(repr(sorted(image.items())).encode()).hexdigest()
-            self.images.setdefault(key, image)
+            self.images.setdefault(frozenset(image.items()), image)
 
     def known(self, path: Path) -> bool:
         """Whether the name of a file and of all folders above it were waited for."""
