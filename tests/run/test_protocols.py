@@ -185,9 +185,9 @@ def test_who_has_trained_is_told_by_losses_and_failures():
         {"loss": {"a": None, "b": None, "c": 2.0, "d": 3.0}, "not_finite": ["d"]},
         {"loss": {"a": None, "b": 0.5, "c": None, "d": None}},
     ]
-    assert have_trained(rounds[:1]).tolist() == [True, False, True, False]
-    assert have_trained(rounds[:2]).tolist() == [True, False, True, False]
-    assert have_trained(rounds).tolist() == [True, True, True, False]
+    assert have_trained(rounds[:1], list("abcd")).tolist() == [True, False, True, False]
+    assert have_trained(rounds[:2], list("abcd")).tolist() == [True, False, True, False]
+    assert have_trained(rounds, list("abcd")).tolist() == [True, True, True, False]
 
 
 def validated(*means: float | None) -> list[dict]:

@@ -98,9 +98,10 @@ def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
     form = jax.eval_shape(lambda state: state, state)
     if mesh is None:
         return form
-    spread = jax.tree.map(lambda leaf: copies_on(mesh), form)
-    if isinstance(form, FederatedState):
-        spread = shardings_of(form, mesh)
+    by_client = isinstance(form, FederatedState)
+    spread = (
+        shardings_of(form, mesh) if by_client else jax.tree.map(lambda _: copies_on(mesh), form)
+    )
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         form,

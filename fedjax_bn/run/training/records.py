@@ -48,14 +48,13 @@ def round_record(
     return record
 
 
-def have_trained(records: list[Record], names: list[str] | None = None) -> np.ndarray:
+def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
     """Returns who has trained in at least one round, and kept it: bool[K].
 
     Args:
-      records: of all rounds so far, at least one.
-      names: of the K clients; by default those of the first record, which then has them.
+      records: of all rounds so far.
+      names: of the K clients.
     """
-    names = names or list(records[0]["loss"])
     number = {name: k for k, name in enumerate(names)}
     trained = np.zeros(len(names), bool)
     for record in records:
