@@ -150,7 +150,7 @@ def first_of(function: Callable) -> Callable:
 
 
 def config(**changes: object) -> ConfigDict:
-    """The configuration of a tiny run; `__` in a name stands for the dot of a nested key."""
+    """The configuration of a tiny run; `__` in a name means the dot of a nested key."""
     config = base()
     tiny = {
         "model": "MLP",
@@ -187,7 +187,7 @@ def finished(folder: Path, **changes: object) -> Path:
 
 
 class Killed(BaseException):
-    """Stands for kill -9 inside this process: nothing catches it."""
+    """Means kill -9 inside this process: nothing catches it."""
 
 
 def unfinished(folder: Path, of: ConfigDict) -> Path:
@@ -224,7 +224,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 def lines_written(folder: Path) -> list[bytes]:
-    """The lines of metrics.jsonl as they are, perhaps torn."""
+    """The lines of metrics.jsonl as they are, torn ones too."""
     path = folder / "metrics.jsonl"
     return path.read_bytes().splitlines() if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""The machine of a run: what its last bits depend on besides configuration, data and seed."""
+"""The machine of a run: what its last bits depend on, apart from configuration, data, seed."""
 
 import os
 import platform

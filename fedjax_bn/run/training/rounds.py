@@ -255,7 +255,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
         def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
             """Returns the next cohort's numbers, and the arguments of the compiled round."""
             client, numbers, _, present = drawn(int(held.round))
-            mine = np.minimum(numbers[own], num_clients - 1)  # K, of padding, is no client
+            mine = np.minimum(numbers[own], num_clients - 1)  # padding has the number K
             batches = batches | {name: leaf[own] for name, leaf in present.items()}
             batches |= {"client": numbers[own]} | validation(mine)
             here = rows_of_clients(held, mine, _PADDED), batches
