@@ -58,10 +58,23 @@ STREAMED = {"data__device_megabytes": 0}
 ONE, TWO = {"clients_per_round": 1}, {"clients_per_round": 2}
 
 
+@pytest.fixture(scope="module")
+def spread():
+    """A state that two devices have trained, and its numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+        return after_two_rounds(mesh__clients=2)
+
+
+def test_three_clients_on_two_devices_have_the_numbers_of_one_device(spread):
+    state, numbers = spread
+    assert len(state.round.sharding.device_set) == 2
+    assert_close(numbers, after_two_rounds(mesh__clients=1)[1], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"mesh__batch": 1} | STREAMED | ONE,
         pytest.param(TWO_A_BATCH | STREAMED, marks=pytest.mark.slow),
         pytest.param(TWO | {"method": "scaffold"}, marks=pytest.mark.slow),
@@ -76,11 +89,10 @@ def test_a_run_on_a_mesh_has_the_numbers_of_one_device(changes):
     assert_close(spread, alone, rtol=1e-4, atol=1e-6)
 
 
-def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
+def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path, spread):
     """What two devices trained is saved, tested, and tested on one, where it comes back alone."""
-    config, experiment, keys, start = prepared(mesh__clients=2, **TESTED)
-    state = start()
-    state, _ = rounds.open_rounds(experiment, keys, state).compile(state)(state)
+    state, _ = spread
+    config, experiment, _, start = prepared(mesh__clients=2, **TESTED)
     scores = evaluate.evaluator(config, experiment)(state, TRAINED)
     config, alone, _, begin = prepared(mesh__clients=1, **TESTED)
     with checkpoint.open_folder(tmp_path / "two", keep=2) as manager:
