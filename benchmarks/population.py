@@ -27,7 +27,7 @@ import jax
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.training.population import RowStore, start_held
-from fedjax_bn.run.training.stored_rounds import open_stored_rounds
+from fedjax_bn.run.training.rounds import open_rounds
 from machine import announce
 
 CONFIG = Path(__file__).parents[1] / "configs" / "population.py"
@@ -73,11 +73,11 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     config = read(str(CONFIG), [(key, str(value)) for key, value in changes.items()])
     experiment, keys, start = prepare(config)
     with tempfile.TemporaryDirectory() as folder:
-        begin = start_held(config, start, Path(folder), len(experiment.internal.domains))
+        begin = start_held(experiment, start, Path(folder))
         held = begin()
         seconds, cpu = [], []
         with timed_store() as store_seconds, device_bytes() as most:
-            step = open_stored_rounds(config, experiment, keys, held).compile(held)
+            step = open_rounds(experiment, keys, held).compile(held)
             for _ in range(options.rounds):
                 began, used = time.perf_counter(), time.process_time()
                 held, _ = step(held)

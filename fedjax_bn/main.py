@@ -206,7 +206,7 @@ def _report(arguments: list[str]) -> None:
         )
     if not arguments:
         raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
-    from fedjax_bn.report import write_comparison
+    from fedjax_bn.report.page import write_comparison
 
     out = Path(_OUT.value or "report.html")
     files = write_comparison([Path(folder) for folder in arguments], out, _BASELINE.value)

@@ -213,9 +213,9 @@ def simulate(
     with ExitStack() as stack:
         watchers = [callback] if callback else []
         if show_progress:
-            pace = samples_a_round(config, experiment), experiment.task.score.name
+            pace = samples_a_round(experiment), experiment.task.score.name
             watchers.append(stack.enter_context(progress("round", rounds, 0, *pace)))
-        round = open_rounds(config, experiment, keys, state).compile(state)
+        round = open_rounds(experiment, keys, state).compile(state)
         while len(records) < rounds and not out_of_patience(records, patience):
             number, start = len(records) + 1, time.perf_counter()
             state, metrics = round(state)
@@ -228,7 +228,7 @@ def simulate(
                     selected = jax.tree.map(jnp.copy, state)  # the next round donates the state
             for watch in watchers:
                 watch(records[-1])
-    summary = summarize(config, experiment, records, 0.0)
+    summary = summarize(experiment, records, 0.0)
     return Result(method, selected, tuple(names), summary, records)
 
 

@@ -76,7 +76,7 @@ def join(
     state = method.init(keys.method, variables, 1)
     evaluate = internal_evaluator(alone)
     accuracy = {"received": evaluate(state)["accuracy"]["mean"]}
-    round = open_rounds(config, alone, keys, state).compile(state)
+    round = open_rounds(alone, keys, state).compile(state)
     for _ in range(config.rounds):
         state, _ = round(state)
     return state, accuracy | {"joined": evaluate(state)["accuracy"]["mean"]}

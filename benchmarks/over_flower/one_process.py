@@ -56,7 +56,7 @@ def overhead(clients: int, rounds: int, changes: str = "") -> Overhead:
 def _simulated(config: Any, rounds: int) -> Iterator[float]:
     experiment, keys, start = prepare(config)
     state = start()
-    round = open_rounds(config, experiment, keys, state).compile(state)
+    round = open_rounds(experiment, keys, state).compile(state)
     state, _ = round(state)
     for _ in range(rounds):
         began = time.process_time()

@@ -27,7 +27,7 @@ from fedjax_bn.run.errors import ConfigError, RiskError, UserError
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.experiment.availability import draw_cohort
 from fedjax_bn.run.files.finished import impossible
-from fedjax_bn.run.files.forms import FINISHED, misfit
+from fedjax_bn.run.files.workdir import FINISHED, misfit
 from fedjax_bn.run.training.records import Record, round_record
 
 _AGAIN = 60.0  # seconds until a node that was refused is asked again

@@ -33,8 +33,8 @@ from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.experiment.values import describe_privacy, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
-from fedjax_bn.run.files.forms import CLAIM, NUMBER, TEXT
 from fedjax_bn.run.files.ownership import claim, owned
+from fedjax_bn.run.files.workdir import CLAIM, NUMBER, TEXT
 from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training.records import Record, out_of_patience, select_round
 from fedjax_bn.run.training.train import resume

@@ -13,8 +13,7 @@ from fedjax_bn.run.config.keys import flatten, up_to_date
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.evaluation.answers import Answered, read_answers
 from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
-from fedjax_bn.run.files.forms import CLAIM, DATA, SUMMARY
-from fedjax_bn.run.files.workdir import read_json, read_lines
+from fedjax_bn.run.files.workdir import CLAIM, DATA, SUMMARY, read_json, read_lines
 from fedjax_bn.run.training.records import Record
 
 # Keys on which no number depends, and what a report puts side by side: seeds, targets, tests.

@@ -6,7 +6,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import file_name, shown
-from fedjax_bn.report import tables, write_report
+from fedjax_bn.report import tables
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of

@@ -6,8 +6,8 @@ import pytest
 import runs
 from fedjax_bn.data.division.partition import _split_clients, share_out_domains
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.report import plots, write_report
-from fedjax_bn.report.page import data_facts
+from fedjax_bn.report import plots
+from fedjax_bn.report.page import data_facts, write_report
 from fedjax_bn.run.evaluation.evaluate import clients_tested, evaluator
 from fedjax_bn.run.evaluation.groups import QUANTILES, by_client, some_of
 from fedjax_bn.run.training.records import have_trained, round_record

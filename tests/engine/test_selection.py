@@ -199,7 +199,7 @@ def tiny(monkeypatch):
 def first_round(config, prepared=None):
     built, keys, start = prepared or prepare(config, traced=False)
     state = start()
-    opened = rounds.open_rounds(config, built, keys, state)
+    opened = rounds.open_rounds(built, keys, state)
     return jax.device_get(opened.compile(state)(state)[0]), opened.note
 
 
@@ -218,11 +218,12 @@ def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
 
 def stream_of(config, prepared):
     """The first round of a run whose training data do not fit on the device."""
+    built, *rest = prepared
+    built = built._replace(plan=built.plan._replace(device_megabytes=0))
     with pytest.MonkeyPatch.context() as patch:
         sizes = iter((1, 0))  # of training and of validation samples
         patch.setattr(rounds, "_padded_megabytes", lambda *given: next(sizes))
-        config.data.device_megabytes = 0
-        return first_round(config, prepared)
+        return first_round(config, (built, *rest))
 
 
 def test_selection_without_validation_samples_is_one_sentence(tiny, monkeypatch):
@@ -237,4 +238,4 @@ def test_validation_samples_beyond_the_device_are_one_sentence(tiny):
     config.data.device_megabytes = 0
     built, keys, start = prepare(config, traced=False)
     with pytest.raises(ConfigError, match="validation samples on the device, more than"):
-        rounds.open_rounds(config, built, keys, start()).compile(start())
+        rounds.open_rounds(built, keys, start()).compile(start())

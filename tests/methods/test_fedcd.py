@@ -349,7 +349,7 @@ def test_a_name_that_is_nowhere_is_refused_at_the_start():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A finished run by configuration, with its report."""
-    from fedjax_bn.report import write_report
+    from fedjax_bn.report.page import write_report
 
     folder = tmp_path_factory.mktemp("fedcd")
     adaptations = ("running", "running:mask=False")

@@ -12,8 +12,9 @@ from scipy import stats
 import runs
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sets.abide import _connectomes
-from fedjax_bn.report import plots, write_comparison
+from fedjax_bn.report import plots
 from fedjax_bn.report.finished_runs import find_runs
+from fedjax_bn.report.page import write_comparison
 from fedjax_bn.report.sections import _command
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluation.answers import Answers, Kept, write_answers

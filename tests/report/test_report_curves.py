@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fedjax_bn.report import write_comparison
+from fedjax_bn.report.page import write_comparison
 from finished_folders import finished
 from pages import CHROMIUM, Page, in_browser
 

@@ -10,8 +10,8 @@ from fedjax_bn import methods, sharing
 from fedjax_bn.data.corruptions import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.report import write_comparison
 from fedjax_bn.report.finished_runs import find_runs, variants_of
+from fedjax_bn.report.page import write_comparison
 from fedjax_bn.report.published import beside, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.run.experiment.method import own_rules

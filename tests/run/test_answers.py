@@ -36,7 +36,7 @@ from fedjax_bn.run.evaluation.answers import (
 )
 from fedjax_bn.run.evaluation.evaluate import _in_split_order
 from fedjax_bn.run.evaluation.scoring import in_order
-from fedjax_bn.run.training.client_logs import distances, log_batch_norms, read_distances
+from fedjax_bn.run.training.client_logs import _distances, log_batch_norms, read_distances
 from fedjax_bn.task import accuracy, classification, confusion
 
 
@@ -156,7 +156,7 @@ def test_distances_of_batch_norms_are_those_of_numpy():
     mean, var = np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([[4.0, 1.0], [4.0, 1.0]])
     leaves = {("batch_stats", "norm", "mean"): mean, ("batch_stats", "norm", "var"): var}
     leaves |= {("params", "norm", "scale"): np.array([[1.0, 1.0], [1.0, 3.0]])}
-    found = distances(leaves)["norm"]
+    found = _distances(leaves)["norm"]
     assert set(found) == {"mean", "std", "scale"}
     np.testing.assert_allclose(found["mean"], [np.sqrt((0.5**2 + 0) / 2)] * 2, rtol=1e-5)
     np.testing.assert_allclose(found["std"], 0, atol=1e-12)
@@ -251,6 +251,7 @@ def test_distances_are_written_in_the_order_of_the_forward_pass(tmp_path):
     variables = jax.jit(model.init)(key, images)
     state = jax.jit(method.init, static_argnums=2)(key, variables, 2)
     experiment = SimpleNamespace(model=model, prepare=prepare, internal=internal, mesh=None)
+    experiment.plan = SimpleNamespace(clients_named=100)
     log_batch_norms(experiment, tmp_path, state, "selected")
     layers = read_distances(tmp_path, "selected").layers
     assert layers == list(spatial_layers(model, variables, images)) != sorted(layers)

@@ -136,4 +136,4 @@ def test_samples_a_second_are_of_those_who_take_part(tmp_path, monkeypatch, chan
     runs.install(monkeypatch)
     (tmp_path / "trace").write_text("0,2\n1\n")
     config = runs.config(participation__trace=str(tmp_path / "trace"), **changes)
-    assert samples_a_round(config, build(config)) == pytest.approx(present * (22 + 18 + 11) / 3)
+    assert samples_a_round(build(config)) == pytest.approx(present * (22 + 18 + 11) / 3)

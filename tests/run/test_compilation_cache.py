@@ -45,7 +45,7 @@ def events(monkeypatch):
 
 
 def compile_and_run() -> float:
-    """Compiles a program anew and runs it."""
+    """Compiles a program again and runs it."""
     return float(jax.jit(lambda x: jnp.sin(x).sum())(np.arange(7, dtype=np.float32)))
 
 

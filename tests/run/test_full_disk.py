@@ -1,4 +1,4 @@
-"""Full disks, folders that cannot be written to, pipes that nobody reads, narrow encodings."""
+"""Full disks, folders that cannot be written to, pipes without a reader, narrow encodings."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ from fedjax_bn import main
 def train(arguments):
     for number in tqdm(range(3000), mininterval=0):
         print("client caf\\u00e9", number)
-    Path(sys.argv[1]).write_text("went on")
+    Path(sys.argv[1]).write_text("continued")
 
 main.COMMANDS["train"] = train
 file = sys.argv.pop(1)
@@ -47,7 +47,7 @@ def talk(tmp_path, how: str) -> str:
     )
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
-    assert (tmp_path / "file").read_text() == "went on"
+    assert (tmp_path / "file").read_text() == "continued"
     return done.stdout
 
 

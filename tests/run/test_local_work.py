@@ -48,7 +48,7 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
     draw = experiment.sampler()(jnp.asarray([22, 18, 11]), CLIENTS, 22, jax.random.key(0))
     np.testing.assert_array_equal(draw.valid.sum((1, 2)), [22, 54, 22])
     record = {"round": 1, "seconds": 2.0, "accuracy": {"mean": 1.0}}
-    assert summarize(config, experiment, [record], 1.0)["samples_per_second"] == 98 / 2
+    assert summarize(experiment, [record], 1.0)["samples_per_second"] == 98 / 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What bits depend on is recorded, and a run that goes on elsewhere says what is other there."""
+"""config.json records what bits depend on; a run that continues elsewhere prints what differs."""
 
 import copy
 import json

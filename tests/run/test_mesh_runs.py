@@ -1,4 +1,4 @@
-"""Runs on several devices: the numbers of one, wherever the data lie and whoever takes part."""
+"""Runs on several devices: the numbers of one, for all places of the data and all cohorts."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.processes import mesh
 from fedjax_bn.run.training import rounds, train
 
-TESTED = {"adaptations": ("running", "batch", "tsmobn"), "adapt_batch_size": 4}
+TESTED = {"adaptations": ("running", "tsmobn"), "adapt_batch_size": 4}
 TRAINED = np.array([True, False, True])
 
 
@@ -37,9 +37,9 @@ def prepared(**changes):
 
 def after_two_rounds(**changes):
     """The state, and the last metrics, without rows of padding."""
-    config, experiment, keys, start = prepared(**changes)
+    _, experiment, keys, start = prepared(**changes)
     state = start()
-    step = rounds.open_rounds(config, experiment, keys, state).compile(state)
+    step = rounds.open_rounds(experiment, keys, state).compile(state)
     for _ in range(2):
         state, metrics = step(state)
     metrics = {name: metrics[name] for name in ("loss", "weights", "finite")}
@@ -58,10 +58,23 @@ STREAMED = {"data__device_megabytes": 0}
 ONE, TWO = {"clients_per_round": 1}, {"clients_per_round": 2}
 
 
+@pytest.fixture(scope="module")
+def spread():
+    """A state that two devices have trained, and its numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+        return after_two_rounds(mesh__clients=2)
+
+
+def test_three_clients_on_two_devices_have_the_numbers_of_one_device(spread):
+    state, numbers = spread
+    assert len(state.round.sharding.device_set) == 2
+    assert_close(numbers, after_two_rounds(mesh__clients=1)[1], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"mesh__batch": 1} | STREAMED | ONE,
         pytest.param(TWO_A_BATCH | STREAMED, marks=pytest.mark.slow),
         pytest.param(TWO | {"method": "scaffold"}, marks=pytest.mark.slow),
@@ -76,11 +89,10 @@ def test_a_run_on_a_mesh_has_the_numbers_of_one_device(changes):
     assert_close(spread, alone, rtol=1e-4, atol=1e-6)
 
 
-def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
+def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path, spread):
     """What two devices trained is saved, tested, and tested on one, where it comes back alone."""
-    config, experiment, keys, start = prepared(mesh__clients=2, **TESTED)
-    state = start()
-    state, _ = rounds.open_rounds(config, experiment, keys, state).compile(state)(state)
+    state, _ = spread
+    _, experiment, _, start = prepared(mesh__clients=2, **TESTED)
     scores = evaluate.evaluator(experiment)(state, TRAINED)
     config, alone, _, begin = prepared(mesh__clients=1, **TESTED)
     with checkpoint.open_folder(tmp_path / "two", keep=2) as manager:
@@ -108,7 +120,7 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path):
 def test_other_ways_to_test_are_those_of_one_device_too(changes):
     scores = []
     for devices in ({"mesh__clients": 1}, {"mesh__clients": 2}, TWO_A_BATCH):
-        texts = (*TESTED["adaptations"], "ensemble", "random_alpha")
+        texts = (*TESTED["adaptations"], "batch", "ensemble", "random_alpha")
         _, experiment, _, start = prepared(
             eval_batch_size=4, **TESTED | {"adaptations": texts}, **devices, **changes
         )

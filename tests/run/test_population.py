@@ -1,4 +1,4 @@
-"""Clients whose own parts lie on the disk: the same numbers, and safe from kills."""
+"""Clients whose own parts are on the disk: the same numbers, and safe from kills."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.processes.mesh import form_on
-from fedjax_bn.run.training import population, stored_rounds, train
+from fedjax_bn.run.training import population, rounds, train
 from fedjax_bn.run.training.population import UNTOUCHED, RowStore
 
 take, put_back = jax.jit(take_rows), jax.jit(put_rows)
@@ -58,7 +58,7 @@ def test_rounds_from_the_store_are_those_of_rows_on_the_device(x64, tmp_path, na
     init = jax.jit(method.init, static_argnums=2)
     state = jax.device_get(init(KEY, variables, 4))
     held, common_round = held_by(state, tmp_path), jax.jit(method.round)
-    stored_round = jax.jit(functools.partial(stored_rounds._round, method, 4, 2))
+    stored_round = jax.jit(functools.partial(rounds._stored_round, method, 4, 2))
     for client, present in (([2, 0], [1, 1, 1, 1]), ([0, 3], [1, 1, 1, 0])):
         client = np.array(client, np.int32)
         batches = rows_of(unequal_batches(np.array(present, bool)), client)
@@ -136,24 +136,24 @@ def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, devices
     assert_same_numbers(told)
 
 
-def test_what_two_devices_trained_goes_on_on_one(tiny, tmp_path):
-    held, losses = None, []
+def test_what_two_devices_trained_is_restored_on_one(tiny, tmp_path):
+    found = []
     for devices in (2, 1):
         config = runs.config(mesh__clients=devices, **ODD)
         experiment, keys, begin = prepare(config, traced=False)
-        start = population.start_held(config, begin, tmp_path, 4)
+        start = population.start_held(experiment, begin, tmp_path)
         with checkpoint.open_folder(tmp_path / "checkpoints", keep=2) as manager:
-            if held is not None:
-                form = form_on(jax.eval_shape(start), experiment.mesh)
-                held = checkpoint.restore(manager, form)
-            held = held or start()
-            opened = stored_rounds.open_stored_rounds(config, experiment, keys, held)
-            held, told = opened.compile(held)(held)
-            checkpoint.save(manager, 1, held)
-            checkpoint.settle(manager)
+            if devices == 1:
+                held = checkpoint.restore(manager, form_on(jax.eval_shape(start), None))
+            else:
+                held = start()
+                held, metrics = rounds.open_rounds(experiment, keys, held).compile(held)(held)
+                assert np.isfinite(metrics["loss"]).sum() == 3
+                checkpoint.save(manager, 1, held)
+                checkpoint.settle(manager)
         assert len(held.round.sharding.device_set) == devices
-        losses.append(told["loss"])
-    assert [np.isfinite(loss).sum() for loss in losses] == [3, 3]
+        found.append(everything_of(held))
+    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_so_does_what_adapts_selects_or_remembers(tiny, tmp_path, changes):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A straight run, what a disk may hold at any moment, and all rows behind its checkpoints."""
+    """A straight run, what a disk may hold at any moment, and all rows at its checkpoints."""
     folder, known = tmp_path_factory.mktemp("population") / "run", {}
     real, write, disk = checkpoint.save, RowStore.write, cut.Disk(folder)
 
@@ -217,36 +217,46 @@ def test_a_run_from_the_disk_tells_the_numbers_of_one_on_the_device(tiny, record
     assert not (tmp_path / "population").exists()
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 11])
+def first_held(folder):
+    """What a run of `KILLED` in that folder begins with."""
+    experiment, _, begin = train.prepare(runs.config(**KILLED))
+    return population.start_held(experiment, begin, folder)
+
+
+def last_of_each_checkpoint(images):
+    """For each set of whole checkpoints, the last image that has it: with the most newer rows."""
+    last = {
+        tuple(sorted(name for name in image if name.endswith(checkpoint.CHECKSUMS))): image
+        for image in images
+    }
+    return list(last.values())
+
+
+@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
     tiny, recorded, tmp_path, every
 ):
     _, images, known = recorded
-    config, reached = runs.config(**KILLED), set()
-    first = train.prepare(config)[2]
     assert len(images) > 50
-    for number, image in enumerate([images[-3], *images[::-every]]):
+    reached = set()
+    for number, image in enumerate(images if every else last_of_each_checkpoint(images)):
         folder = cut.lay(image, tmp_path / str(number))
-        begin = population.start_held(config, first, folder, 4)
-        held, records = train.resume(folder, begin)
-        rounds = int(held.round)
-        assert len(records) == rounds
-        if rounds:
-            jax.tree.map(np.testing.assert_array_equal, everything_of(held), known[rounds])
-        reached.add(rounds)
+        held, records = train.resume(folder, first_held(folder))
+        done = int(held.round)
+        assert len(records) == done
+        if done:
+            jax.tree.map(np.testing.assert_array_equal, everything_of(held), known[done])
+        reached.add(done)
     assert reached == {0, 2, 4}
 
 
 def test_going_on_from_one_of_them_ends_with_the_same_bits(tiny, recorded, tmp_path):
     straight, images, known = recorded
-    config = runs.config(**KILLED)
-    image = images[np.random.default_rng(11).integers(len(images) // 2, len(images) - 20)]
-    folder = cut.lay(image, tmp_path / "run")
+    folder = cut.lay(images[len(images) * 2 // 3], tmp_path / "run")
     runs.run(folder, **KILLED)
     one, two = (list(map(runs.without_times, runs.lines(f))) for f in (folder, straight))
     assert one == two
-    begin = population.start_held(config, train.prepare(config)[2], folder, 4)
-    held, _ = train.resume(folder, begin)
+    held, _ = train.resume(folder, first_held(folder))
     jax.tree.map(np.testing.assert_array_equal, everything_of(held), known[4])
 
 
@@ -275,7 +285,7 @@ def test_rows_that_a_checkpoint_names_stay_and_others_give_their_room(tmp_path):
                 found = store.read("personal", named, np.array([0, 3]), first)
                 assert found["b"].tolist() == [0, known]
                 np.testing.assert_array_equal(found["a"][1], np.full((2, 3), known, np.float32))
-    again, _ = store_of(tmp_path)  # of a process that goes on from these checkpoints
+    again, _ = store_of(tmp_path)  # of a process that continues from these checkpoints
     for kind, _, named in saved[-6:]:
         again.keep(kind, named)
     for value in range(90, 99):
@@ -312,26 +322,40 @@ def test_a_damaged_row_is_named(tmp_path, damage):
         store.read("personal", slots, np.array([0, 2]), first)
 
 
+def test_rows_of_an_earlier_version_are_refused_in_one_sentence(tmp_path):
+    store, first = store_of(tmp_path)
+    (tmp_path / "personal.npy").write_bytes(b"rows")
+    message = r"personal\.npy holds rows of clients in the form of an earlier version.*--workdir$"
+    slots = written(store, np.full(5, UNTOUCHED, np.uint8), np.array([2]), rows(3.0, 1))
+    assert store.read("personal", slots, np.array([1, 2]), first)["b"].tolist() == [0, 3]
+    slots[0] = 1  # of an earlier version
+    with pytest.raises(CheckpointError, match=message) as error:
+        store.read("personal", slots, np.array([0, 2]), first)
+    assert "\n" not in str(error.value)
+
+
 def test_more_than_the_disk_has_is_refused_before_anything_is_written(tiny, tmp_path, monkeypatch):
     usage = population.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(population.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(ConfigError) as error:
+    message = r"4 clients of scaffold, .* KB each, .* 1000 bytes free: .*--workdir.*remembers no"
+    with pytest.raises(ConfigError, match=message):
         runs.run(tmp_path / "run", **KILLED)
-    text = str(error.value)
-    for part in (
-        "4 clients of scaffold",
-        "KB each",
-        "1000 bytes free",
-        "--workdir",
-        "remembers no",
-    ):
-        assert part in text
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_on_the_disk_need_clients_that_sit_out(tiny, tmp_path):
-    with pytest.raises(ConfigError, match="all 4 take part: lower clients_per_round"):
-        runs.run(tmp_path / "run", population="disk", target="")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": ""}, "all 4 take part: lower clients_per_round"),
+        (
+            {"clients_per_round": 2, "adaptations": ("running", "ensemble")},
+            "'ensemble', which holds the models of all clients",
+        ),
+    ],
+)
+def test_what_rows_on_the_disk_do_not_allow_is_refused(tiny, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        runs.run(tmp_path / "run", population="disk", **changes)
 
 
 @pytest.mark.slow
@@ -354,13 +378,6 @@ def test_a_finished_population_is_evaluated_and_drawn(tiny, tmp_path):
             masks["features.mean"],
             sum(last["weights"][n] * m for n, m in zip(took_part, masks["features"], strict=True)),
             rtol=1e-5,
-        )
-
-
-def test_all_models_at_once_are_refused_where_they_lie_on_the_disk(tiny, tmp_path):
-    with pytest.raises(ConfigError, match="'ensemble', which holds the models of all clients"):
-        runs.run(
-            tmp_path, population="disk", clients_per_round=2, adaptations=("running", "ensemble")
         )
 
 

@@ -1,10 +1,10 @@
-"""A run goes on from whatever a kill or a power cut left of its writes.
+"""A run continues from what a kill or a power cut left of its writes.
 
 The writes of a small run are recorded, and what a disk may hold is made for every prefix of them.
 """
 
-import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.training import logs, train
 from fedjax_bn.run.training.records import select_round
 
-Image = dict[str, bytes]  # path -> content of what a run goes on from
+Image = dict[str, bytes]  # path -> content of what a run continues from
 PARTS = ("config.json", "metrics.jsonl", "summary.json", "checkpoints")
 ROUNDS = 5
 
@@ -40,7 +40,7 @@ class Disk:
         self.contents: dict[int, bytes] = {}
         self.names: dict[int, dict[str, int]] = {}
         self.kept: list[int] = []  # open, so that no number of an inode is used twice
-        self.images: dict[str, Image] = {}
+        self.images: dict[frozenset, Image] = {}  # the different ones, in order
 
     def wait(self, number: int) -> None:
         """Records an fsync."""
@@ -72,8 +72,7 @@ class Disk:
             torn["metrics.jsonl"] = lines[: max(len(lines) - 9, len(waited_for))]
         named = {name: cut[name] for name, path in files.items() if self.known(path)} | rows
         for image in (killed, torn, cut, named):
-            key = hashlib.sha256(repr(sorted(image.items())).encode()).hexdigest()
-            self.images.setdefault(key, image)
+            self.images.setdefault(frozenset(image.items()), image)
 
     def known(self, path: Path) -> bool:
         """Whether the name of a file and of all folders above it were waited for."""
@@ -91,12 +90,15 @@ class Disk:
 def watch(monkeypatch, disk: Disk) -> None:
     """Records what the disk may hold before every change of a name, every wait, and each line."""
 
+    lock = threading.RLock()  # Orbax deletes in a thread of its own
+
     def before(function: Callable, after: Callable = lambda *args: None) -> Callable:
         def changed(*args, **kwargs):
-            disk.record()
-            result = function(*args, **kwargs)
-            after(*args)
-            return result
+            with lock:
+                disk.record()
+                result = function(*args, **kwargs)
+                after(*args)
+                return result
 
         return changed
 
@@ -108,7 +110,7 @@ def watch(monkeypatch, disk: Disk) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A straight run, all images, and the state behind each of its rounds."""
+    """A straight run, all images, and the state after each of its rounds."""
     folder, states = tmp_path_factory.mktemp("cut") / "run", {}
     real, disk = checkpoint.save, Disk(folder)
 

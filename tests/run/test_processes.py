@@ -110,9 +110,10 @@ def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both,
 
 
 def models_in(folder, changes):
-    """All that clients have of their own in the newest checkpoint, wherever it lies."""
+    """All that clients have of their own in the newest checkpoint, from memory or the disk."""
     config = runs.config(**changes)
-    state = runs.saved(folder, population.start_held(config, train.prepare(config)[2], folder, 4)())
+    experiment, _, begin = train.prepare(config)
+    state = runs.saved(folder, population.start_held(experiment, begin, folder)())
     if isinstance(state, population.Held):
         return population.rows_of_clients(state, np.arange(4))
     return state.personal, state.memory
@@ -142,7 +143,7 @@ def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tm
 
 
 def resumed(folder):
-    """What one device goes on from."""
+    """What one device continues from."""
     _, _, begin = train.prepare(runs.config(**TRAINED | {"rounds": 5000}))
     return train.resume(folder, begin)
 

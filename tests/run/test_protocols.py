@@ -1,7 +1,5 @@
 """How clients predict, whose validation selects a round, and when a run stops."""
 
-import types
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -26,12 +24,11 @@ from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import MODELS
-from fedjax_bn.run.experiment.values import choose_participation, read_evaluation
+from fedjax_bn.run.experiment.values import read_evaluation
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.training import train
 from fedjax_bn.run.training.records import have_trained, out_of_patience, select_round
 from fedjax_bn.state import Received
-from fedjax_bn.task import classification
 
 
 class Slope(nn.Module):
@@ -190,9 +187,9 @@ def test_who_has_trained_is_told_by_losses_and_failures():
         {"loss": {"a": None, "b": None, "c": 2.0, "d": 3.0}, "not_finite": ["d"]},
         {"loss": {"a": None, "b": 0.5, "c": None, "d": None}},
     ]
-    assert have_trained(rounds[:1]).tolist() == [True, False, True, False]
-    assert have_trained(rounds[:2]).tolist() == [True, False, True, False]
-    assert have_trained(rounds).tolist() == [True, True, True, False]
+    assert have_trained(rounds[:1], list("abcd")).tolist() == [True, False, True, False]
+    assert have_trained(rounds[:2], list("abcd")).tolist() == [True, False, True, False]
+    assert have_trained(rounds, list("abcd")).tolist() == [True, True, True, False]
 
 
 def validated(*means: float | None) -> list[dict]:
@@ -257,23 +254,22 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
     """Killed within a round, or behind the last one, before its summary."""
     means = (10, 30, 20, 50, 40, 45, 50, 90, 95)  # no better one in rounds 5, 6 and 7
     config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
-    parts = {"internal": runs.DATA, "method": None, "task": classification()}
-    parts["participation"] = choose_participation(config, len(runs.DATA.domains))
-    built = types.SimpleNamespace(**parts)
+    runs.install(monkeypatch)
+    built = train.prepare(config)[0]
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
     monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
 
-    def evaluated(experiment):
-        score = lambda state: {"mean": float(means[int(state["round"]) - 1])}  # noqa: E731
-        return lambda state, *_: {"accuracy": score(state), "validation": score(state)}
+    def evaluate(state, *_):
+        score = {"mean": float(means[int(state["round"]) - 1])}
+        return {"accuracy": score, "validation": score}
 
     def loop(dies):
         def round(state):
             number = int(state["round"]) + 1
             if number == dies:
                 raise Killed
-            ones, every = np.ones(4), np.ones(4, bool)
-            metrics = {"loss": ones, "weights": ones / 4, "finite": every, "risk": ones}
+            ones, every = np.ones(3), np.ones(3, bool)
+            metrics = {"loss": ones, "weights": ones / 3, "finite": every, "risk": ones}
             metrics["server_finite"] = np.bool_(True)
             return {"round": np.asarray(number, np.int32)}, metrics
 
@@ -281,9 +277,8 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
         state = checkpoint.resume(tmp_path, lambda: first, workdir.rounds_recorded(lines))
         records = workdir.read_lines(lines, int(state["round"]))
         workdir.keep_lines(lines, records)
-        return train._loop(config, built, tmp_path, round, state, records)
+        return train._loop(built, evaluate, tmp_path, round, state, records)
 
-    monkeypatch.setattr(train, "evaluator", evaluated)
     if killed:
         with pytest.raises(Killed):
             loop(killed)

@@ -18,7 +18,7 @@ from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, WorkdirError
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.start import _starting_model
-from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.run.training import logs, train
 
@@ -30,7 +30,7 @@ def tiny(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A tiny run that nobody stopped."""
+    """A tiny run that was not stopped."""
     folder = tmp_path_factory.mktemp("runs") / "straight"
     with pytest.MonkeyPatch.context() as patch:
         runs.install(patch)
@@ -111,35 +111,17 @@ def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(t
     assert runs.scalars(folder) == runs.expected_scalars(folder)
 
 
-def kill_at(monkeypatch, module, name: str, count: int) -> None:
-    """The `count`-th call of `module.name` dies instead."""
-    real, calls = getattr(module, name), []
+def test_an_exception_within_a_round_loses_that_round_alone(tmp_path, straight, monkeypatch):
+    """The line of round 3 is written, and no checkpoint of it; test_power_cut has every write."""
+    real = logs._write_events
 
-    def dying(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == count:
+    def dying(writer, record):
+        if record["round"] == 3:
             raise runs.Killed
-        return real(*args, **kwargs)
+        real(writer, record)
 
-    monkeypatch.setattr(module, name, dying)
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "count"),
-    [
-        # test_power_cut has every write of a run; here the command's own exceptions pass through.
-        pytest.param(workdir, "append_line", 1, marks=pytest.mark.slow),  # before the first line
-        (logs, "_write_events", 3),  # line written, no checkpoint of it
-        pytest.param(checkpoint, "save", 3, marks=pytest.mark.slow),  # selected or latest
-        (train, "summarize", 1),  # all rounds done
-        pytest.param(workdir, "write_json", 1, marks=pytest.mark.slow),  # the same, computed
-    ],
-)
-def test_killed_inside_any_step_of_a_round_it_ends_the_same(
-    tmp_path, straight, monkeypatch, module, name, count
-):
     with monkeypatch.context() as patch:
-        kill_at(patch, module, name, count)
+        patch.setattr(logs, "_write_events", dying)
         with pytest.raises(runs.Killed):
             runs.run(tmp_path / "killed")
     runs.run(tmp_path / "killed")

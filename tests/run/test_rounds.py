@@ -31,7 +31,7 @@ def first_rounds(config, number):
     check(config)
     experiment, keys, start = prepare(config, traced=False)
     state = start()
-    opened = rounds.open_rounds(config, experiment, keys, state)
+    opened = rounds.open_rounds(experiment, keys, state)
     step, states = opened.compile(state), []
     for _ in range(number):
         state, metrics = step(state)
@@ -57,7 +57,7 @@ def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(ste
     config = runs.config(local_steps=steps, rounds=3, clients_per_round=cohort)
     experiment, keys, _ = prepare(config, traced=False)
     splits = [domain.train for domain in experiment.internal.domains]
-    data, drawing = stack_clients(splits), rounds.drawing_of(experiment)
+    data, drawing = stack_clients(splits), rounds._drawing_of(experiment)
     draw = jax.jit(lambda number: drawing(keys, number)[1:3])
 
     @jax.jit
@@ -133,7 +133,7 @@ def test_augmentation_changes_training_and_never_evaluation(monkeypatch, residen
     monkeypatch.setitem(AUGMENTATIONS, "none", lambda size: lambda key, images: images * 0)
     config = runs.config(rounds=3)
     changed, keys, _ = prepare(config, traced=False)
-    step = rounds.open_rounds(config, changed, keys, state).compile(state)
+    step = rounds.open_rounds(changed, keys, state).compile(state)
     loss = step(jax.tree.map(jnp.copy, state))[1]["loss"]  # it donates the state
     assert not np.allclose(loss, resident[0][0][1]["loss"])
     assert evaluator(changed)(state) == scores

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM where no round is under way: the process ends at once, and says what is saved.
 
-What does not come back to Python for a minute stands for XLA's compiler.
+A hash of a minute, outside of Python, takes the part of XLA's compiler.
 """
 
 import os
@@ -16,7 +16,7 @@ from fedjax_bn.run.processes import stop
 
 COMMAND = """
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell behind & has ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for `&`
 import hashlib, sys, threading, time
 from pathlib import Path
 from fedjax_bn import main
@@ -76,8 +76,9 @@ def end_of(process):
     return process.returncode, errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("what", ["compile", "finalize"])
+@pytest.mark.parametrize(
+    ("what", "number"), [("compile", signal.SIGTERM), ("finalize", signal.SIGINT)]
+)
 def test_a_signal_outside_of_rounds_ends_the_process_at_once_saying_what_is_saved(what, number):
     process = start(what)
     process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What is said while a run goes: on a terminal, in a file, in TensorBoard, to Weights & Biases."""
+"""What a run prints and logs: on a terminal, in a file, in TensorBoard, to Weights & Biases."""
 
 import io
 import os
@@ -159,10 +159,10 @@ def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatc
     records = [{"round": number, "loss": {"ant": number / 2}} for number in (1, 2)]
     config = runs.config(wandb="hospitals", rounds=2)
     monkeypatch.setattr(logs, "progress", lambda *given: nullcontext(lambda record: None))
-    experiment = train.prepare(runs.config())[0]
-    with logs.watchers(config, experiment, tmp_path, 0) as watch:
+    experiment = train.prepare(config)[0]
+    with logs.watchers(experiment, tmp_path, 0) as (report, _):
         for one in records:
-            watch.tell(one)
+            report(one)
     (options,) = calls
     assert options["project"] == "hospitals"
     assert options["resume"] == "allow"

@@ -35,7 +35,7 @@ def simulated(folder, changes):
     config = config_of("config.py", changes, folder)
     experiment, keys, start = prepare(config, traced=False)
     state = start()
-    rounds = open_rounds(config, experiment, keys, state)
+    rounds = open_rounds(experiment, keys, state)
     batches = rounds.batches | {"population": jax.ShapeDtypeStruct((), np.int32)}
     sent = traffic(experiment.method, jax.eval_shape(start), batches)
     round = rounds.compile(state)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,9 +20,10 @@ from ml_collections import ConfigDict
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import plots
-from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.training import logs, train
 
@@ -72,7 +74,7 @@ def dataset(validation: bool = True) -> Dataset:
 DATA = dataset()
 
 
-COMPILED: dict[tuple[str, str], object] = {}
+COMPILED: dict[object, Any] = {}
 FINISHED: dict[str, Path] = {}
 
 
@@ -87,32 +89,50 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     if not draw:
         monkeypatch.setattr(plots, "samples", lambda domains: b"")
     if data is None:
-        for name in ("prepare", "open_rounds", "evaluator"):
+        monkeypatch.setattr(train, "prepare", prepared_once(train.prepare))
+        for name in ("open_rounds", "evaluator"):
             monkeypatch.setattr(train, name, once(getattr(train, name)))
 
 
-def once(function: Callable) -> Callable:
-    """The function, called once for each configuration, or experiment, its first argument.
+def prepared_once(prepare: Callable) -> Callable:
+    """`prepare`, which builds equal configurations once."""
 
-    Rounds of data on the device, which read nothing from a stream, are compiled once too.
-    """
-
-    def remembered(config: ConfigDict | experiment.Experiment, *rest: object) -> object:
-        if isinstance(config, experiment.Experiment):  # as `prepare` remembers it
-            key = function.__name__, str(id(config.method))
-            return COMPILED[key] if key in COMPILED else COMPILED.setdefault(key, function(config))
-        known = json.loads(config.to_json_best_effort(sort_keys=True))
+    def remembered(config: ConfigDict, *rest: object) -> tuple:
+        known, plan = json.loads(config.to_json_best_effort(sort_keys=True)), {}
         # What is built and compiled does not depend on these, unless a plan follows from one.
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if type(known[name]) is int and known[name] > 0 and not follows_rounds(config):
-                del known[name]
-        key = (function.__name__, json.dumps(known))
+                plan[name] = known.pop(name)
+        if known["on_nonfinite"] in ("stop", "drop"):
+            plan["on_nonfinite"] = known.pop("on_nonfinite")
+        key = json.dumps(known)
         if key not in COMPILED:
-            made = function(config, *rest)
-            if "stay on the device" in getattr(made, "note", ""):
+            COMPILED[key] = prepare(config, *rest)
+        experiment, *others = COMPILED[key]
+        plan |= {"keys": dict(flatten(config))}
+        return experiment._replace(plan=experiment.plan._replace(**plan)), *others
+
+    return remembered
+
+
+def once(function: Callable) -> Callable:
+    """The function, called once for all experiments of one method that `prepare` has built.
+
+    Rounds of data on the device, which read nothing from a stream, are compiled once; others are
+    opened again.
+    """
+
+    def remembered(*given: object) -> object:
+        method = next(one for one in given if isinstance(one, Experiment)).method
+        key = function.__name__, id(method)
+        if key not in COMPILED:
+            made = function(*given)
+            if hasattr(made, "note"):
+                if "stay on the device" not in made.note:
+                    return made
                 made = made._replace(compile=first_of(made.compile))
-            COMPILED[key] = made
-        return COMPILED[key]
+            COMPILED[key] = made, method  # kept, so that no other has its id
+        return COMPILED[key][0]
 
     return remembered
 
@@ -130,7 +150,7 @@ def first_of(function: Callable) -> Callable:
 
 
 def config(**changes: object) -> ConfigDict:
-    """The configuration of a tiny run; `__` in a name stands for the dot of a nested key."""
+    """The configuration of a tiny run; `__` in a name means the dot of a nested key."""
     config = base()
     tiny = {
         "model": "MLP",
@@ -167,7 +187,7 @@ def finished(folder: Path, **changes: object) -> Path:
 
 
 class Killed(BaseException):
-    """Stands for kill -9 inside this process: nothing catches it."""
+    """Means kill -9 inside this process: nothing catches it."""
 
 
 def unfinished(folder: Path, of: ConfigDict) -> Path:
@@ -204,7 +224,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 def lines_written(folder: Path) -> list[bytes]:
-    """The lines of metrics.jsonl as they are, perhaps torn."""
+    """The lines of metrics.jsonl as they are, torn ones too."""
     path = folder / "metrics.jsonl"
     return path.read_bytes().splitlines() if path.exists() else []
 

@@ -18,7 +18,7 @@ TRAINED = {
     "rounds": 2,
     "eval_every": 1,
     "checkpoint_every": 1,
-    "adaptations": ("running", "tsmobn"),
+    "adaptations": ("running",),
     "adapt_batch_size": 4,
     "compilation_cache": "",
 }
@@ -27,6 +27,7 @@ COHORT = {"target": "", "adaptations": (), "clients_per_round": 3}
 DISK = COHORT | {"population": "disk"}
 WAYS = {
     "all": {},
+    "adapting": {"adaptations": ("running", "tsmobn")},
     "sampled": COHORT | {"eval_clients": 3},
     "disk": DISK | {"method": "scaffold", "eval_clients": 3},
     "disk, adapting": DISK | {"method": "perfedavg", "personalize__samples": 3},

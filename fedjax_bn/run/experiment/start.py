@@ -34,8 +34,7 @@ from fedjax_bn.models import pretrained
 from fedjax_bn.run.errors import ConfigError, UserError, as_config_errors
 from fedjax_bn.run.experiment.build import Experiment, build, initial_variables
 from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.files.forms import CLAIM
-from fedjax_bn.run.files.workdir import Record, read_json
+from fedjax_bn.run.files.workdir import CLAIM, Record, read_json
 from fedjax_bn.run.processes.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import Held, num_clients

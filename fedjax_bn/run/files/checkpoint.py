@@ -197,7 +197,7 @@ def settle(manager: Folder) -> None:
 
 @contextmanager
 def _faults_named(manager: Folder) -> Iterator[None]:
-    """Raises WorkdirError for what a failing save raises, which is of many kinds."""
+    """Raises WorkdirError for the many kinds of errors that a failing save raises."""
     folder = Path(manager.directory)
     try:
         yield
@@ -243,7 +243,7 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
 
 @contextmanager
 def _damage_named(folder: Path) -> Iterator[None]:
-    """Raises CheckpointError for what reading a checkpoint raises, which is of many kinds."""
+    """Raises CheckpointError for the many kinds of errors that reading a checkpoint raises."""
     try:
         yield
     except Exception as error:
@@ -277,7 +277,7 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
     """Returns the arrays of a checkpoint in the dtypes and at the places of `like`."""
     device = SingleDeviceSharding(jax.local_devices()[0])
 
-    def there(leaf: Any) -> jax.ShapeDtypeStruct:
+    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
         # Orbax's own description of a leaf has no `sharding`.
         place = getattr(leaf, "sharding", None) or device
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
@@ -289,31 +289,30 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
         elsewhere = pool.submit(getattr, jax.config, "jax_enable_x64").result()
     jax.config.update("jax_enable_x64", here)
     try:
-        return manager.load(int(folder.name), jax.tree.map(there, like), checkpointable_name=_ITEM)
+        return manager.load(int(folder.name), jax.tree.map(placed, like), checkpointable_name=_ITEM)
     finally:
         jax.config.update("jax_enable_x64", elsewhere)
 
 
 def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
     """Returns how a checkpoint's leaves differ from those of a tree; "" where they do not."""
+
+    def leaves(tree: PyTree) -> dict[str, str]:
+        found = {}
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("state/")
+            # Rows of padding do not count. The number of clients is in the shape of `weights` too.
+            rows = name.startswith(("personal/", "memory/"))
+            found[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
+        return found
+
     with _damage_named(folder):
-        theirs, ours = _leaves(_shapes(manager, folder)), _leaves(like)
+        theirs, ours = leaves(_shapes(manager, folder)), leaves(like)
     for name in sorted({*theirs, *ours}):
-        there, here = (leaves.get(name, "nothing") for leaves in (theirs, ours))
+        there, here = (of.get(name, "nothing") for of in (theirs, ours))
         if there != here:
             return f"{name} is {there} there and {here} now"
     return ""
-
-
-def _leaves(tree: PyTree) -> dict[str, str]:
-    """Returns path -> dtype and shape of every leaf of a state, without its rows of padding."""
-    found = {}
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("state/")
-        # The number of clients is in the shape of `weights` too.
-        rows = name.startswith(("personal/", "memory/"))
-        found[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
-    return found
 
 
 def _shortened(error: Exception) -> str:

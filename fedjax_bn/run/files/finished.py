@@ -22,8 +22,7 @@ from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.files import checkpoint, workdir
-from fedjax_bn.run.files.forms import FINISHED
-from fedjax_bn.run.files.workdir import Record
+from fedjax_bn.run.files.workdir import FINISHED, Record
 from fedjax_bn.run.processes.mesh import form_on
 from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import start_held
@@ -35,12 +34,12 @@ def read_about(folder: Path) -> Record:
     Raises:
       WorkdirError: there is no finished run.
     """
-    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    if inside and not (folder / "config.json").exists():  # as `target=each` leaves it
-        raise WorkdirError(
-            f"{folder} is not a run's workdir, but {', '.join(inside[:20])} in it are: give one"
-        )
     if not (folder / "config.json").exists():
+        # `target=each` leaves a folder of workdirs.
+        if inside := sorted(path.parent.name for path in folder.glob("*/config.json")):
+            raise WorkdirError(
+                f"{folder} is not a run's workdir, but {', '.join(inside[:20])} in it are: give one"
+            )
         missing = "is a file" if folder.exists() else "is not there"
         what = "holds no run" if folder.is_dir() else missing
         raise WorkdirError(f"{folder} {what}: give the workdir of a finished run")
@@ -119,7 +118,7 @@ def restore(
         )
     experiment = assemble(config, dataset_of(form), ())
     start = make_start(experiment, make_keys(config.seed))
-    start = start_held(config, start, folder, len(form["clients"]))
+    start = start_held(experiment, start, folder)
     like = form_on(jax.eval_shape(start), experiment.mesh)
     return experiment, *restore_state(folder, like)
 

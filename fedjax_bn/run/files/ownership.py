@@ -1,4 +1,7 @@
-"""Whose workdir a folder is: of one configuration and its data, and of one process at a time."""
+"""Whose workdir a folder is: of one configuration and its data, and of one process at a time.
+
+The owner's name is in a hidden file. config.json records the configuration and what bits depend on.
+"""
 
 import json
 import os
@@ -6,15 +9,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.run.config.keys import up_to_date
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files.forms import CLAIM
 from fedjax_bn.run.files.workdir import (
+    CLAIM,
+    Record,
     faults_named,
     read_json,
     read_lines,
@@ -22,7 +25,7 @@ from fedjax_bn.run.files.workdir import (
     write_json,
 )
 
-LOCK, OWNER = ".lock", ".owner.json"  # hidden: a folder that holds only these is still unused
+LOCK, OWNER = ".lock", ".owner.json"  # a folder that holds only hidden files is still unused
 PATIENCE = 30.0  # seconds that a report or an evaluation waits for another one's files
 # These change no result: where data and compiled programs are kept, what is too large to be read,
 # what is written in addition, and the devices, but for the order of sums (`machine.difference`).
@@ -92,7 +95,7 @@ def _name(folder: Path) -> str:
         return "another process"
 
 
-def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any], follows: str = "") -> str:
+def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> str:
     """Makes a folder the workdir of one configuration, or checks that it is already.
 
     Args:
@@ -125,9 +128,7 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any], follows:
     )
 
 
-def check_claim(
-    workdir: Path, config: dict[str, Any], about: dict[str, Any], follows: str = ""
-) -> None:
+def check_claim(workdir: Path, config: Record, about: Record, follows: str = "") -> None:
     """Checks, and writes nothing, that a folder may be or is the workdir of a configuration.
 
     Args:
@@ -143,7 +144,16 @@ def check_claim(
         no run.
     """
     if not (workdir / "config.json").exists():
-        return _check_unused(workdir)
+        # Hidden files are what a run leaves that was killed before it wrote its config.json.
+        names = sorted(path.name for path in workdir.glob("*") if path.name[0] != ".")
+        if workdir.exists() and not workdir.is_dir():
+            raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")
+        if names:
+            raise WorkdirError(
+                f"{workdir} is not empty ({names[0]}, ...) and holds no config.json of a run: give "
+                "an empty or new folder with --workdir"
+            )
+        return
     new = json.loads(json.dumps({"config": config, **about}))
     old = read_json(workdir / "config.json", CLAIM)
     old["config"] = json.loads(json.dumps(up_to_date(old["config"])))
@@ -162,11 +172,7 @@ def check_claim(
             f"{workdir} belongs to a run of another configuration; these differ: "
             f"{', '.join(changes[:8])}. Give another --workdir, or the old values to continue"
         )
-    _check_rounds(workdir, there.get("rounds"), config["rounds"], follows)
-
-
-def _check_rounds(workdir: Path, was: Any, now: int, follows: str) -> None:
-    """Raises WorkdirError if a run that was given `was` rounds cannot have `now` of them."""
+    was, now = there.get("rounds"), config["rounds"]
     if was == now:
         return
     if follows:
@@ -186,17 +192,4 @@ def _check_rounds(workdir: Path, was: Any, now: int, follows: str) -> None:
         raise WorkdirError(
             f"{workdir} has made {done} rounds, and the last one was not evaluated: give more "
             f"than rounds={now}, or another --workdir"
-        )
-
-
-def _check_unused(workdir: Path) -> None:
-    """Raises WorkdirError if a workdir without config.json is a file or holds anything."""
-    if workdir.exists() and not workdir.is_dir():
-        raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")
-    # Hidden files are what a run leaves that was killed before it wrote its config.json.
-    names = sorted(path.name for path in workdir.glob("*") if path.name[0] != ".")
-    if names:
-        raise WorkdirError(
-            f"{workdir} is not empty ({names[0]}, ...) and holds no config.json of a run: give an "
-            "empty or new folder with --workdir"
         )

@@ -1,29 +1,148 @@
-"""The files of a run, and the one way in which they are written and read.
+"""The files of a run: the forms of their JSON, and the one way in which they are written and read.
 
 A file is written beside its place, synced to the disk, and then renamed. Lines of metrics.jsonl are
 appended, and synced before a checkpoint counts them (`sync`). So after a power cut the files from
-which a run continues are whole, and later ones are dropped.
+which a run continues are whole, and later ones are dropped. Edited or damaged JSON is refused with
+an error message.
 """
 
 import json
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.regular_files import Refused, read_regular, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files.forms import OBJECT, RECORD, Form, misfit
 
 Record = dict[str, Any]  # what a JSON file holds: of a round, a run, an evaluation
 _MOST_LINES = 2**30  # bytes of metrics.jsonl
+_OF_CLIENTS = {"loss", "weights", "accuracy", "validation", "unseen", "mask_l1"}  # of a line
 _WRITING = RLock()  # held while a file is written, so that a process can end between two writes
+
+# The form of a JSON value: a _Kind, a list of one form, or a dict from key to form. A key that ends
+# with "?" may be missing; "*" means any further names.
+Form = Any
+
+
+class _Kind(NamedTuple):
+    """What a single value must be."""
+
+    word: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a float, NaN (of a client without samples) included, or an int of 64 bits."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
+_ANY = _Kind("anything", lambda value: True)
+TEXT = _Kind("text", lambda value: type(value) is str)
+NUMBER = _Kind("a number", _is_number)
+_FLAG = _Kind("true or false", lambda value: type(value) is bool)
+_OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
+_COUNT = _Kind("a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31)
+_INDEX = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**31)
+_ACCURACY = {"mean": NUMBER, "*": NUMBER}
+_UNSEEN = {"*": {"*": NUMBER}}
+_MEASURES = {"*": {"*": _OR_NOTHING}}  # of internal clients
+_UNSEEN_MEASURES = {"*": _MEASURES}
+_BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
+_OBJECT = {"*": _ANY}
+
+CLAIM = {
+    "config": _OBJECT,
+    "data": TEXT,
+    "notes?": [TEXT],
+    "versions?": {"*": TEXT},
+    "devices?": [TEXT],
+    "machine?": _OBJECT,
+    "started_in?": TEXT,
+    "*": _ANY,
+}
+FINISHED = CLAIM | {
+    "form": {
+        "dataset": TEXT,
+        "clients": [TEXT],
+        "num_classes": _COUNT,
+        "shape": [_COUNT],
+        "dtype": TEXT,
+        "mean": [NUMBER],
+        "std": [NUMBER],
+        "classes?": [TEXT],
+        "boxes?": _COUNT,
+    }
+}
+SUMMARY = {
+    "method": TEXT,
+    "dataset": TEXT,
+    "seed": NUMBER,
+    "rounds": _COUNT,
+    "selected_round": _COUNT,
+    "accuracy": _BOTH,
+    "last_round": _BOTH,
+    "seconds_per_round": NUMBER,
+    "compile_seconds": NUMBER,
+    "samples_per_second": NUMBER,
+    "score?": TEXT,
+    "measures?": {"internal": _MEASURES, "unseen": _UNSEEN_MEASURES},
+    "traffic?": {"*": NUMBER},
+    "*": _ANY,
+}
+_SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
+DATA = {
+    "classes": [TEXT],
+    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
+    "unseen": {"*": {"test": _SPLIT}},
+    "boxes": _FLAG,
+    "number": _COUNT,
+}
+_RECORD = {
+    "round": _COUNT,
+    "loss": {"*": _OR_NOTHING},
+    "weights": {"*": _OR_NOTHING},
+    "seconds": NUMBER,
+    "accuracy?": _ACCURACY,
+    "validation?": _ACCURACY,
+    "unseen?": _UNSEEN,
+    "mask_l1?": _ACCURACY,
+    "measures?": _MEASURES,
+    "unseen_measures?": _UNSEEN_MEASURES,
+    "not_finite?": [TEXT],
+    "clients?": [_INDEX],
+    "*": _ANY,
+}
+
+
+def misfit(value: Any, form: Form, place: str = "it") -> str:
+    """Returns what is wrong with a value read from JSON; "" if it has the form."""
+    if isinstance(form, _Kind):
+        return "" if form.holds(value) else f"{place} must be {form.word}"
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return f"{place} must be a list"
+        named = ((f"{place}[{i}]", one, form[0]) for i, one in enumerate(value))
+    else:
+        if not isinstance(value, dict):
+            return f"{place} must be an object"
+        keys = {key.rstrip("?") for key in form} - {"*"}
+        missing = [key for key in form if key not in value and key[-1:] not in "?*"]
+        if missing:
+            return f"{place} has no {missing[0]!r}"
+        further = form.get("*")
+        named = (
+            (f"{place}[{key[:40]!r}]", one, form.get(key, form.get(f"{key}?", further)))
+            for key, one in value.items()
+            if key in keys or further is not None
+        )
+    return next(filter(None, (misfit(one, of, name) for name, one, of in named)), "")
 
 
 @contextmanager
@@ -52,8 +171,8 @@ def faults_named(place: Path | str) -> Iterator[None]:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers see all of it or nothing, whenever process or power ends.
 
-    Only the owner of a workdir writes there (`ownership.owned`), so the name of the file that is
-    not yet whole is free, and one that a kill left there is overwritten.
+    Only the owner of a workdir writes there (`ownership.owned`), so the temporary name is free, and
+    a file of that name that a kill left is overwritten.
 
     Raises:
       WorkdirError: the disk is full, or the folder cannot be written to; no part of it stays.
@@ -94,7 +213,7 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
+def read_json(path: Path, form: Form = _OBJECT) -> dict[str, Any]:
     """Reads a JSON file of a run, by default any object.
 
     Raises:
@@ -158,25 +277,20 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
       WorkdirError: lines of those rounds are missing.
     """
     records = {record["round"]: record for record in reversed(_whole_lines(path))}
+
+    def names(part: Any) -> Any:
+        return {k: names(one) for k, one in part.items()} if isinstance(part, dict) else None
+
     for number in range(1, rounds + 1):
-        if number not in records or _other_names(records[number], records[1]):
+        record = records.get(number, {})
+        # Clients' names may have been edited. Not each record has all parts.
+        both = _OF_CLIENTS & record.keys() & records.get(1, {}).keys()
+        if not record or any(names(record[key]) != names(records[1][key]) for key in both):
             raise WorkdirError(
                 f"{path} is damaged at round {number} of the {rounds} that the checkpoint has: "
                 f"move {path.parent} away and start again, or give another --workdir"
             )
     return [records[number] for number in range(1, rounds + 1)]
-
-
-def _other_names(record: dict[str, Any], first: dict[str, Any]) -> str:
-    """Returns which part of a round's record has other names than the first record's, or ""."""
-
-    def names(part: Any) -> Any:
-        return {k: names(one) for k, one in part.items()} if isinstance(part, dict) else None
-
-    for key in ("loss", "weights", "accuracy", "validation", "unseen", "mask_l1"):
-        if key in record and key in first and names(record[key]) != names(first[key]):
-            return key
-    return ""
 
 
 def rounds_recorded(path: Path) -> int:
@@ -198,7 +312,7 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     for line in _lines_of(path):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if not misfit(record, RECORD):
+            if not misfit(record, _RECORD):
                 found.append(record)
     return found
 

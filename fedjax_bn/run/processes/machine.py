@@ -1,4 +1,4 @@
-"""What the last bits of a run depend on, in addition to configuration, data and seed."""
+"""The machine of a run: what its last bits depend on, apart from configuration, data, seed."""
 
 import os
 import platform

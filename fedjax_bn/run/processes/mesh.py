@@ -42,6 +42,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
             "has: give 0 for all of them, or fewer"
         )
     if not batch:
+        # Devices without a client of their own take a part of each batch.
         batch = min(max(clients // rows, 1), batch_size)
         clients = min(clients, rows)
     chosen = np.array(devices[: clients * batch])
@@ -97,9 +98,10 @@ def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
     form = jax.eval_shape(lambda state: state, state)
     if mesh is None:
         return form
-    spread = jax.tree.map(lambda leaf: copies_on(mesh), form)
-    if isinstance(form, FederatedState):
-        spread = shardings_of(form, mesh)
+    by_client = isinstance(form, FederatedState)
+    spread = (
+        shardings_of(form, mesh) if by_client else jax.tree.map(lambda _: copies_on(mesh), form)
+    )
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         form,
@@ -181,11 +183,6 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
 def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Returns the tree as every process can read it: with copies of all rows on each device."""
     return tree if mesh is None else _gather(mesh)(tree)
-
-
-def fetched(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Returns the tree as NumPy arrays, with all rows in every process."""
-    return jax.device_get(gathered(tree, mesh) if jax.process_count() > 1 else tree)
 
 
 @cache

@@ -1,8 +1,8 @@
 """What may end a run: requests to stop (Ctrl-C and SIGTERM), and an output that cannot be written.
 
-A run ends after the round that is under way, whose state it saves; if no round is under way, the
-process ends at once. A thread of its own does that: while XLA compiles, Python runs no handler of
-signals, and what a handler raises while modules are imported may be swallowed there.
+A run ends after the current round, whose state it saves; before and after the rounds the process
+ends at once. A separate thread does that: while XLA compiles, Python runs no handler of signals,
+and an exception that a handler raises while modules are imported may be lost.
 """
 
 import io
@@ -49,7 +49,7 @@ def _watch(reading: int) -> None:
 
 
 def end(why: str, status: int) -> None:
-    """Ends the process between two writes, without what could hang or fail on the way out.
+    """Ends the process between two writes, without Python's clean-up, which could hang or fail.
 
     Args:
       why: the beginning of the message, which continues with what is saved.
@@ -82,8 +82,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Takes Ctrl-C and SIGTERM as requests to stop after the round; a second one acts at once.
 
     Yields:
-      A function without arguments that returns whether a stop was asked for; never in a thread
-      other than the main one, where Python gives no signals.
+      A function without arguments that returns whether a stop was requested. Python delivers
+      signals to the main thread alone; in others it returns False.
     """
     requested, old = threading.Event(), {}
 
@@ -106,7 +106,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
 
 class _Console(io.TextIOWrapper):
-    """Writes what cannot be shown in escapes, and loses what cannot be written."""
+    """Writes characters outside the encoding as escapes, and drops what cannot be written."""
 
     def write(self, text: str) -> int:
         try:
@@ -122,15 +122,15 @@ class _Console(io.TextIOWrapper):
             self._forget()
 
     def _forget(self) -> None:
-        """Writes nothing from now on, not even what is still held back."""
-        # Python would try to write what is held back when it ends, and fail with a traceback.
+        """Writes nothing from now on, also nothing that is buffered."""
+        # Python would try to write its buffer when it ends, and fail with a traceback.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
 
 
 def endure() -> None:
-    """Makes messages of this process harmless, line by line; for the command line."""
+    """Lets printing never fail, and flushes each line; for the command line."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
         if old is not None:  # as without a terminal

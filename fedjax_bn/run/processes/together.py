@@ -88,7 +88,7 @@ def _read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
 
 
 def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
-    """Calls `jax.distributed.initialize`, after checks of what it would end the process for."""
+    """Calls `jax.distributed.initialize`, after checks of faults for which it ends the process."""
     address, count, number = place or (None, None, None)
     if address:
         _reach(address, number == 0, timeout)
@@ -108,7 +108,7 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
             f"{_COUNT} and {_NUMBER}, as launch/local.sh does, or leave --distributed out to train "
             "alone"
         ) from error
-    # JAX has just taken the signal for a service of its own; the program stops by it.
+    # JAX has just replaced the handler in C; this sets Python's again, which stops the run.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     _meet()
 
@@ -137,12 +137,9 @@ def _reach(address: str, here: bool, timeout: int) -> None:
 
 
 def _meet() -> None:
-    """Connects the devices of all now: later, one may be busy longer than the others wait for it.
-
-    `multihost_utils` refuses processes with unequal numbers of devices, with less clear words.
-    """
+    """Connects all devices now: later, one may be busy longer than the others wait for it."""
     counts = Counter(device.process_index for device in jax.devices())
-    if len(set(counts.values())) > 1:
+    if len(set(counts.values())) > 1:  # `multihost_utils` refuses it less clearly
         raise ConfigError(
             f"the processes have {', '.join(str(counts[i]) for i in sorted(counts))} devices: give "
             "all as many, by JAX_LOCAL_DEVICE_IDS or by the launcher's options"

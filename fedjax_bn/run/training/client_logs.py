@@ -22,7 +22,8 @@ from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.report.plots import masked_features
 from fedjax_bn.run.evaluation.groups import by_client, some_of
 from fedjax_bn.run.evaluation.per_sample import features_of
-from fedjax_bn.run.experiment.build import Experiment, sample_input
+from fedjax_bn.run.experiment.build import sample_input
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically
 from fedjax_bn.run.processes.mesh import gathered
 from fedjax_bn.run.processes.together import first
@@ -30,7 +31,7 @@ from fedjax_bn.run.training.population import Held, rows_of_clients
 from fedjax_bn.run.training.records import Record
 from fedjax_bn.sharing import STATISTICS, join, path_names
 
-KINDS = ("mean", "std", "scale", "bias")
+_KINDS = ("mean", "std", "scale", "bias")
 _FOLDER, _PARAMS = "batch_norms", "params"
 _EPSILON = 1e-5  # added to every variance, as in batch norm
 _SAMPLES = 256  # of a client, whose features are drawn
@@ -42,7 +43,7 @@ class Distances(NamedTuple):
     Attributes:
       layers: names, such as "layer1_0/norm1", in the order of the forward pass.
       clients: names.
-      values: kind of KINDS -> f[L, K]; NaN where a layer shares it or has none.
+      values: kind of _KINDS -> f[L, K]; NaN where a layer shares it or has none.
     """
 
     layers: list[str]
@@ -51,16 +52,17 @@ class Distances(NamedTuple):
 
 
 def log_batch_norms(
-    experiment: Experiment, folder: Path, state: FederatedState | Held, name: str, most: int = 100
+    experiment: Experiment, folder: Path, state: FederatedState | Held, name: str
 ) -> None:
     """Writes `batch_norms/NAME.npz` of a state, if clients keep anything of their batch norms.
+
+    If there are more clients than `clients_named`, so many of them are written, evenly spaced.
 
     Args:
       experiment: the run's.
       folder: the workdir.
       state: its clients' rows; if they are on the disk nothing is written.
       name: of the file.
-      most: clients that are written, evenly spaced if there are more.
 
     Raises:
       WorkdirError: it cannot be written.
@@ -79,8 +81,8 @@ def log_batch_norms(
     if not own or not first():
         return
     names = [domain.name for domain in experiment.internal.domains]
-    kept = some_of(len(names), most)
-    found = distances({path: np.asarray(rows)[: len(names)] for path, rows in own.items()})
+    kept = some_of(len(names), experiment.plan.clients_named)
+    found = _distances({path: np.asarray(rows)[: len(names)] for path, rows in own.items()})
     # The order is that of a trace of one client's model.
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
     images = sample_input(experiment.internal, experiment.prepare, 2)
@@ -88,7 +90,7 @@ def log_batch_norms(
     nothing = np.full(len(names), np.nan)
     values = {
         kind: np.float32([found[layer].get(kind, nothing)[kept] for layer in layers])
-        for kind in KINDS
+        for kind in _KINDS
     }
     # As bytes, because names of files need not be text.
     clients = np.array([names[k].encode("utf-8", "surrogatepass") for k in kept])
@@ -96,7 +98,7 @@ def log_batch_norms(
     _write_npz(folder / _FOLDER / f"{name}.npz", arrays)
 
 
-def distances(leaves: dict[tuple[str, ...], Any]) -> dict[str, dict[str, np.ndarray]]:
+def _distances(leaves: dict[tuple[str, ...], Any]) -> dict[str, dict[str, np.ndarray]]:
     """Returns layer -> kind -> distance f[K] of each client from the mean of all clients.
 
     All are root mean squares over the layer's channels.
@@ -140,7 +142,7 @@ def read_distances(folder: Path, name: str) -> Distances | None:
         return None
     stored = read_arrays(path)
     try:
-        values = {kind: stored[kind] for kind in KINDS}
+        values = {kind: stored[kind] for kind in _KINDS}
         clients = [one.decode("utf-8", "surrogatepass") for one in stored["clients"].tolist()]
         return Distances(stored["layers"].tolist(), clients, values)
     except (ValueError, KeyError, AttributeError) as error:
@@ -148,11 +150,7 @@ def read_distances(folder: Path, name: str) -> Distances | None:
 
 
 def log_masks(
-    experiment: Experiment,
-    folder: Path,
-    state: FederatedState | Held,
-    last: bool = False,
-    limit: int = 100,
+    experiment: Experiment, folder: Path, state: FederatedState | Held, last: bool = False
 ) -> Record:
     """Writes the masks of a round, and after the last one a picture of what they do.
 
@@ -162,12 +160,12 @@ def log_masks(
 
     Returns:
       {"mask_l1": {client: L1 norm, "mean": their mean}}, the mean over a client's masks if it has
-      several (FedCD, Fig. 3). With more than `limit` clients, or with a cohort, it is a summary
-      (`run.evaluation.groups`). {} if there are no masks.
+      several (FedCD, Fig. 3). With more clients than `clients_named`, or with a cohort, it is a
+      summary (`run.evaluation.groups`). {} if there are no masks.
     """
     if not state.personal.get(COLLECTION):
         return {}
-    domains = experiment.internal.domains
+    domains, limit = experiment.internal.domains, experiment.plan.clients_named
     masks, weights = _masks_of(experiment, state), np.asarray(state.weights)
     mean = {name: (weights[:, None] * mask).sum(0) / weights.sum() for name, mask in masks.items()}
     names = [domain.name for domain in domains]
@@ -194,6 +192,7 @@ def log_masks(
                 features[domains[k].name] = features_of(running, *given)
             image = masked_features(features, masks[FEATURES][two])
             write_atomically(folder / "plots" / "masked_features.png", image)
+    # FedCD has one mask, of features, unless more layers are named.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
 

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from fedjax_bn.arguments.text import shown
-from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.experiment.values import Experiment, Plan
 from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training.records import Record, samples_a_round
@@ -44,51 +42,45 @@ def hidden(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-class _Watchers(NamedTuple):
-    """What to call after a round, and before a checkpoint that counts it."""
-
-    tell: Callable[[Record], None]
-    settle: Callable[[], None]
-
-
 @contextmanager
 def watchers(
-    config: ConfigDict, experiment: Experiment, folder: Path, done: int
-) -> Iterator[_Watchers]:
+    experiment: Experiment, folder: Path, done: int
+) -> Iterator[tuple[Callable[[Record], None], Callable[[], None]]]:
     """Opens all reports for the rounds that are left; only the first process has any.
 
     Args:
-      config: the run's.
-      experiment: what it names.
+      experiment: the run's.
       folder: the workdir, whose plots are shown too.
       done: rounds done.
+
+    Yields:
+      What to call with the record of each round, and what to call before a checkpoint counts it.
 
     Raises:
       WorkdirError: events cannot be written.
     """
     if not first():
-        yield _Watchers(lambda record: None, lambda: None)
+        yield lambda record: None, lambda: None
         return
-    samples, score = samples_a_round(config, experiment), experiment.task.score.name
+    plan, samples = experiment.plan, samples_a_round(experiment)
     with ExitStack() as stack:
         events = stack.enter_context(_open_events(folder / "events", done))
-        told = [partial(_write_events, events)]
-        if config.wandb:
-            tracked = _tracked(config.wandb, dict(flatten(config)), folder)
-            told.append(stack.enter_context(tracked))
-        bar = progress(config.method, config.rounds, done, samples, score)
-        told.append(stack.enter_context(bar))
+        reports = [partial(_write_events, events)]
+        if plan.wandb:
+            reports.append(stack.enter_context(_tracked(plan, folder)))
+        bar = progress(plan.method, plan.rounds, done, samples, experiment.task.score.name)
+        reports.append(stack.enter_context(bar))
         _write_pictures(events, folder / "plots", done)
 
-        def tell(record: Record) -> None:
-            for one in told:
+        def report(record: Record) -> None:
+            for one in reports:
                 one(record)
 
         def settle() -> None:
             with faults_named(_EVENTS):
                 events.flush()
 
-        yield _Watchers(tell, settle)
+        yield report, settle
 
 
 @contextmanager
@@ -113,7 +105,7 @@ def progress(
     if not sys.stderr.isatty():
         printed = time.monotonic()
 
-        def tell(record: Record) -> None:
+        def print_line(record: Record) -> None:
             nonlocal printed
             number, seconds, now = record["round"], left(record), time.monotonic()
             if "accuracy" in record or number >= rounds or now - printed >= _BETWEEN_LINES:
@@ -123,17 +115,17 @@ def progress(
                     line = f"{title}: round {number} of {rounds}, {text}"
                     print(line, file=sys.stderr, flush=True)
 
-        yield tell
+        yield print_line
         return
     shape = _BAR.format(left="?")
     with tqdm(total=rounds, initial=done, desc=title, bar_format=shape, dynamic_ncols=True) as bar:
 
-        def tell_bar(record: Record) -> None:
+        def move(record: Record) -> None:
             bar.bar_format = _BAR.format(left=tqdm.format_interval(left(record)))
             bar.set_postfix_str(_in_words(record, samples, score), refresh=False)
             bar.update()
 
-        yield tell_bar
+        yield move
 
 
 def _time_left(rounds: int) -> Callable[[Record], float]:
@@ -205,7 +197,7 @@ def _open_events(folder: Path, rounds_done: int) -> Iterator[Any]:
 
 def _write_events(writer: Any, record: Record) -> None:
     """Writes the numbers of one record of metrics.jsonl, with tags such as `accuracy/mnist`."""
-    # not by tensorboardX's `scalar`, which makes one tag of "a b" and "a_b"
+    # Not by tensorboardX's `scalar`, which makes one tag of "a b" and "a_b".
     for tag, value in _scalars(record):
         _write_value(writer, record["round"], tag=tag, simple_value=value)
 
@@ -239,15 +231,12 @@ def _scalars(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
 
 
 @contextmanager
-def _tracked(project: str, flat: Record, folder: Path) -> Iterator[Callable[[Record], Any]]:
+def _tracked(plan: Plan, folder: Path) -> Iterator[Callable[[Record], Any]]:
     """Reports rounds to Weights & Biases, where a run that continues has the same id."""
     import wandb
 
     place = folder.resolve()
-    identity, name = (
-        hashlib.sha256(str(place).encode()).hexdigest()[:16],
-        "/".join(place.parts[-2:]),
-    )
-    options = {"id": identity, "resume": "allow", "name": name, "dir": str(folder)}
-    with wandb.init(project=project, config=flat, **options) as there:
+    identity = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    options = {"id": identity, "resume": "allow", "name": "/".join(place.parts[-2:])}
+    with wandb.init(project=plan.wandb, config=plan.keys, dir=str(folder), **options) as there:
         yield lambda record: there.log(dict(_scalars(record)), step=record["round"])

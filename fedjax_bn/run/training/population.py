@@ -15,26 +15,23 @@ import shutil
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.errors import CheckpointError, ConfigError
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.workdir import faults_named, sync
-from fedjax_bn.run.processes.together import by_first
 
 PyTree = Any
 # A client's own part, by arrays of its own: evaluation reads personal leaves alone.
 PARTS = ("personal", "memory", "weighing")
 UNTOUCHED = 255  # the slot of a client that has no row yet
-_MOST_ON_DEVICE = 1000  # clients, with population=auto
 # Of checkpoints that a run can continue from: committed or being written.
 _NAMED = {"latest": 3, "selected": 2}
 _SLOTS = sum(_NAMED.values()) + 1
@@ -63,11 +60,7 @@ class RowStore:
             if some
         }
         self._named = {kind: deque(maxlen=count) for kind, count in _NAMED.items()}
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one client."""
-        return sum(record.itemsize for record in self._records.values())
+        self.row_bytes = sum(record.itemsize for record in self._records.values())  # of a client
 
     def taken_bytes(self) -> int:
         """Returns the bytes of the disk that the rows take now."""
@@ -83,7 +76,8 @@ class RowStore:
           first: the row of a client that has none yet, a tree without the leading axis.
 
         Raises:
-          CheckpointError: a row is not what was written, or its file is gone.
+          CheckpointError: a row is not what was written, its file is gone, or an earlier version
+            wrote it.
         """
         if part not in self._records:
             return self._parts[part]
@@ -91,12 +85,18 @@ class RowStore:
         rows = np.repeat(self._packed(part, one), len(client), axis=0)
         have = np.flatnonzero(slots[client] != UNTOUCHED)
         if len(have):
-            place = self.folder / part
+            place, old = self.folder / part, self.folder / f"{part}.npy"
             numbers = slots[client[have]].astype(int), client[have].astype(int)
+            files = [place / f"c.{slot}.{number}.0" for slot, number in zip(*numbers, strict=True)]
+            if old.exists() and not all(path.exists() for path in files):
+                raise CheckpointError(
+                    f"{old} holds rows of clients in the form of an earlier version, which this "
+                    "one cannot read: continue with the version that began the run, or give "
+                    "another --workdir"
+                )
             try:
-                for slot, number in zip(*numbers, strict=True):
-                    # tensorstore would never return from a named pipe.
-                    if (path := place / f"c.{slot}.{number}.0").exists() and not path.is_file():
+                for path in files:  # tensorstore would never return from a named pipe
+                    if path.exists() and not path.is_file():
                         raise ValueError(f"{path} must be a regular file")
                 rows[have] = self._open(part).vindex[numbers].read().result()
             except (ValueError, OSError) as error:
@@ -224,54 +224,30 @@ class Held:
 
 
 def start_held(
-    config: ConfigDict, start: Callable[[], FederatedState], folder: Path, num_clients: int
+    experiment: Experiment, start: Callable[[], FederatedState], folder: Path
 ) -> Callable[[], FederatedState | Held]:
     """Returns `start`, or a function that makes the first `Held` if rows are kept on the disk.
 
     Then `start` must make a state of one client; the rows are in a folder of the workdir `folder`.
     """
-    if not on_disk(config, num_clients):
+    if not experiment.participation.on_disk:
         return start
-    form = jax.eval_shape(start)
-    rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
-        {part: getattr(form, part) for part in PARTS},
-    )
+    num_clients = len(experiment.internal.domains)
+
+    def first_rows(state: FederatedState) -> dict[str, PyTree]:
+        return {part: jax.tree.map(lambda x: x[0], getattr(state, part)) for part in PARTS}
+
+    rows = jax.eval_shape(lambda: first_rows(start()))
     store = RowStore(folder / "population", rows, num_clients)
 
     def hold() -> Held:
         state = start()
-        first = {part: jax.tree.map(lambda x: x[0], getattr(state, part)) for part in PARTS}
-        nobody = np.zeros(config.clients_per_round, np.int32)
+        first = first_rows(state)
+        nobody = np.zeros(experiment.participation.drawn, np.int32)
         slots = np.full(num_clients, UNTOUCHED, np.uint8)
         return Held(state._replace(memory=(), weighing=()), first, nobody, slots, store)
 
     return hold
-
-
-def on_disk(config: ConfigDict, num_clients: int) -> bool:
-    """Returns whether the rows of clients are kept on the disk.
-
-    Args:
-      config: `population`; `auto` takes the disk for more than 1000 clients if some of them sit
-        out (`clients_per_round`).
-      num_clients: K.
-    """
-    some = 0 < config.clients_per_round < num_clients
-    large = config.population == "auto" and num_clients > _MOST_ON_DEVICE
-    return config.population == "disk" or (some and large)
-
-
-def check_population(config: ConfigDict, num_clients: int) -> None:
-    """Raises ConfigError if rows on the disk do not go with what else is configured."""
-    if config.population == "disk" and not 0 < config.clients_per_round < num_clients:
-        raise ConfigError(
-            f"config.population='disk' keeps clients off the device that sit out, but with "
-            f"clients_per_round={config.clients_per_round} all {num_clients} take part: lower "
-            "clients_per_round, or set population=device"
-        )
-    if on_disk(config, num_clients):
-        refuse_ensemble(config.adaptations)
 
 
 def refuse_ensemble(adaptations: Iterable[str]) -> None:
@@ -285,7 +261,7 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
             )
 
 
-def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) -> str:
+def disk_note(experiment: Experiment, start: Callable[[], FederatedState | Held]) -> str:
     """Returns a message on the disk that the clients' rows will take; "" without such rows.
 
     `start` is what `start_held` returns.
@@ -296,24 +272,25 @@ def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) ->
     held = jax.eval_shape(start)
     if not isinstance(held, Held):
         return ""
-    store, drawn, total = held.store, config.clients_per_round, held.store.num_clients
-    place = store.folder.absolute()
+    store, rounds = held.store, experiment.plan.rounds
+    drawn, total = experiment.participation.drawn, store.num_clients
+    place, size = store.folder.absolute(), _size(store.row_bytes)
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     # How many will have trained, on average, if all are drawn alike; each needs a row.
-    least = store.row_bytes * total * (1 - (1 - drawn / total) ** config.rounds)
-    most = store.row_bytes * min(drawn * config.rounds, _SLOTS * total)
+    least = store.row_bytes * total * (1 - (1 - drawn / total) ** rounds)
+    most = store.row_bytes * min(drawn * rounds, _SLOTS * total)
     if max(0, least - store.taken_bytes()) > free:
         raise ConfigError(
-            f"the own parts of {total:,} clients of {config.method}, {_size(store.row_bytes)} "
-            f"each, will take {_size(least)} in {store.folder}, but its disk has {_size(free)} "
-            "free: give a --workdir on a larger disk, train fewer clients or rounds, or choose a "
-            "smaller model or a method that remembers no model for a client"
+            f"the own parts of {total:,} clients of {experiment.plan.method}, {size} each, will "
+            f"take {_size(least)} in {store.folder}, but its disk has {_size(free)} free: give a "
+            "--workdir on a larger disk, train fewer clients or rounds, or choose a smaller model "
+            "or a method that remembers no model for a client"
         )
     return (
-        f"{total:,} clients, {_size(store.row_bytes)} each, are kept in {store.folder}, {drawn} at "
-        f"a time on the device; they will take {_size(least)} to {_size(most)} of the disk, which "
-        f"has {_size(free)} free"
+        f"{total:,} clients, {size} each, are kept in {store.folder}, {drawn} at a time on the "
+        f"device; they will take {_size(least)} to {_size(most)} of the disk, which has "
+        f"{_size(free)} free"
     )
 
 
@@ -323,19 +300,6 @@ def _size(count: float) -> str:
         if count >= 2**power:
             return f"{count / 2**power:.3g} {unit}"
     return f"{count:.0f} bytes"
-
-
-def protect_rows(folder: Path, state: FederatedState | Held) -> None:
-    """Keeps the rows that a workdir's checkpoints name from being written to."""
-    if not isinstance(state, Held):
-        return
-    from fedjax_bn.run.files import checkpoint  # Orbax takes long to import
-
-    for kind in _NAMED:
-        with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            for step in by_first(functools.partial(checkpoint.steps, manager)):
-                with suppress(CheckpointError):  # no run can continue from it
-                    state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
 
 
 def num_clients(state: FederatedState | Held) -> int:

@@ -4,13 +4,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_bn.engine.extrapolation import check_risks
 from fedjax_bn.run.errors import NotFiniteError, RiskError, WorkdirError
 from fedjax_bn.run.evaluation.groups import by_client
-from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.experiment.method import local_epochs
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.workdir import Record
 
 
@@ -50,14 +48,13 @@ def round_record(
     return record
 
 
-def have_trained(records: list[Record], names: list[str] | None = None) -> np.ndarray:
+def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
     """Returns who has trained in at least one round, and kept it: bool[K].
 
     Args:
-      records: of all rounds so far, at least one.
-      names: of the K clients; by default those of the first record, which then has them.
+      records: of all rounds so far.
+      names: of the K clients.
     """
-    names = names or list(records[0]["loss"])
     number = {name: k for k, name in enumerate(names)}
     trained = np.zeros(len(names), bool)
     for record in records:
@@ -139,36 +136,31 @@ def out_of_patience(records: list[Record], patience: int) -> bool:
 
 
 def summarize(
-    config: ConfigDict,
-    experiment: Experiment,
-    records: list[Record],
-    compile_seconds: float,
-    **more: Any,
+    experiment: Experiment, records: list[Record], compile_seconds: float, **more: Any
 ) -> Record:
     """Returns the content of summary.json; accuracies are percentages, of a detector mAPs.
 
-    `rounds` are those that were made, fewer than `config.rounds` if the run ran out of patience,
+    `rounds` are those that were made, fewer than the plan's if the run ran out of patience,
     which `stopped_early` says. `seconds_per_round` is the median over all rounds,
     `samples_per_second` the training samples of a round divided by it, and `compile_seconds` those
     of the last start, 0 if no round was left.
 
     Args:
-      config: the run's.
-      experiment: what it names.
+      experiment: the run's.
       records: of all rounds, in order.
       compile_seconds: of the program of a round.
       **more: further entries that are known at the start, such as `traffic={...}`.
     """
-    selected = select_round(records)
+    plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
     measures = {}
     if "measures" in best:
         outside = best.get("unseen_measures", {})
         measures = {"measures": {"internal": best["measures"], "unseen": outside}}
     return {
-        "method": config.method,
+        "method": plan.method,
         "dataset": experiment.internal.name,
-        "seed": config.seed,
+        "seed": plan.seed,
         "rounds": len(records),
         "selected_round": selected,
         "accuracy": _accuracies(best),
@@ -176,9 +168,9 @@ def summarize(
         **measures,
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
-        "samples_per_second": samples_a_round(config, experiment) / seconds,
+        "samples_per_second": samples_a_round(experiment) / seconds,
         **({} if experiment.task.classifies else {"score": experiment.task.score.name}),
-        **({"stopped_early": len(records) < config.rounds} if config.patience else {}),
+        **({"stopped_early": len(records) < plan.rounds} if plan.patience else {}),
         **more,
     }
 
@@ -193,23 +185,17 @@ def _accuracies(record: Record) -> Record:
     return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}
 
 
-def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
-    """Returns how many samples a round trains on, on average, with clients of mean size.
-
-    Args:
-      config: steps or epochs, `clients_per_round`, and who drops out.
-      experiment: with its clients, and the trace of who is available.
-    """
-    domains = experiment.internal.domains
-    total = len(domains)
-    if config.local_steps:
-        samples = total * config.local_steps * config.batch_size
+def samples_a_round(experiment: Experiment) -> float:
+    """Returns how many samples a round trains on, on average, with clients of mean size."""
+    work, who = experiment.work, experiment.participation
+    sizes = [len(domain.train.images) for domain in experiment.internal.domains]
+    total = len(sizes)
+    if work.steps:
+        samples = total * work.steps * work.batch_size
     else:
-        sizes = [len(domain.train.images) for domain in domains]
-        samples = int(np.dot(np.broadcast_to(local_epochs(config), total), sizes))
-    present = config.clients_per_round or total
-    trace = experiment.participation.trace
-    if trace is not None:
-        available = np.unpackbits(trace, axis=1, count=total).sum(1)
+        samples = int(np.dot(np.broadcast_to(work.epochs, total), sizes))
+    present = who.drawn or total
+    if who.trace is not None:
+        available = np.unpackbits(who.trace, axis=1, count=total).sum(1)
         present = np.minimum(available, present).mean()
-    return samples * float(present * (1 - config.participation.dropout)) / total
+    return samples * float(present * (1 - who.dropout)) / total

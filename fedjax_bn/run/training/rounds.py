@@ -2,18 +2,24 @@
 
 On a mesh batches have rows of padding up to a multiple of its clients axis. Their numbers are those
 of no client. Each device holds and gets its own clients' rows.
+
+Where the clients' own parts are on the disk (`population`), the device holds what the clients share
+and the rows of one cohort, in which rows of padding repeat the last client's. The batches of the
+next cohort are read while this one trains. Its rows are read afterwards, because a client may be in
+both cohorts. Each process reads the rows of its own devices, and the first writes all.
 """
 
+import threading
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
+from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
 from fedjax_bn.engine.backend import compile_quickly
@@ -22,22 +28,24 @@ from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import draw_cohort
-from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.experiment.method import what_validates
+from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.processes.mesh import (
     clients_of,
     copies_on,
+    gathered,
     own_rows,
     place_copies,
     place_own,
     place_rows,
     shardings_of,
 )
+from fedjax_bn.run.processes.together import by_first
+from fedjax_bn.run.training.population import PARTS, Held, rows_of_clients
 from fedjax_bn.run.training.stream import forms_of, megabytes, stream_rounds
 
 # The metrics of clients that were not drawn for a round.
-ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
-Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
+_ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
+_PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # parts with rows of padding, and without
 
 
 class Rounds(NamedTuple):
@@ -52,10 +60,10 @@ class Rounds(NamedTuple):
 
     note: str
     batches: Batches
-    compile: Callable[[FederatedState], Round]
+    compile: Callable[[Any], Callable[[Any], tuple]]
 
 
-class Drawn(NamedTuple):
+class _Drawn(NamedTuple):
     """Who is drawn for a round, and on which samples.
 
     Attributes:
@@ -71,14 +79,13 @@ class Drawn(NamedTuple):
     present: dict[str, jax.Array]
 
 
-def drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], Drawn]:
-    """Returns `draw(keys, number) -> Drawn`, a pure function of the round's number from 0."""
-    mesh = experiment.mesh
+def _drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], _Drawn]:
+    """Returns `draw(keys, number) -> _Drawn`, a pure function of the round's number from 0."""
+    mesh, sample = experiment.mesh, experiment.sampler()
     sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
     total, longest = len(sizes), int(sizes.max())
-    sample = experiment.sampler()
 
-    def draw(keys: Any, number: jax.Array) -> Drawn:
+    def draw(keys: Any, number: jax.Array) -> _Drawn:
         cohort = draw_cohort(experiment.participation, sizes, keys.participation, number)
         client = cohort.client
         rows = jnp.arange(total, dtype=jnp.int32) if client is None else client
@@ -86,36 +93,34 @@ def drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], Drawn]:
         rows = jnp.pad(rows, (0, missing), constant_values=total)
         key = jax.random.fold_in(keys.data, number)
         samples = sample(jnp.asarray(sizes, jnp.int32)[rows], rows, longest, key)
+        # Rows of padding have no client, so that none of their samples is valid.
         samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
-        present = jax.tree.map(
-            lambda one: jnp.pad(one, (0, padded(len(one), mesh) - len(one))), cohort.entries()
-        )
-        return Drawn(client, rows, samples, present)
+        present = jax.tree.map(lambda one: jnp.pad(one, (0, missing)), cohort.entries())
+        return _Drawn(client, rows, samples, present)
 
     return draw
 
 
-def open_rounds(
-    config: ConfigDict, experiment: Experiment, keys: Any, state: FederatedState
-) -> Rounds:
+def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
-    Both ways train on the same samples in the same order.
+    Both ways train on the same samples in the same order. A population's are always streamed.
 
     Args:
-      config: the run's.
-      experiment: what it names.
+      experiment: the run's.
       keys: with the random keys `data`, `method` and `participation`.
       state: before the next round.
 
     Raises:
       ConfigError: validation samples that training needs do not fit on the device.
     """
+    if isinstance(state, Held):
+        return _open_stored(experiment, keys, state)
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
-    over, limit = clients_of(mesh), config.data.device_megabytes
+    over, limit = clients_of(mesh), experiment.plan.device_megabytes
     needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
-    draw, kept = drawing_of(experiment), {}
-    if why := what_validates(config):
+    draw, kept = _drawing_of(experiment), {}
+    if why := experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
         if (more := _padded_megabytes(validation, mesh)) > limit:
             raise ConfigError(
@@ -123,33 +128,33 @@ def open_rounds(
                 f"than config.data.device_megabytes={limit}: raise it, lower "
                 "config.data.validation, or leave that key out"
             )
-        read = partial(validation_batches, validation, config.eval_batch_size)
+        read = partial(validation_batches, validation, experiment.evaluation.batch_size)
         kept = {"validation": place_rows(read, padded(len(splits), mesh), over)}
-    method, placed = experiment.method, place_copies(keys, mesh)
-    program = partial(_compile_round, method, mesh, len(splits), draw, placed, kept)
+    placed = place_copies(keys, mesh)
+    program = partial(_compile_round, experiment, draw, placed, kept)
     if needed <= limit:
         read = partial(client_rows, splits, max(len(split.images) for split in splits))
         data = place_rows(read, padded(len(splits), mesh), over)
 
-        def feed(drawn: Drawn, data: Any) -> Batches:
+        def feed(drawn: _Drawn, data: Any) -> Batches:
             own = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
             return point_to(own, drawn.samples)
 
-        def compile(state: FederatedState) -> Round:
+        def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
             run = program(feed, state, data)
             return lambda state: run(state, data)
 
         note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
         like = jax.eval_shape(lambda data: feed(draw(keys, state.round), data), data) | kept
-        return Rounds(note, jax.tree.map(one_row, like), compile)
+        return Rounds(note, jax.tree.map(_one_row, like), compile)
 
     drawn_rows = partial(jax.jit(lambda keys, number: draw(keys, number)[1:3]), keys)
     shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
     rows = own_rows(shape[0], over)
-    stream = stream_rounds(splits, drawn_rows, int(state.round), config.rounds, rows)
+    stream = stream_rounds(splits, drawn_rows, int(state.round), experiment.plan.rounds, rows)
     batches = map(partial(place_own, rows, shape[0], over), stream)
 
-    def compile_streamed(state: FederatedState) -> Round:
+    def compile_streamed(state: FederatedState) -> Callable[[FederatedState], tuple]:
         first = next(batches, None)
         if first is None:  # the last round is done
             return lambda state: (state, {})
@@ -158,15 +163,15 @@ def open_rounds(
         return lambda state: run(state, waiting.pop() if waiting else next(batches))
 
     note = (
-        f"{size} of training samples are streamed, because {needed:.0f} MB pass "
+        f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
         f"data.device_megabytes={limit}; a round's batches take "
         f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
     )
-    like = forms_of(splits[0], shape[1:]) | jax.tree.map(one_row, kept)
+    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, kept)
     return Rounds(note, like, compile_streamed)
 
 
-def one_row(leaf: Any) -> jax.ShapeDtypeStruct:
+def _one_row(leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns the form of an array without its leading axis."""
     return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
@@ -177,18 +182,24 @@ def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
     return rows if mesh is None else jax.lax.with_sharding_constraint(rows, clients_of(mesh))
 
 
+def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
+    """Returns the memory of one device's samples, if each client has as many as the largest."""
+    longest = max(len(split.images) for split in splits)
+    each = padded(len(splits), mesh) // padded(1, mesh)
+    return splits[0].images[:1].nbytes * longest * each / 2**20
+
+
 def _compile_round(
-    method: FederatedMethod,
-    mesh: Mesh | None,
-    num_clients: int,
-    draw: Callable[[Any, jax.Array], Drawn],
+    experiment: Experiment,
+    draw: Callable[[Any, jax.Array], _Drawn],
     keys: Any,
     kept: Batches,
-    feed: Callable[[Drawn, Any], Batches],
+    feed: Callable[[_Drawn, Any], Batches],
     state: FederatedState,
     data: Any,
 ) -> Callable[[FederatedState, Any], tuple]:
     """Compiles sampling, look-up, augmentation and a round as one program, `run(state, data)`."""
+    method, mesh, num_clients = experiment.method, experiment.mesh, len(experiment.internal.domains)
 
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
         drawn = draw(keys, state.round)
@@ -198,11 +209,11 @@ def _compile_round(
         batches |= _rows_on(kept, drawn.rows, mesh)
         batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
         after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
-        told = {"server_finite": metrics["server_finite"]}
-        for name, value in ABSENT.items():
+        of_all = {"server_finite": metrics["server_finite"]}
+        for name, value in _ABSENT.items():
             everybody = jnp.full(num_clients, value, metrics[name].dtype)
-            told[name] = everybody.at[drawn.client].set(metrics[name])
-        return put_rows(state, after, drawn.client), told
+            of_all[name] = everybody.at[drawn.client].set(metrics[name])
+        return put_rows(state, after, drawn.client), of_all
 
     spread = None if mesh is None else (shardings_of(state, mesh), copies_on(mesh))
     program = jax.jit(round, donate_argnums=0, out_shardings=spread)
@@ -211,8 +222,106 @@ def _compile_round(
     return lambda state, data: compiled(state, data, kept, keys)
 
 
-def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
-    """Returns the memory of one device's samples, if each client has as many as the largest."""
-    longest = max(len(split.images) for split in splits)
-    each = padded(len(splits), mesh) // padded(1, mesh)
-    return splits[0].images[:1].nbytes * longest * each / 2**20
+def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
+    """Returns the rounds of a population whose clients' own parts are on the disk."""
+    domains, mesh, over = experiment.internal.domains, experiment.mesh, clients_of(experiment.mesh)
+    splits, num_clients, lock = [d.train for d in domains], len(domains), threading.Lock()
+    draw = jax.jit(_drawing_of(experiment))
+    known = lru_cache(4)(lambda number: jax.device_get(draw(keys, number)))
+
+    def drawn(number: int) -> _Drawn:
+        with lock:  # many threads ask, and each round is drawn once
+            return known(number)
+
+    def validation(client: np.ndarray) -> Batches:
+        """Returns {"validation": samples of some clients} if training needs them, else {}."""
+        if not experiment.validates:
+            return {}
+        longest = max(len(domain.validation.images) for domain in domains)
+        chosen, size = [domains[k].validation for k in client], experiment.evaluation.batch_size
+        return {"validation": validation_batches(chosen, size, longest=longest)}
+
+    shape = jax.eval_shape(draw, keys, held.round).samples.index.shape
+    own, done = own_rows(shape[0], over), int(held.round)
+    streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, own)
+
+    def compile(held: Held) -> Callable[[Held], tuple[Held, dict[str, np.ndarray]]]:
+        """Returns the next round as `round(held) -> (held, metrics [N])`."""
+        waiting = next(streamed, None)
+        if waiting is None:  # the last round is done
+            return lambda held: (held, {})
+        key = place_copies(keys.method, mesh)
+
+        def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
+            """Returns the next cohort's numbers, and the arguments of the compiled round."""
+            client, numbers, _, present = drawn(int(held.round))
+            mine = np.minimum(numbers[own], num_clients - 1)  # padding has the number K
+            batches = batches | {name: leaf[own] for name, leaf in present.items()}
+            batches |= {"client": numbers[own]} | validation(mine)
+            here = rows_of_clients(held, mine, _PADDED), batches
+            rows, batches = place_own(own, len(numbers), over, here)
+            rows |= place_copies(rows_of_clients(held, client, _WHOLE), mesh)
+            return client, (held.state, rows, batches, key)
+
+        copies, first = copies_on(mesh), inputs(held, waiting)[1]
+        by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
+        program = jax.jit(
+            partial(_stored_round, experiment.method, num_clients),
+            static_argnums=0,
+            donate_argnums=(1, 2),
+            out_shardings=None if mesh is None else (copies, by_row, copies),
+        )
+        compiled = compile_quickly(program.lower(len(held.client), *first))
+        del first  # its rows are donated; each round places its own
+
+        def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
+            nonlocal waiting
+            batches, waiting = waiting if waiting is not None else next(streamed), None
+            client, given = inputs(held, batches)
+            state, rows, metrics = compiled(*given)
+            several = jax.process_count() > 1  # each has rows that the first does not see
+            rows, metrics = jax.device_get(gathered((rows, metrics), mesh if several else None))
+            # The others keep their rows: clients that sat out, and updates that are not finite.
+            trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
+            new = jax.tree.map(lambda x: x[trained], rows)
+            slots = held.store.new_slots(np.asarray(held.slots), client[trained])
+            # No process reads rows of the next round before these are written.
+            by_first(lambda: held.store.write(slots, client[trained], new))
+            of_all = {"server_finite": metrics["server_finite"]}
+            for name, value in _ABSENT.items():
+                of_all[name] = np.full(num_clients, value, metrics[name].dtype)
+                of_all[name][client] = metrics[name]
+            return Held(state, held.first, client, slots, held.store), of_all
+
+        return round
+
+    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, validation(np.arange(1)))
+    note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
+    return Rounds(note, like, compile)
+
+
+def _stored_round(
+    method: FederatedMethod,
+    num_clients: int,
+    drawn: int,
+    state: FederatedState,
+    rows: dict[str, Any],
+    batches: Batches,
+    key: jax.Array,
+) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
+    """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
+
+    The state has the form of `Held.state`; `rows` are part -> tree [P, ...], with those of padding.
+    """
+    before = state.personal
+    cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
+    population = jnp.asarray(num_clients, jnp.int32)
+    after, metrics = method.round(cohort, batches | {"population": population}, key)
+    weights = metrics["weights"]
+    # If no client counts, an unseen client receives what it would have received before.
+    counted = weights.sum() > 0
+    mean = weighted_mean(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
+    mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
+    rows = {part: getattr(after, part) for part in PARTS}
+    kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
+    return kept, rows, {name: metrics[name] for name in (*_ABSENT, "server_finite")}

@@ -4,8 +4,7 @@ What is read when is a pure function of the round, so a run that was stopped con
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
 
 import jax
 import numpy as np
@@ -57,35 +56,6 @@ def stream_rounds(
     Raises:
       ImportError: grain is not installed.
     """
-    drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
-    given, steps, batch_size = drawn(first)[1].index.shape
-    own = np.arange(given) if own is None else np.asarray(own)
-    rows = len(own)
-    sizes = np.array([*(len(split.images) for split in splits), 0], np.int32)
-    nothing = jax.tree.map(
-        lambda form: np.zeros(form.shape, form.dtype), forms_of(splits[0], (batch_size,))
-    )
-
-    def read(place: int) -> Batches:
-        number, rest = divmod(place, rows * steps)
-        row, step = own[rest // steps], rest % steps
-        client, draw = drawn(number)
-        index, valid = draw.index[row, step], draw.valid[row, step]
-        if client[row] >= len(splits):
-            return nothing | {"valid": valid}
-        split, index = splits[client[row]], np.where(valid, index, 0)
-        labels = jax.tree.map(partial(_valid_rows, index=index, valid=valid), split.labels)
-        return {"image": np.asarray(split.images[index]), "label": labels, "valid": valid}
-
-    places = range(first * rows * steps, rounds * rows * steps)
-    for number, one in enumerate(_ahead(places, read, rows * steps), first):
-        yield jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), one) | {
-            "size": sizes[np.minimum(drawn(number)[0][own], len(splits))]
-        }
-
-
-def _ahead(places: range, read: Callable[[int], Any], count: int) -> Iterator[Any]:
-    """Yields what `read` returns, `count` after `count` stacked, read in parallel and ahead."""
     try:
         import grain
     except ImportError as error:
@@ -93,13 +63,38 @@ def _ahead(places: range, read: Callable[[int], Any], count: int) -> Iterator[An
             "data larger than data.device_megabytes are streamed by grain, which is not installed: "
             "pip install 'fedjax_bn[data]', or raise data.device_megabytes"
         ) from error
+    # Two, because samples of the next round are read before all of this one are taken.
+    drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
+    given, steps, batch_size = drawn(first)[1].index.shape
+    own = np.arange(given) if own is None else np.asarray(own)
+    count = len(own) * steps  # batches of a round
+    sizes = np.array([*(len(split.images) for split in splits), 0], np.int32)
+    nothing = jax.tree.map(
+        lambda form: np.zeros(form.shape, form.dtype), forms_of(splits[0], (batch_size,))
+    )
+
+    def read(place: int) -> Batches:
+        number, rest = divmod(place, count)
+        row, step = own[rest // steps], rest % steps
+        client, draw = drawn(number)
+        index, valid = draw.index[row, step], draw.valid[row, step]
+        if client[row] >= len(splits):
+            return nothing | {"valid": valid}
+        split, index = splits[client[row]], np.where(valid, index, 0)
+
+        def labels_of(leaf: np.ndarray) -> np.ndarray:
+            """Returns the labels of the batch, with zeros where `valid` bool[B] is False."""
+            rows = leaf[index]
+            kept = valid.reshape(-1, *(1,) * (rows.ndim - 1))
+            return np.where(kept, rows, 0).astype(stored(leaf))
+
+        labels = jax.tree.map(labels_of, split.labels)
+        return {"image": np.asarray(split.images[index]), "label": labels, "valid": valid}
+
+    numbers = grain.MapDataset.range(first * count, rounds * count).map(read).batch(count)
     ahead = max(2 * count, _THREADS)
     options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=ahead)
-    numbers = grain.MapDataset.range(places.start, places.stop).map(read)
-    yield from numbers.batch(count).to_iter_dataset(options)
-
-
-def _valid_rows(leaf: np.ndarray, index: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Returns leaf[index], with zeros where `valid` bool[B] is False."""
-    rows = leaf[index]
-    return np.where(valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0).astype(stored(leaf))
+    for number, one in enumerate(numbers.to_iter_dataset(options), first):
+        yield jax.tree.map(lambda leaf: leaf.reshape(len(own), steps, *leaf.shape[1:]), one) | {
+            "size": sizes[np.minimum(drawn(number)[0][own], len(splits))]
+        }

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,14 +12,11 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
-from fedjax_bn.report import write_data_plots
-from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.errors import InterruptedRun
+from fedjax_bn.report.page import write_data_plots
+from fedjax_bn.run.errors import CheckpointError, InterruptedRun
 from fedjax_bn.run.evaluation.answers import Keep, write_answers
-from fedjax_bn.run.evaluation.evaluate import evaluator, unseen_evaluator
+from fedjax_bn.run.evaluation.evaluate import Evaluate, evaluator, unseen_evaluator
 from fedjax_bn.run.evaluation.per_sample import draw_boxes, shows_boxes
-from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.start import (
     Keys,
     data_hash,
@@ -26,11 +24,11 @@ from fedjax_bn.run.experiment.start import (
     prepare,
     starting_record,
 )
-from fedjax_bn.run.experiment.values import privacy_notes
+from fedjax_bn.run.experiment.values import Experiment, Plan, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.finished import restore_state
-from fedjax_bn.run.files.forms import SUMMARY
 from fedjax_bn.run.files.ownership import check_claim, claim, owned
+from fedjax_bn.run.files.workdir import SUMMARY
 from fedjax_bn.run.processes.machine import describe_machine, difference
 from fedjax_bn.run.processes.mesh import form_on, mesh_note
 from fedjax_bn.run.processes.stop import saying, stop_requests
@@ -44,7 +42,7 @@ from fedjax_bn.run.processes.together import (
 )
 from fedjax_bn.run.training.client_logs import log_batch_norms, log_masks
 from fedjax_bn.run.training.logs import watchers
-from fedjax_bn.run.training.population import Held, disk_note, protect_rows, start_held
+from fedjax_bn.run.training.population import Held, disk_note, start_held
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,
@@ -55,7 +53,6 @@ from fedjax_bn.run.training.records import (
     summarize,
 )
 from fedjax_bn.run.training.rounds import open_rounds
-from fedjax_bn.run.training.stored_rounds import open_stored_rounds
 
 
 def run(
@@ -79,50 +76,41 @@ def run(
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)
-    clients = len(experiment.internal.domains)
-    start = start_held(config, start, folder, clients)
-    promised = experiment.plan.privacy(config.rounds)
+    plan = experiment.plan
+    start = start_held(experiment, start, folder)
+    promised = plan.privacy(plan.rounds)
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
-    about |= promised | starting_record(config.start_from)
+    about |= promised | starting_record(plan.start_from)
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
-    flat, say = dict(flatten(config)), say if first() else lambda text: None
-    require_same("the configuration", flat)
+    say = say if first() else lambda text: None
+    require_same("the configuration", plan.keys)
     require_same("the data", about["data"])
-    follows = follows_rounds(config)
-    by_first(lambda: check_claim(folder, flat, about, follows))
+    by_first(lambda: check_claim(folder, plan.keys, about, plan.follows))
 
-    # 2. A finished run has nothing to do, unless it is given more rounds.
-    if summary := by_first(lambda: _summary_of(config, folder)):
-        say(f"{folder} holds a finished run of {config.method}; nothing to do.")
+    # 2. A finished run has nothing to do, unless it is given more rounds. One that ran out of
+    # patience has fewer rounds, and stays as it is.
+    path = folder / "summary.json"
+    summary = by_first(lambda: workdir.read_json(path, SUMMARY) if path.exists() else None)
+    if summary and (summary["rounds"] >= plan.rounds or summary.get("stopped_early", False)):
+        say(f"{folder} holds a finished run of {plan.method}; nothing to do.")
         return summary
-
-    if note := by_first(lambda: disk_note(config, start)):
-        say(note)
 
     # 3. Otherwise this process, the first of several, owns the folder until it ends, and continues
     # from the latest checkpoint, if there is one.
+    if note := by_first(lambda: disk_note(experiment, start)):
+        say(note)
     with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
-        if note := by_first(lambda: claim(folder, flat, about, follows)):
+        if note := by_first(lambda: claim(folder, plan.keys, about, plan.follows)):
             say(note)
         if note := by_first(lambda: difference(folder, about)):
             say(note)
         state, records = resume(folder, start, experiment.mesh)
         if records:
-            say(f"continuing from round {len(records)} of {config.rounds} in {folder}")
-        return _finish(config, experiment, keys, folder, state, records, say, modules)
-
-
-def _summary_of(config: ConfigDict, folder: Path) -> Record | None:
-    """Returns the summary of a run that has finished; None if there are rounds to make."""
-    path = folder / "summary.json"
-    summary = workdir.read_json(path, SUMMARY) if path.exists() else None
-    # One that ran out of patience has fewer rounds, and stays as it is.
-    if summary and (summary["rounds"] >= config.rounds or summary.get("stopped_early", False)):
-        return summary
-    return None
+            say(f"continuing from round {len(records)} of {plan.rounds} in {folder}")
+        return _finish(experiment, keys, folder, state, records, say, modules)
 
 
 def resume(
@@ -138,14 +126,18 @@ def resume(
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
     state = checkpoint.resume(folder, start, recorded, mesh)
-    protect_rows(folder, state)
+    for kind in ("latest", "selected") if isinstance(state, Held) else ():
+        # New rows must not be written over those that a checkpoint names.
+        with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
+            for step in by_first(partial(checkpoint.steps, manager)):
+                with suppress(CheckpointError):  # no run can continue from it
+                    state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
     records = by_first(lambda: workdir.read_lines(path, int(state.round)))
     by_first(lambda: workdir.keep_lines(path, records))
     return state, records
 
 
 def _finish(
-    config: ConfigDict,
     experiment: Experiment,
     keys: Keys,
     folder: Path,
@@ -155,44 +147,44 @@ def _finish(
     modules: bool,
 ) -> Record:
     """Makes the rounds after those of `records`, which led to the state, and the summary."""
-    form = form_on(state, experiment.mesh)  # before a round donates the state
+    plan, form = experiment.plan, form_on(state, experiment.mesh)  # a round donates the state
     # 4. Print and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(experiment, state, modules)):
         say(note)
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
     if first():
-        write_data_plots(folder, experiment.internal, experiment.unseen, config.clients_named)
-    opening = open_stored_rounds if isinstance(state, Held) else open_rounds
-    rounds = opening(config, experiment, keys, state)
+        write_data_plots(folder, experiment.internal, experiment.unseen, plan.clients_named)
+    rounds = open_rounds(experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
 
     # 5. Train. The summary is written last: it says that the run has finished.
     compile_seconds = 0.0
-    if not _complete(config, records):  # else only the summary is missing
-        say(f"compiling a round of {config.method}")
+    if not _complete(plan, records):  # else only the summary is missing
+        say(f"compiling a round of {plan.method}")
         began = time.perf_counter()
         round = rounds.compile(state)
         compile_seconds = time.perf_counter() - began
-        records = _loop(config, experiment, folder, round, state, records)
-    spent = experiment.plan.privacy(len(records))
-    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
-    if len(records) < config.rounds:
+        evaluate = evaluator(experiment)
+        records = _loop(experiment, evaluate, folder, round, state, records)
+    spent = plan.privacy(len(records))
+    summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
+    if len(records) < plan.rounds:
         say(
-            f"stopped after round {len(records)} of {config.rounds}: the validation "
+            f"stopped after round {len(records)} of {plan.rounds}: the validation "
             f"{experiment.task.score.name} was best in round {summary['selected_round']} "
-            f"(patience={config.patience})"
+            f"(patience={plan.patience})"
         )
-    if config.eval_unseen == "once":
+    if experiment.evaluation.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
         answers: Keep = {}
         found = unseen_evaluator(experiment)(selected, answers)
         summary["accuracy"]["unseen"] = found.get("unseen", summary["accuracy"]["unseen"])
         if "unseen_measures" in found:
             summary["measures"]["unseen"] = found["unseen_measures"]
-        by_first(lambda: write_answers(folder, answers, config.predictions))
+        by_first(lambda: write_answers(folder, answers, plan.predictions))
     # Pictures need models of clients side by side where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
@@ -201,14 +193,14 @@ def _finish(
     return summary
 
 
-def _complete(config: ConfigDict, records: list[Record]) -> bool:
+def _complete(plan: Plan, records: list[Record]) -> bool:
     """Returns whether no round is left."""
-    return len(records) >= config.rounds or out_of_patience(records, config.patience)
+    return len(records) >= plan.rounds or out_of_patience(records, plan.patience)
 
 
 def _loop(
-    config: ConfigDict,
     experiment: Experiment,
+    evaluate: Evaluate,
     folder: Path,
     round: Callable,
     state: FederatedState,
@@ -220,43 +212,46 @@ def _loop(
     after a power cut: the line of a round and what its report needs, then its checkpoints, which
     wait until the disk has all lines and events, and the latest one also for the selected one.
     """
-    names = [domain.name for domain in experiment.internal.domains]
-    evaluate = evaluator(experiment)
+    plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
     opened = checkpoint.open_both(folder, len(records))
-    watching = watchers(config, experiment, folder, len(records))
-    with opened as (latest, selected), watching as watch, stop_requests() as stop_requested:
-        while not _complete(config, records):
+    watching = watchers(experiment, folder, len(records))
+    with (
+        opened as (latest, selected),
+        watching as (report, settle),
+        stop_requests() as stop_requested,
+    ):
+        while not _complete(plan, records):
             number, start = len(records) + 1, time.perf_counter()
             state, metrics = round(state)
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - start
-            record = round_record(names, metrics, number, seconds, config.clients_named)
-            require_usable(record, metrics, names, config.on_nonfinite)
+            record = round_record(names, metrics, number, seconds, plan.clients_named)
+            require_usable(record, metrics, names, plan.on_nonfinite)
             answers: Keep = {}
-            if number == config.rounds or number % config.eval_every == 0:
+            if number == plan.rounds or number % plan.eval_every == 0:
                 record |= evaluate(state, have_trained([*records, record], names), answers)
 
             records.append(record)
-            last = by_first(lambda: _complete(config, records))
-            record |= log_masks(experiment, folder, state, last, config.clients_named)
+            last = by_first(lambda: _complete(plan, records))
+            record |= log_masks(experiment, folder, state, last)
             if first():
                 workdir.append_line(folder / "metrics.jsonl", record)
             is_selected = "accuracy" in record and select_round(records) == number
             if first() and is_selected:
-                write_answers(folder, answers, config.predictions)
+                write_answers(folder, answers, plan.predictions)
             for moment, due in (("first", number == 1), ("selected", is_selected)):
                 if due:
-                    log_batch_norms(experiment, folder, state, moment, config.clients_named)
-            watch.tell(record)
+                    log_batch_norms(experiment, folder, state, moment)
+            report(record)
 
             stop = any_asked(stop_requested())
             saving = [("selected", selected)] * ("validation" in record and is_selected)
-            if last or stop or number % config.checkpoint_every == 0:
+            if last or stop or number % plan.checkpoint_every == 0:
                 saving.append(("latest", latest))
             for kind, manager in saving:
                 # A run that continues from here will not write these again.
                 checkpoint.settle(selected)
-                watch.settle()
+                settle()
                 if first():
                     workdir.sync(folder / "metrics.jsonl")
                 if isinstance(state, Held):
@@ -265,7 +260,7 @@ def _loop(
             if stop:
                 checkpoint.settle(latest)
                 raise InterruptedRun(
-                    f"stopped after round {number} of {config.rounds}, which is saved in {folder}: "
+                    f"stopped after round {number} of {plan.rounds}, which is saved in {folder}: "
                     "give the same command to continue"
                 )
     return records
