@@ -94,7 +94,7 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path, sprea
     state, _ = spread
     _, experiment, _, start = prepared(mesh__clients=2, **TESTED)
     scores = evaluate.evaluator(experiment)(state, TRAINED)
-    config, alone, _, begin = prepared(mesh__clients=1, **TESTED)
+    _, alone, _, begin = prepared(mesh__clients=1, **TESTED)
     with checkpoint.open_folder(tmp_path / "two", keep=2) as manager:
         checkpoint.save(manager, 1, state)
         checkpoint.settle(manager)

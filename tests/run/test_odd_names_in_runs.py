@@ -4,7 +4,7 @@ import pytest
 
 import runs
 from fedjax_bn.data.domain import Dataset
-from fedjax_bn.report import write_report
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
