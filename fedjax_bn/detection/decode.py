@@ -3,14 +3,14 @@
 Shapes are fixed: every image has D detections, those beyond what is found with class -1.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.detection.boxes import Anchors, decode_offsets, iou, to_corners
-from fedjax_bn.detection.loss import Outputs
+from fedjax_bn.detection.loss import Anchors, Outputs, decode_offsets, iou, to_corners
 
 
 class Detections(NamedTuple):
@@ -81,7 +81,7 @@ def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION)
       scores: f[B, N, C].
       keeping: which are kept.
     """
-    return jax.vmap(lambda box, score: _suppress(box, score, keeping))(boxes, scores)
+    return jax.vmap(partial(_suppress, keeping=keeping))(boxes, scores)
 
 
 def detect(outputs: Outputs, anchors: Anchors, keeping: Keeping = EVALUATION) -> Detections:

@@ -18,7 +18,7 @@ from fedjax_bn.detection import (
     mean_average_precision,
     suppress,
 )
-from fedjax_bn.detection.average_precision import THRESHOLDS
+from fedjax_bn.detection.task import THRESHOLDS
 
 
 def test_predictions_are_decoded_as_the_formulas_say(x64):
