@@ -2,10 +2,9 @@
 
     source, domain   what a reader gives (pools of named samples), and what a run has (domains with
                      training, validation and test samples); both check themselves
-    rows, pools      chosen rows of an array larger than memory; divided datasets as a source
     label_trees      labels: a number each, or boxes
-    seeds, hashes, messages, regular_files    random numbers and digests that are the same on any
-                     machine; messages for the user; files from outside, opened with care
+    seeds, messages, regular_files    random numbers and digests that are the same on any machine;
+                     messages for the user; files from outside, opened with care
     pixels/          image files decoded and kept, changed at random in training, normalized
     corruptions/     those of CIFAR-10-C
     division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a

@@ -33,24 +33,18 @@ class ClientData(NamedTuple):
 
 
 def stack_clients(splits: Sequence[Split], longest: int | None = None) -> ClientData:
-    """Puts the clients' splits on the device as one array, shorter ones padded with zeros.
+    """Puts the splits of K clients on the device as one array, padded with zeros to N = `longest`.
 
-    Args:
-      splits: of the K clients.
-      longest: N, by default the number of samples of the largest.
+    N is by default the number of samples of the largest.
     """
     longest = longest or max(len(split.images) for split in splits)
     return jax.tree.map(jnp.asarray, client_rows(splits, longest, 0, len(splits)))
 
 
 def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) -> ClientData:
-    """Returns some rows of `stack_clients` as NumPy arrays, and reads no sample of the others.
+    """Returns rows `start` to `stop` of `stack_clients` as NumPy arrays, and reads no other samples.
 
-    Args:
-      splits: of the K clients.
-      longest: N.
-      start: the first row.
-      stop: the row after the last; rows from K on are empty.
+    Rows from K on are empty.
     """
     chosen = splits[start:stop]
 

@@ -14,6 +14,7 @@ from fedjax_bn.data.label_trees import PyTree, has_boxes, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 class Pool(NamedTuple):
@@ -97,3 +98,22 @@ def check_source(source: Source) -> Source:
         kept.append(pool)
     changed = any(new is not old for new, old in zip(kept, source.pools, strict=True))
     return source._replace(pools=tuple(kept)) if changed else source
+
+
+def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
+    """Returns str[N]: names such as "mnist/train/00017" for parts of these sizes in order.
+
+    The part "" does not appear: "mnist/00017".
+    """
+    return np.array(
+        [
+            f"{domain}/{part}/{number:05}" if part else f"{domain}/{number:05}"
+            for part, size in sizes.items()
+            for number in range(size)
+        ]
+    )
+
+
+def parts_of(sizes: dict[str, int]) -> np.ndarray:
+    """Returns i8[N]: TRAIN, VALIDATION or TEST for parts of these sizes, one after the other."""
+    return np.repeat(np.array([PARTS[part] for part in sizes], np.int8), list(sizes.values()))

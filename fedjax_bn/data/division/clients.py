@@ -28,9 +28,8 @@ from fedjax_bn.data.division.by_class import (
     stratified_split,
 )
 from fedjax_bn.data.division.partition import share_out_domains
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, join_splits, select
+from fedjax_bn.data.domain import Dataset, Domain, Rows, Split, check_dataset, join_splits, select
 from fedjax_bn.data.label_trees import strata
-from fedjax_bn.data.rows import Rows
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 

@@ -25,9 +25,17 @@ from fedjax_bn.data.division.by_class import (
     stratified_split,
 )
 from fedjax_bn.data.division.forms import read_partition, read_sizes
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, select, splits
+from fedjax_bn.data.domain import (
+    Dataset,
+    Domain,
+    Rows,
+    Split,
+    blocks,
+    check_names_differ,
+    select,
+    splits,
+)
 from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata
-from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
 
 _REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"

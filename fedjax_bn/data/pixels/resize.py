@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.rows import Rows, blocks
+from fedjax_bn.data.domain import Rows, blocks
 
 GREY = 114
 

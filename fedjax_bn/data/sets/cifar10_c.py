@@ -32,15 +32,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.data.corruptions import CHUNK, CORRUPTIONS, SEVERITIES, corrupt, groups_of
-from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import array_of_blocks
 from fedjax_bn.data.pixels.resize import resized
-from fedjax_bn.data.pools import numbered_names
 from fedjax_bn.data.regular_files import read_regular
+from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.files import corruption_named, is_label
-from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.data.source import Pool, Source, check_source, numbered_names
 from fedjax_bn.engine.inputs import class_labels
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images

@@ -23,10 +23,9 @@ import numpy as np
 
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.pixels.raster import UPRIGHT
-from fedjax_bn.data.pools import parts_of
 from fedjax_bn.data.sets import digits
 from fedjax_bn.data.sets.digit_files import mnist, to_digits
-from fedjax_bn.data.source import TEST, Pool, Source, check_source
+from fedjax_bn.data.source import TEST, Pool, Source, check_source, parts_of
 
 _FOLDERS = ("global", "local")
 _COUNTS = (60_000, 10_000)
