@@ -42,7 +42,7 @@ def stack_clients(splits: Sequence[Split], longest: int | None = None) -> Client
 
 
 def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) -> ClientData:
-    """Returns rows `start` to `stop` of `stack_clients` as NumPy arrays, and reads no other samples.
+    """Returns rows `start` to `stop` of `stack_clients` as NumPy arrays, and reads no others.
 
     Rows from K on are empty.
     """
