@@ -6,7 +6,7 @@ import pytest
 
 import boxed
 from boxed import text
-from fedjax_bn.data.boxes import bdd100k, cityscapes, instances, own, vistas
+from fedjax_bn.data.boxes import assemble, bdd100k, cityscapes, own, vistas
 from fedjax_bn.data.boxes.bdd100k import CLASSES
 from fedjax_bn.data.label_trees import CLASS, crowd
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
@@ -150,7 +150,7 @@ def test_a_polygon_with_nan_behind_its_first_point_is_refused(tmp_path):
 
 
 def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(instances, "_MOST", 2)
+    monkeypatch.setattr(assemble, "_MOST", 2)
     picture(tmp_path / "leftImg8bit/train/ulm/ulm_0_0_leftImg8bit.png")
     label = tmp_path / "gtFine/train/ulm/ulm_0_0_gtFine_instanceIds.png"
     boxes = [(26001, 0, 0, 9, 9), (24, 20, 20, 26, 26), (26002, 10, 0, 12, 2), (7, 0, 30, 9, 32)]

@@ -7,7 +7,7 @@ import pytest
 
 from boxed import instances, picture, text
 from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
-from fedjax_bn.data.boxes.instances import _boxes_of
+from fedjax_bn.data.boxes.assemble import _boxes_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
 from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
@@ -320,8 +320,11 @@ def test_bad_labels_are_refused_by_file_and_row(tmp_path, files, said):
     ("change", "said"),
     [
         ({"category": "tram"}, "frame 1, label 1 is of category 'tram', which BDD100K does not"),
-        ({"box2d": {"x1": 0}}, "label 1: 'box2d' must have x1, y1, x2 and y2"),
-        ({"box2d": {"x1": "0", "y1": 0, "x2": 1, "y2": 1}}, "label 1: x1 must be a number"),
+        ({"box2d": {"x1": 0}}, "label 1: 'box2d' has no 'y1'"),
+        (
+            {"box2d": {"x1": "0", "y1": 0, "x2": 1, "y2": 1}},
+            "label 1: 'box2d': 'x1' must be a number",
+        ),
     ],
 )
 def test_a_wrong_label_of_bdd100k_is_named(tmp_path, change, said):

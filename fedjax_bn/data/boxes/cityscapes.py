@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.instances import with_instances
+from fedjax_bn.data.boxes.assemble import Squares, to_source, with_instances
 from fedjax_bn.data.boxes.labelled import (
     COMMON,
     PARTS,
