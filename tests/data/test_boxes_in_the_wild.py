@@ -6,7 +6,7 @@ import pytest
 
 import boxed
 from boxed import text
-from fedjax_bn.data.boxes import assemble, bdd100k, cityscapes, own, vistas
+from fedjax_bn.data.boxes import assemble, bdd100k, driving, own
 from fedjax_bn.data.boxes.bdd100k import CLASSES
 from fedjax_bn.data.label_trees import CLASS, crowd
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
@@ -146,7 +146,7 @@ def test_a_polygon_with_nan_behind_its_first_point_is_refused(tmp_path):
     content = {"imgWidth": 16, "imgHeight": 16, "objects": [{"label": "car", "polygon": polygon}]}
     text(tmp_path / "gtFine/train/ulm/ulm_0_0_gtFine_polygons.json", content)
     with pytest.raises(ValueError, match=r"polygons.json, row 1: 'polygon' has .*not finite"):
-        cityscapes.load(tmp_path, **HOW)
+        driving.load_cityscapes(tmp_path, **HOW)
 
 
 def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monk
     boxes = [(26001, 0, 0, 9, 9), (24, 20, 20, 26, 26), (26002, 10, 0, 12, 2), (7, 0, 30, 9, 32)]
     ids_of(label, *boxes, side=32)
     for cache in (None, tmp_path / "cache", tmp_path / "cache"):  # read, written and read again
-        source = cityscapes.load(tmp_path, cache=cache, **HOW)
+        source = driving.load_cityscapes(tmp_path, cache=cache, **HOW)
         notes = " | ".join(source.notes)
         assert (source.pools[0].labels[CLASS] == [2]).all()
         assert "1 crowds" in notes
@@ -169,7 +169,7 @@ def test_a_config_of_vistas_without_known_classes_is_refused(tmp_path):
     ids_of(tmp_path / "training/instances/a.png")
     text(tmp_path / "config_v1.2.json", {"labels": [{"name": "construction--flat--road"}]})
     with pytest.raises(ValueError, match=r"config_v1\.2\.json names no class of people or veh"):
-        vistas.load(tmp_path, **HOW)
+        driving.load_vistas(tmp_path, **HOW)
 
 
 @pytest.mark.parametrize("has_instances", [True, False])
@@ -179,7 +179,7 @@ def test_a_group_of_people_of_vistas_is_a_crowd_where_it_has_instances(tmp_path,
     picture(tmp_path / "training/images/a.jpg")
     ids_of(tmp_path / "training/v2.0/instances/a.png", (1, 0, 0, 4, 4), (256 + 2, 4, 4, 9, 9))
     text(tmp_path / "config_v2.0.json", {"labels": rows})
-    source = vistas.load(tmp_path, **HOW)
+    source = driving.load_vistas(tmp_path, **HOW)
     assert source.pools[0].labels[CLASS].tolist() == ([[crowd(0), 0]] if has_instances else [[0]])
 
 

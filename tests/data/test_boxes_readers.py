@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from boxed import instances, picture, text
-from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
+from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.boxes.assemble import _boxes_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
 from fedjax_bn.data.pixels.resize import GREY
@@ -218,13 +218,15 @@ def write_cityscapes(root: Path, clear_end: str) -> Path:
 
 @pytest.mark.parametrize("form", ["polygons", "instanceIds"])
 def test_cityscapes_boxes_serve_clear_and_foggy_images_of_one_name(tmp_path, form):
-    source = cityscapes.load(write_cityscapes(tmp_path, form), cache=tmp_path / "cache", **HOW)
+    source = driving.load_cityscapes(
+        write_cityscapes(tmp_path, form), cache=tmp_path / "cache", **HOW
+    )
     assert [pool.name for pool in source.pools] == ["cityscapes", "foggy"]
     assert found(source) == found(source, 1) == [[("car", [8, 4, 20, 30])]]
     classes = source.pools[0].labels[CLASS][0].tolist()
     assert classes == ([2, crowd(0)] if form == "polygons" else [crowd(0), 2])  # largest first
     assert source.pools[0].names.tolist() == source.pools[1].names.tolist()
-    again = cityscapes.load(tmp_path, domains=("foggy",), cache=tmp_path / "cache", **HOW)
+    again = driving.load_cityscapes(tmp_path, domains=("foggy",), cache=tmp_path / "cache", **HOW)
     assert found(again) == found(source)
 
 
@@ -245,7 +247,7 @@ def write_vistas(root: Path, inner: str, config: str, person: str) -> Path:
     ],
 )
 def test_both_versions_of_vistas_are_read_by_their_config(tmp_path, inner, config, person):
-    source = vistas.load(write_vistas(tmp_path, inner, config, person), **HOW)
+    source = driving.load_vistas(write_vistas(tmp_path, inner, config, person), **HOW)
     assert sorted(found(source)[0]) == [("person", [0, 0, 8, 8]), ("train", [30, 10, 64, 32])]
 
 

@@ -92,19 +92,15 @@ def _elastic_transform(
 ) -> np.ndarray:
     """Skews images by a random affine map, then stretches them as if printed on rubber.
 
-    Args:
-      images: f64[N, S, S, 3].
-      rng: draws the map and the field of displacements.
-      alpha: the field, uniform in [-1, 1] and smoothed, is multiplied by it, pixels.
-      sigma: by which it is smoothed, pixels.
-      shift: the corners that define the affine map move by up to that many pixels.
+    The map moves corners by up to `shift` pixels; displacements are uniform in [-1, 1], smoothed by
+    `sigma` pixels, times `alpha` pixels.
     """
     count, side = images.shape[:2]
     grid = np.stack(np.meshgrid(np.arange(side), np.arange(side), indexing="ij")).astype(float)
     low, high = side // 2 - side // 3, side // 2 + side // 3
     corners = np.array([[high, high], [low, high], [low, low]], float)  # row, column
     moved = corners + rng.uniform(-shift, shift, (count, 3, 2))[..., ::-1]
-    # the picture at `moved` is what was at `corners`: solve for the map that says where to look
+    # The picture at `moved` is what was at `corners`: solve for the map from new to old places.
     system = np.concatenate([moved, np.ones((count, 3, 1))], axis=-1)
     affine = np.linalg.solve(system, np.broadcast_to(corners, moved.shape))
     points = np.concatenate([grid, np.ones((1, side, side))])
@@ -118,10 +114,7 @@ def _elastic_transform(
 
 
 def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
-    """Returns images f64[N, H, W, C] at places f64[2, N, H, W] (row, column) in pixels, linear.
-
-    `mode` is what is beyond the edge, as in scipy.ndimage.
-    """
+    """Returns images f64[N, H, W, C] at places f64[2, N, H, W] (row, column) in pixels, linear."""
     every = np.broadcast_to(np.arange(len(images))[:, None, None], places.shape[1:])
     where = np.concatenate([every[None], places])
     channels = np.moveaxis(images, -1, 0)
@@ -137,19 +130,10 @@ def _gaussian_blur(images: np.ndarray, rng: np.random.Generator, sigma: float) -
 def _glass_blur(
     images: np.ndarray, rng: np.random.Generator, sigma: float, reach: int, passes: int
 ) -> np.ndarray:
-    """Blurs, lets every pixel take the colour of a near one (one after the other), and blurs again.
-
-    The code that made the published files means to swap the two pixels, but its swap of NumPy views
-    copies one onto the other; so does this.
-
-    Args:
-      images: f64[N, S, S, 3].
-      rng: draws the neighbour.
-      sigma: of both Gaussian blurs, pixels.
-      reach: a neighbour is -reach to reach - 1 pixels away on both axes.
-      passes: over the image.
-    """
-    pixels = np.floor(_gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 is to stay k
+    """Blurs by `sigma` pixels, gives each pixel the colour of a near one, and blurs again."""
+    # The code that made the published files means to swap the two pixels, but its swap of NumPy
+    # views copies one onto the other; so does this.
+    pixels = np.floor(_gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 stays k
     count, height, width = images.shape[:3]
     every = np.arange(count)
     for _ in range(passes):
@@ -180,17 +164,10 @@ def _motion_blur(
 
 
 def drag(images: np.ndarray, degrees: np.ndarray, radius: int, sigma: float) -> np.ndarray:
-    """Applies ImageMagick's motion blur: half a Gaussian along a ray, in whole pixels.
+    """Applies ImageMagick's motion blur, half a Gaussian of `sigma` pixels along a ray.
 
-    Args:
-      images: f64[N, H, W, C].
-      degrees: f64[N], the ray's angle, from the columns to the rows.
-      radius: pixels; the ray has 2 * radius + 1 of them.
-      sigma: of the Gaussian, pixels.
-
-    Returns:
-      f64[N, H, W, C]: sum_i w_i image(row + round(i sin a), column + round(i cos a)), edges
-      repeated outwards.
+    Returns f64[N, H, W, C], sum_i w_i image(row + round(i sin a), column + round(i cos a)) over
+    i = 0 .. 2 * radius, edges repeated outwards; `degrees` f64[N] is a, from columns to rows.
     """
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-np.square(steps) / (2 * sigma**2))
@@ -218,12 +195,12 @@ def magnify(images: np.ndarray, factor: float) -> np.ndarray:
     side = images.shape[1]
     kept = int(np.ceil(side / factor))
     first = (side - kept) // 2
-    # enlarging is linear and acts on rows and columns alike: its matrix is what it makes of 1
+    # Enlarging is linear and acts on rows and columns alike: its matrix is what it makes of 1.
     matrix = scipy.ndimage.zoom(np.eye(kept), (factor, 1), order=1)
     trim = (len(matrix) - side) // 2
     matrix = matrix[trim : trim + side]
     large = images[:, first : first + kept, first : first + kept]
-    for _ in range(2):  # along one axis, and the two are exchanged
+    for _ in range(2):  # along one axis, then the two are exchanged
         count, height, width, channels = large.shape
         large = matrix @ large.reshape(count, height, width * channels)
         large = large.reshape(count, side, width, channels).swapaxes(1, 2)

@@ -95,13 +95,8 @@ def stratified_split(
 def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
     """Returns `size` samples, stratified, or the split itself if it has no more than that.
 
-    Every class of the split keeps one sample at least, if `size` allows it.
-
-    Raises:
-      ValueError: size is less than 1.
+    Every class of the split keeps one sample at least, if `size`, which is at least 1, allows it.
     """
-    if size < 1:
-        raise ValueError(f"cannot truncate to {size} samples; keep at least 1")
     if size >= len(split.images):
         return split
     pools = shuffled_classes(strata(split.labels), rng)
@@ -115,9 +110,7 @@ def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Spli
 def number_groups(names: np.ndarray | None, count: int) -> np.ndarray:
     """Returns the number of each sample's group, i64[count], by first appearance from 0.
 
-    Args:
-      names: str[count]; None where each sample is a group of its own.
-      count: number of samples.
+    `names` are those of the samples; None where each sample is a group of its own.
     """
     if names is None:
         return np.arange(count)
@@ -137,12 +130,7 @@ def first_samples(group: np.ndarray) -> np.ndarray:
 def samples_of(chosen: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Returns the samples of the chosen groups, one group after the other.
 
-    Args:
-      chosen: i64[g], numbers of groups.
-      group: i64[N], the group of each sample, see `number_groups`.
-
-    Returns:
-      i64[n]; `chosen` itself where each sample is a group of its own.
+    `chosen` i64[g] are numbers of groups, `group` i64[N] is that of each sample.
     """
     order = np.argsort(group, kind="stable")
     ends = np.cumsum(np.bincount(group))

@@ -146,11 +146,7 @@ def _divide_domains(
 def _choose_parts(
     source: Source, split: str, validation: float, test: float, seed: int
 ) -> list[np.ndarray]:
-    """Returns for each pool i8[N] whether a sample trains, validates or tests.
-
-    A domain's parts do not depend on which other domain is left out. A domain without official
-    lists is all training under "official".
-    """
+    """Returns i8[N] of each pool, the parts of its samples, whichever domains are left out."""
     _check_shares(split, validation, test)
     official = [
         np.asarray(pool.parts, np.int8)
@@ -210,14 +206,7 @@ def _check_shares(split: str, validation: float, test: float) -> None:
 def _internal_domain(
     source: Source, pool: Pool, parts: np.ndarray, rng: np.random.Generator
 ) -> Domain:
-    """Returns a domain that trains, its samples in random order.
-
-    Where no sample is kept for testing, the validation samples serve as test split too (the same
-    object): FedIG and DomainBed test on the unseen domain and keep a validation set only.
-
-    Raises:
-      ValueError: no sample trains, or none validates or tests.
-    """
+    """Returns a domain that trains, its samples in random order."""
     of_part = (rng.permutation(np.flatnonzero(parts == part)) for part in (TRAIN, VALIDATION, TEST))
     train, validation, test = (
         select(_all_of(pool), index) if len(index) else None for index in of_part
@@ -233,15 +222,14 @@ def _internal_domain(
             f"{place} has nothing to validate or test on; set data.validation or data.test above "
             "0, such as 0.1, and give every domain enough samples to divide"
         )
+    # FedIG and DomainBed test on the unseen domain and keep a validation set only.
     return Domain(pool.name, train, validation, test or validation)
 
 
 def _unseen_domain(pool: Pool, rng: np.random.Generator) -> Domain:
-    """Returns a domain that no client trains on, tested whole.
-
-    Its samples come in random order: published class after class, they would make batches of one
-    class, which an adaptation to the stream (TsmoBN, batch statistics) would take for the domain.
-    """
+    """Returns a domain that no client trains on, tested whole."""
+    # In random order: class after class, as published, samples would make batches of one class,
+    # which an adaptation to the stream (TsmoBN, batch statistics) would take for the domain.
     return Domain(pool.name, None, None, select(_all_of(pool), rng.permutation(len(pool.images))))
 
 
@@ -256,14 +244,10 @@ def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
 
 
 def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
-    """Returns the domains that a target of `make_clients` means, in the order of the data.
-
-    Groups of the source that have none of its domains do not count.
-    """
+    """Returns the domains that a target of `make_clients` means, in the order of the data."""
     names = [one.name for one in _owners(data)]
     groups = {} if isinstance(data, Dataset) else data.groups
-    meant = {group: set(members) & set(names) for group, members in groups.items()}
-    meant = {group: members for group, members in meant.items() if members}
+    meant = {group: own for group, all_ in groups.items() if (own := {*all_} & {*names})}
     meant |= {name: {name} for name in names}
     if isinstance(target, str):
         parts = [part.strip() for part in target.split(",") if part.strip()]
