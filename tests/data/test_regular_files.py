@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data import regular_files
-from fedjax_bn.data.boxes import bdd100k, coco, own, voc, yolo_text
+from fedjax_bn.data.boxes import bdd100k, own, per_image
+from fedjax_bn.data.boxes.coco import COCO
 from fedjax_bn.data.boxes.labelled import Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
@@ -42,13 +43,13 @@ def of_image(path: Path):
 
 
 def of_coco(path: Path):
-    return coco.find(path.parent, path.parent, Slips())
+    return COCO.find(path.parent, path.parent, Slips())
 
 
 READERS = {
-    "data.yaml": lambda path: yolo_text._class_names([path.parent]),
+    "data.yaml": lambda path: per_image._class_names([path.parent]),
     "classes.json": of_coco,
-    "a.xml": lambda path: voc.find(path.parent, path.parent, Slips()),
+    "a.xml": lambda path: per_image.VOC.find(path.parent, path.parent, Slips()),
     "rows.json": lambda path: list(bdd100k._read_rows(path)),
     "list.txt": read_list,
     "metadata.csv": of_table,
@@ -212,14 +213,14 @@ def test_a_class_of_thousands_of_digits_is_one_short_sentence(tmp_path, digits):
 def test_names_of_thousands_of_digits_are_one_short_sentence(tmp_path, names):
     (tmp_path / "data.yaml").write_text(f"names: {names}")
     with pytest.raises(ValueError, match=r"data\.yaml") as caught:
-        yolo_text._class_names([tmp_path])
+        per_image._class_names([tmp_path])
     assert len(str(caught.value)) < SHORT
 
 
 def test_a_json_number_of_thousands_of_digits_is_one_short_sentence(tmp_path):
     (tmp_path / "instances.json").write_text('{"images": [{"id": ' + "9" * 5000 + "}]}")
     with pytest.raises(ValueError, match=r"instances\.json cannot be read") as caught:
-        coco.find(tmp_path, tmp_path, Slips())
+        COCO.find(tmp_path, tmp_path, Slips())
     assert len(str(caught.value)) < SHORT
 
 
@@ -230,7 +231,7 @@ def test_long_names_of_a_voc_file_are_one_short_sentence(tmp_path):
     )
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"a\.xml, row 1") as caught:
-        voc.find(tmp_path, tmp_path, Slips())
+        per_image.VOC.find(tmp_path, tmp_path, Slips())
     assert len(str(caught.value)) < SHORT
 
 

@@ -6,7 +6,7 @@ Labels may come from anyone: each fault is an error message that names the file 
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -70,6 +70,26 @@ class Labelled(NamedTuple):
     size: tuple[int, int] | None = None
     part: int | None = None
     name: str = ""
+
+
+class Form(NamedTuple):
+    """A form of labels for any folder of images.
+
+    Attributes:
+      name: of the form, for messages.
+      shares: whether corners are shares of the image, not pixels.
+      find: `find(root, folder, slips)` returns what a domain's folder has of this form.
+      read: `read(root, folders, found, slips)` returns the names of all classes, and domain -> its
+        images, from the folder of each domain and what was found there.
+    """
+
+    name: str
+    shares: bool
+    find: Callable[[Path, Path, "Slips"], Any]
+    read: Callable[
+        [Path, Mapping[str, Path], Mapping[str, Any], "Slips"],
+        tuple[list[str], dict[str, list[Labelled]]],
+    ]
 
 
 class Slips:

@@ -1,43 +1,151 @@
-"""Folders of images with a text file of boxes each, as YOLO's detectors read them.
+"""Labels in a file for each image: Pascal VOC's XML, and the text files of YOLO's detectors.
 
-    images/train/NAME.jpg   labels/train/NAME.txt   data.yaml
+    VOC     annotations/NAME.xml   images/NAME.jpg     (or Annotations and JPEGImages, or together)
+    YOLO    labels/train/NAME.txt   images/train/NAME.jpg   data.yaml
 
-A line is "class cx cy w h": the number of the class, the centre, width and height in shares of the
-image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box. Images
-may also be in train/images, or beside their text files. The classes have the names under `names` of
-a YAML file, or those of classes.txt, one a line; without either they are numbers. An image without
-a text file has no boxes.
+VOC (Everingham et al., IJCV 2010): corners are whole pixels counted from 1, both included, so a box
+begins at xmin - 1 and ends at xmax. "Difficult" objects are boxes as all others. An image without
+XML is left out, and counted. Parts are those that folders name, or those of the lists
+ImageSets/Main/{train,val,test}.txt.
+
+YOLO: a line is "class cx cy w h", the number of the class, the centre, width and height in shares
+of the image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box.
+Images may also be in train/images, or beside their text files. The names of the classes are under
+`names` of a YAML file, or in classes.txt, one a line; without either they are numbers. An image
+without a text file has no boxes.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.data.boxes.labelled import (
     IMAGES,
     LABELS,
+    PARTS,
     Box,
+    Form,
     Labelled,
     Slips,
     files_in,
     part_of,
 )
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.regular_files import read_text
+from fedjax_bn.data.regular_files import read_regular, read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import is_image, subfolders
 
-NAME, SHARES = "YOLO's text files", True  # see `own`
-_LARGEST_TEXT = 2**24  # bytes
+_LARGEST = 2**24  # bytes of a file; the labels of an image take a few thousand
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
 _MOST_CLASSES = 10_000  # where no file names them
 _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 _Found = list[tuple[Path, Path | None]]  # images, each with its text file
 
 
-def find(root: Path, folder: Path, slips: Slips) -> _Found:
+def _find_voc(root: Path, folder: Path, slips: Slips) -> list[Labelled]:
+    """Returns the annotated images of a domain, without parts; none where no file is XML."""
+    files = files_in(folder)
+    annotations = [file for file in files if file.suffix.lower() == ".xml"]
+    if not annotations:
+        return []
+    images = [file for file in files if is_image(file.name)]
+    by_name: dict[str, list[Path]] = {}
+    for image in images:
+        by_name.setdefault(image.stem, []).append(image)
+    found = [_read_annotation(path, folder, by_name) for path in annotations]
+    used = {one.file for one in found}
+    for image in images:
+        if image not in used:
+            slips.add("images without an XML file left out", str(image.relative_to(root)))
+    return found
+
+
+def _read_voc(
+    root: Path, folders: Mapping[str, Path], found: Mapping[str, list[Labelled]], slips: Slips
+) -> tuple[list[str], dict[str, list[Labelled]]]:
+    """Returns the names of all classes, sorted, and domain -> its images."""
+    del root, slips
+    names = {box.label for images in found.values() for one in images for box in one.boxes}
+    domains: dict[str, list[Labelled]] = {}
+    for domain, images in found.items():
+        folder, listed, domains[domain] = folders[domain], {}, []
+        for name in ("train", "val", "test"):
+            path = folder / "ImageSets" / "Main" / f"{name}.txt"
+            if path.is_file():
+                with corruption_named(path):
+                    lines = read_text(path).splitlines()
+                listed |= dict.fromkeys((line.strip() for line in lines), PARTS[name])
+        for one in images:
+            path = Path(one.place)
+            part = listed.get(path.stem, part_of(path.relative_to(folder).parts[:-1]))
+            domains[domain].append(one._replace(part=part))
+    return sorted(names), domains
+
+
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Builds XML without a document type: entities, which may grow without bound, need one."""
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> None:
+        raise ValueError("it declares a document type, which labels do not need")
+
+
+def _read_annotation(path: Path, folder: Path, by_name: Mapping[str, list[Path]]) -> Labelled:
+    """Returns what an XML file holds, with the image of its name or of the name that it states."""
+    parser = ElementTree.XMLParser(target=_NoDoctype())
+    with corruption_named(path):
+        parser.feed(read_regular(path, _LARGEST))
+        root = parser.close()
+    stated = Path((root.findtext("filename") or "").strip()).stem
+    named = by_name.get(path.stem) or by_name.get(stated) or []
+    if len(named) > 1:  # the one in the folder that corresponds to the XML file's
+        own = _plain(path, folder, LABELS)
+        named = [image for image in named if _plain(image, folder, IMAGES) == own]
+    if len(named) != 1:
+        several = f"; there are {first_few(list(map(str, named)))}" if named else ""
+        raise FileNotFoundError(
+            f"{path} has no image of its name in {folder}{several}: fetch or unpack it again"
+        )
+    boxes, size = [], None
+    for row, one in enumerate(root.findall("object"), 1):
+        place = f"{path}, row {row}"
+        edges = (f"bndbox/{edge}" for edge in ("xmin", "ymin", "xmax", "ymax"))
+        x1, y1, x2, y2 = (_number(one, edge, place) for edge in edges)
+        boxes.append(Box(row, _text(one, "name", place), (x1 - 1, y1 - 1, x2, y2)))
+    if root.find("size") is not None:
+        width, height = (_number(root, f"size/{side}", str(path)) for side in ("width", "height"))
+        if not (math.isfinite(width) and math.isfinite(height)):
+            raise ValueError(f"{path} says that its image has {width} x {height} pixels")
+        size = int(width), int(height)
+    return Labelled(named[0], str(path), boxes, size)
+
+
+def _plain(file: Path, folder: Path, inside: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the folders of a file without those that only hold images, or labels."""
+    return tuple(p for p in file.relative_to(folder).parts[:-1] if p.lower() not in inside)
+
+
+def _text(element: ElementTree.Element, name: str, place: str) -> str:
+    """Returns the text of the first element of that path in another; it must not be empty."""
+    found = (element.findtext(name) or "").strip()
+    if not found:
+        raise ValueError(f"{place} has no <{name}>")
+    return found
+
+
+def _number(element: ElementTree.Element, name: str, place: str) -> float:
+    """Returns the number that `_text` finds."""
+    text = _text(element, name, place)
+    try:
+        return float(text)
+    except ValueError:
+        tag = name.rpartition("/")[2]
+        raise ValueError(f"{place}: <{tag}> is {shown(text[:40])!r}, not a number") from None
+
+
+def _find_yolo(root: Path, folder: Path, slips: Slips) -> _Found:
     """Returns the images of a domain, each with its text file; none where no image has one."""
     del root, slips
     found: _Found = []
@@ -52,14 +160,10 @@ def find(root: Path, folder: Path, slips: Slips) -> _Found:
     return found if any(text for _, text in found) else []
 
 
-def read(
+def _read_yolo(
     root: Path, folders: Mapping[str, Path], found: Mapping[str, _Found], slips: Slips
 ) -> tuple[list[str], dict[str, list[Labelled]]]:
-    """Returns the names of all classes, and domain -> its images, with boxes in shares; see `own`.
-
-    Raises:
-      ValueError: a line is not of the form, or its class does not exist.
-    """
+    """Returns the names of all classes, and domain -> its images, with boxes in shares."""
     named = _class_names([root, *folders.values()])
     boxes: dict[Path | None, list[Box]] = {None: []}
     domains: dict[str, list[Labelled]] = {}
@@ -89,15 +193,10 @@ def read(
 
 
 def _class_names(folders: Sequence[Path]) -> list[str]:
-    """Returns the names in the first YAML or text file of names in these folders; else none.
-
-    Text files of names may also be among the labels, where some programs for labelling put them.
-
-    Raises:
-      ValueError: the file is damaged, `names` is not a list of names, or two are equal.
-    """
+    """Returns the names in the first YAML or text file of names in these folders; else none."""
     for folder in folders:
         described = sorted((*folder.glob("*.yaml"), *folder.glob("*.yml")))
+        # Some programs for labelling put the names among the labels.
         places = (folder, *(one for one in subfolders(folder) if one.name.lower() in LABELS))
         listed = [place / name for place in places for name in _NAMES]
         for path in (*described, *(path for path in listed if path.is_file())):
@@ -121,7 +220,7 @@ def _names_in(path: Path) -> list[str] | None:
     import yaml  # which flax reads its own files with
 
     with corruption_named(path):
-        content = yaml.safe_load(read_text(path, _LARGEST_TEXT))
+        content = yaml.safe_load(read_text(path, _LARGEST))
     if not isinstance(content, dict) or "names" not in content:
         return None
     names: Any = content["names"]
@@ -137,7 +236,7 @@ def _names_in(path: Path) -> list[str] | None:
 
 def _lines(path: Path) -> list[str]:
     with corruption_named(path):
-        return read_text(path, _LARGEST_TEXT).splitlines()
+        return read_text(path, _LARGEST).splitlines()
 
 
 def _read_line(row: int, words: list[str], place: str, names: Sequence[str]) -> Box:
@@ -170,3 +269,7 @@ def _read_line(row: int, words: list[str], place: str, names: Sequence[str]) -> 
         across, down = numbers[::2], numbers[1::2]
         corners = min(across), min(down), max(across), max(down)
     return Box(row, names[int(first)] if names else str(int(first)), corners)
+
+
+VOC = Form("Pascal VOC's XML", False, _find_voc, _read_voc)
+YOLO = Form("YOLO's text files", True, _find_yolo, _read_yolo)
