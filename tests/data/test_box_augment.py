@@ -12,7 +12,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels import box_augment
 from fedjax_bn.data.pixels.box_augment import _Move, of_boxes
-from fedjax_bn.data.pixels.resize import GREY
+from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.task import choose_loading

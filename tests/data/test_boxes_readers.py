@@ -9,7 +9,7 @@ from boxed import instances, picture, text
 from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.boxes.assemble import _boxes_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
-from fedjax_bn.data.pixels.resize import GREY
+from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
 
 SIDE = 32

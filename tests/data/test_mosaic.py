@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels.box_augment import _Move, _put_together, _tile_moves, of_boxes
-from fedjax_bn.data.pixels.resize import GREY
+from fedjax_bn.data.pixels.decode import GREY
 
 SIZE, COUNT = 16, 6
 all_mosaics = jax.jit(of_boxes(SIZE, scale=0.3, hue=0, saturation=0, value=0, mosaic=1.0).change)

@@ -18,7 +18,7 @@ from fedjax_bn.data.boxes.labelled import COMMON, Box, Labelled, Slips
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
-from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
+from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names, to_square
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
     STORED,
@@ -28,7 +28,6 @@ from fedjax_bn.data.pixels.raster import (
     read_image,
     turned_by_pillow,
 )
-from fedjax_bn.data.pixels.resize import to_square
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Pool, Source, check_source
 
@@ -78,7 +77,7 @@ def to_source(
     squares: Squares,
     notes: Sequence[str] = (),
 ) -> Source:
-    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.resize`.
+    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.decode`.
 
     Boxes of other classes are left out, the others are cut at the border of their image; the notes
     count what is left out.

@@ -6,7 +6,7 @@
 
 A folder that is itself of such a form is one domain, which `data.num_clients` shares out. Where
 folders or files name a part (train, val, test) of every image of a domain, the parts are its
-official split. Images keep their shape, see `pixels.resize`.
+official split. Images keep their shape, see `pixels.decode`.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ import numpy as np
 from fedjax_bn.data.corruptions import CHUNK, CORRUPTIONS, SEVERITIES, corrupt, groups_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import array_of_blocks
-from fedjax_bn.data.pixels.resize import resized
+from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
-from fedjax_bn.data.pixels.resize import resized
+from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets import npz
 from fedjax_bn.data.sets.folders import (
     Published,
