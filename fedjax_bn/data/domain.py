@@ -1,5 +1,6 @@
 """Datasets: named domains, each with training, validation and test samples, in memory or not."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Rows:
       IndexError: the index has a number outside [0, N).
     """
 
-    __slots__ = ("array", "index")
+    __slots__ = ("array", "dtype", "index", "nbytes", "ndim", "shape")
 
     def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
         # Checked here, since rows are read much later, and NumPy takes negative numbers.
@@ -47,27 +48,10 @@ class Rows:
         if isinstance(array, Rows):
             array, index = array.array, array.index[index]
         self.array, self.index = array, index
+        self.dtype, self.ndim = array.dtype, array.ndim
+        self.shape: tuple[int, ...] = (len(index), *array.shape[1:])
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
         index.setflags(write=False)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, ...)."""
-        return (len(self.index), *self.array.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the array."""
-        return self.array.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return self.array.ndim
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the chosen rows would take."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def __len__(self) -> int:
         """Returns n."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.domain import check_names_differ
 from fedjax_bn.data.label_trees import PyTree, has_boxes, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
@@ -74,11 +75,10 @@ def check_source(source: Source) -> Source:
     """
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
-    names, kept = [pool.name for pool in source.pools], []
+    check_names_differ([pool.name for pool in source.pools], source.name)
+    kept = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
-        if names.count(pool.name) > 1:
-            raise ValueError(f"{place}: two domains have this name; rename one")
         labels = {f"labels {name}".strip(): leaf for name, leaf in leaves_of(pool.labels)}
         arrays = {"images": pool.images, "names": pool.names} | labels
         if pool.parts is not None:
