@@ -32,12 +32,9 @@ class ClientData(NamedTuple):
     sizes: jax.Array
 
 
-def stack_clients(splits: Sequence[Split], longest: int | None = None) -> ClientData:
-    """Puts the splits of K clients on the device as one array, padded with zeros to N = `longest`.
-
-    N is by default the number of samples of the largest.
-    """
-    longest = longest or max(len(split.images) for split in splits)
+def stack_clients(splits: Sequence[Split]) -> ClientData:
+    """Puts the splits of K clients on the device, padded with zeros to the largest."""
+    longest = max(len(split.images) for split in splits)
     return jax.tree.map(jnp.asarray, client_rows(splits, longest, 0, len(splits)))
 
 

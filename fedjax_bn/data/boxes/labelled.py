@@ -26,13 +26,8 @@ PARTS: Mapping[str, int] = MappingProxyType(
 IMAGES = ("images", "jpegimages", "imgs")
 LABELS = ("labels", "annotations", "xmls")
 _LARGEST_JSON = 2**32  # bytes; Objects365, the largest that we know, takes half of them
-_WORDS = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-}
+_WORDS = {dict: "an object", list: "a list", str: "a text"}
+_WORDS |= {int: "a whole number", float: "a number"}
 
 
 class Box(NamedTuple):

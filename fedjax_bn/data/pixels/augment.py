@@ -182,10 +182,16 @@ def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
     d = fixed((high + sine * (wide - 1) - cosine * (high - 1)) / 2)
     x, y = jnp.arange(wide, dtype=jnp.int32), jnp.arange(high, dtype=jnp.int32)[:, None]
     columns, rows = (a * x + b * y + c) >> 16, (a * y - b * x + d) >> 16
+    return pixels_at(image, rows, columns)
+
+
+def pixels_at(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Returns the pixels of [H, W, C] in these rows and columns [h, w], zeros outside."""
+    high, wide = image.shape[:2]
     inside = (columns >= 0) & (columns < wide) & (rows >= 0) & (rows < high)
-    index = jnp.where(inside, rows * wide + columns, 0)
-    turned = image.reshape(high * wide, -1)[index]
-    return jnp.where(inside[..., None], turned, jnp.zeros((), image.dtype))
+    index = jnp.where(inside, rows * wide + columns, 0).astype(jnp.int32)
+    found = image.reshape(high * wide, -1)[index]
+    return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
 
 
 def _random_jitter(
