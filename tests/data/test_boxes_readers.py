@@ -20,7 +20,7 @@ def found(source: Source, pool: int = 0):
     """(class, box in pixels of a 64 x 32 image) of every image of a pool."""
     labels, images = source.pools[pool].labels, []
     for boxes, classes in zip(labels[BOXES], labels[CLASS], strict=True):
-        wide = boxes[classes >= 0] * 64 - (0, 16, 0, 16)  # 32 rows lie in the middle of 64
+        wide = boxes[classes >= 0] * 64 - (0, 16, 0, 16)  # 32 rows in the middle of 64
         names = [source.classes[k] for k in classes[classes >= 0]]
         images.append(list(zip(names, np.round(wide, 3).tolist(), strict=True)))
     return images

@@ -43,7 +43,7 @@ def pillow(path: Path, size: int) -> np.ndarray:
 
 
 def kept_in(cache: Path) -> list[Path]:
-    """What the cache holds besides the locks, which are empty and stay."""
+    """What the cache holds; locks, which are empty and stay, do not count."""
     assert all(not lock.stat().st_size for lock in cache.rglob("*.lock"))
     return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
@@ -262,7 +262,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [100, 600, 1100])
 def test_a_full_disk_in_the_middle_is_one_sentence_and_leaves_nothing(tmp_path, files, size):
-    """5 images of 8x8x3 bytes behind a header of 128 are 1088; checksums and notes follow."""
+    """5 images of 8x8x3 bytes after a header of 128 are 1088; checksums and notes follow."""
     with (
         files_of_at_most(size),
         pytest.raises(OSError, match=r"cannot keep 0\.0 MB .*File too large") as error,

@@ -1,36 +1,15 @@
-"""Digit datasets as sources: the benchmark, scanners and Morpho-MNIST."""
+"""Morpho-MNIST as a source."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedjax_bn.data.domain import splits
-from fedjax_bn.data.sets import digits, morpho_mnist
+from fedjax_bn.data.sets import morpho_mnist
 from fedjax_bn.data.source import TEST, TRAIN
 from tiny_digits import TEST as TESTING
 from tiny_digits import TRAIN as TRAINING
-from tiny_digits import labels_of, write_mnist, write_originals
-
-SIZES = {"mnist": 0, "svhn": 7, "usps": 0, "synth_digits": 7, "mnist_m": 3}  # above TRAINING
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory) -> Path:
-    return write_originals(tmp_path_factory.mktemp("digits"))
-
-
-def test_the_benchmark_has_all_samples_in_their_published_parts(originals):
-    whole = digits.load(originals, fraction=1.0, truncate=False, resplit=False)
-    assert [domain.name for domain in whole.domains] == list(SIZES)
-    for domain in whole.domains:
-        owned, training = dict(splits(domain)), TRAINING + SIZES[domain.name]
-        assert list(owned) == ["train", "test"]
-        for name, start, count in (("train", 0, training), ("test", 100, TESTING)):
-            levels = np.asarray(owned[name].images)[:, 14, 14, 0]
-            np.testing.assert_array_equal(levels, start + np.arange(count))
-            np.testing.assert_array_equal(owned[name].labels, labels_of(count))
-            assert owned[name].labels.dtype == np.int32
+from tiny_digits import write_mnist
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A mosaic is four images around a point, and every box lies on the pixels of its object."""
+"""A mosaic is four images around a point, and every box surrounds the pixels of its object."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def test_four_images_meet_at_the_point_and_cover_everything():
     for seed in range(2):
         moves, seen = jax.jit(_tile_moves)(jax.random.key(seed), still, 1.0)
         assert bool(seen.all())
-        across, down = np.asarray(moves[3].shift) * SIZE  # where the one behind the point begins
+        across, down = np.asarray(moves[3].shift) * SIZE  # where the last one begins
         assert min(across, down) >= 0
         assert max(across, down) <= SIZE
         tiles = [jnp.full((SIZE, SIZE, 3), float(t)) for t in range(4)]

@@ -21,7 +21,7 @@ from fedjax_bn.data.sets.npz import read_archive
 from fedjax_bn.run.experiment.availability import read_trace
 from fedjax_bn.run.predict import _open_samples
 
-SHORT = 600  # characters of a sentence, paths of tests included
+SHORT = 600  # characters of a message, paths of tests included
 
 
 def of_mnist_m(path: Path):

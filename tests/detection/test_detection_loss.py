@@ -9,8 +9,6 @@ from jax.sharding import Mesh, PartitionSpec
 from detectors import (
     ANCHORS,
     CELLS,
-    HEIGHT,
-    WIDTH,
     encoded,
     labels,
     loop_loss,
@@ -35,7 +33,7 @@ def boxes_of(label):
     return (label["class"] >= 0).sum()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_loss_is_that_of_a_loop_over_boxes(x64, seed):
     label, outs = labels(seed=seed), outputs(seed=seed)
     assert boxes_of(label) == 15
@@ -186,11 +184,6 @@ def test_what_does_not_fit_is_refused_with_a_sentence():
         detection(ANCHORS, score="mAP")
     with pytest.raises(ValueError, match="balance"):
         detection_loss(outputs(), labels(), ALL, ANCHORS, Recipe(balance=(1.0,)))
-
-
-def test_the_maps_of_these_tests_are_those_of_one_image_size():
-    for out, stride in zip(outputs(), ANCHORS.strides, strict=True):
-        assert (out.shape[1] * stride, out.shape[2] * stride) == (HEIGHT, WIDTH)
 
 
 def test_the_loss_and_its_gradient_are_those_of_pytorch_which_looks_at_matches_alone(x64):
