@@ -48,16 +48,12 @@ def join(parts: Sequence[PyTree]) -> PyTree:
     """Returns labels one after the other, all padded to the most boxes an image."""
     if not has_boxes(parts[0]):
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    most = max(part[CLASS].shape[1] for part in parts)
-
-    def widened(leaf: np.ndarray, empty: int) -> np.ndarray:
-        widths = [(0, 0), (0, most - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2)
-        return np.pad(leaf, widths, constant_values=empty)
-
-    return {
-        name: np.concatenate([widened(part[name], empty) for part in parts])
-        for name, empty in ((BOXES, 0), (CLASS, PADDING))
-    }
+    most, boxes, classes = max(part[CLASS].shape[1] for part in parts), [], []
+    for part in parts:
+        more = (0, 0), (0, most - part[CLASS].shape[1])
+        boxes.append(np.pad(part[BOXES], (*more, (0, 0))))
+        classes.append(np.pad(part[CLASS], more, constant_values=PADDING))
+    return {BOXES: np.concatenate(boxes), CLASS: np.concatenate(classes)}
 
 
 def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:

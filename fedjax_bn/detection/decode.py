@@ -3,7 +3,6 @@
 Shapes are fixed: every image has D detections, those beyond what is found with class -1.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -81,44 +80,45 @@ def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION)
       scores: f[B, N, C].
       keeping: which are kept.
     """
-    return jax.vmap(partial(_suppress, keeping=keeping))(boxes, scores)
+
+    def of_image(boxes: jax.Array, scores: jax.Array) -> Detections:
+        # The n best pairs of box and class are among the n boxes whose best class is best.
+        few, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
+        best, place = lax.top_k(scores.max(-1), few)
+        if keeping.best_class:
+            boxes, classes = boxes[place], scores[place].argmax(-1).astype(jnp.int32)
+            scores = best
+        else:
+            scores, pair = lax.top_k(
+                scores[place].reshape(-1), min(keeping.candidates, few * number)
+            )
+            row, classes = jnp.divmod(pair, number)
+            boxes = boxes[place[row]]
+        depth = keeping.detections
+
+        def more(state: tuple) -> jax.Array:
+            count, alive, _ = state
+            return (count < depth) & alive.any()
+
+        def keep_one(state: tuple) -> tuple:
+            count, alive, kept = state
+            best = jnp.argmax(alive).astype(jnp.int32)  # the first one, for they are in order
+            beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
+            alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
+            return count + 1, alive, kept.at[count].set(best)
+
+        start = (jnp.zeros((), jnp.int32), scores > keeping.score, jnp.zeros(depth, jnp.int32))
+        count, _, kept = lax.while_loop(more, keep_one, start)
+        there = jnp.arange(depth, dtype=jnp.int32) < count
+        return Detections(
+            jnp.where(there[:, None], boxes[kept], 0),
+            jnp.where(there, scores[kept], 0),
+            jnp.where(there, classes[kept], -1),
+        )
+
+    return jax.vmap(of_image)(boxes, scores)
 
 
 def detect(outputs: Outputs, anchors: Anchors, keeping: Keeping = EVALUATION) -> Detections:
     """Returns `suppress(*decode(outputs, anchors), keeping)`."""
     return suppress(*decode(outputs, anchors), keeping)
-
-
-def _suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping) -> Detections:
-    """Suppresses within one image, f[N, 4] and f[N, C]."""
-    # The n best pairs of box and class are among the n boxes whose best class is best.
-    few, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
-    best, place = lax.top_k(scores.max(-1), few)
-    if keeping.best_class:
-        boxes, classes = boxes[place], scores[place].argmax(-1).astype(jnp.int32)
-        scores = best
-    else:
-        scores, pair = lax.top_k(scores[place].reshape(-1), min(keeping.candidates, few * number))
-        row, classes = jnp.divmod(pair, number)
-        boxes = boxes[place[row]]
-    depth = keeping.detections
-
-    def more(state: tuple) -> jax.Array:
-        count, alive, _ = state
-        return (count < depth) & alive.any()
-
-    def keep_one(state: tuple) -> tuple:
-        count, alive, kept = state
-        best = jnp.argmax(alive).astype(jnp.int32)  # the first one, for they are in order
-        beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
-        alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
-        return count + 1, alive, kept.at[count].set(best)
-
-    start = (jnp.zeros((), jnp.int32), scores > keeping.score, jnp.zeros(depth, jnp.int32))
-    count, _, kept = lax.while_loop(more, keep_one, start)
-    there = jnp.arange(depth, dtype=jnp.int32) < count
-    return Detections(
-        jnp.where(there[:, None], boxes[kept], 0),
-        jnp.where(there, scores[kept], 0),
-        jnp.where(there, classes[kept], -1),
-    )

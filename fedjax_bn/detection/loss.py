@@ -75,20 +75,6 @@ class Recipe(NamedTuple):
     smoothing: float = 0.0
 
 
-class _Matches(NamedTuple):
-    """The matches of M boxes an image on one level, with P = 5 cells a box and A anchors a cell.
-
-    Attributes:
-      place: i32[B, M, P, A], number of a prediction among the H * W * A of the image's level.
-      matched: bool[B, M, P, A]; where it is False the other values have no meaning.
-      box: f[B, M, P, 4], centres relative to the cell, in cells; of side 1 where nothing matches.
-    """
-
-    place: jax.Array
-    matched: jax.Array
-    box: jax.Array
-
-
 def detection_loss(
     outputs: Outputs,
     label: dict[str, jax.Array],
@@ -146,8 +132,13 @@ def detection_loss(
 
 def _match(
     boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int], ratio: float
-) -> _Matches:
-    """Returns the matches of boxes f[B, M, 4], `real` bool[B, M], and anchors f[A, 2], in cells."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the matches of M boxes an image on one level, with P = 5 cells and A anchors a cell.
+
+    They are `place` i32[B, M, P, A], numbers of predictions among the H * W * A of the level;
+    `matched` bool[B, M, P, A], without which the others have no meaning; and the boxes
+    f[B, M, P, 4], centres relative to the cell, in cells, of side 1 where nothing matches.
+    """
     sides = boxes[..., 2:]
     real = real & (sides > 0).all(-1)
     sides = jnp.where(real[..., None], sides, 1)  # so that no quotient is infinite
@@ -167,12 +158,12 @@ def _match(
     offset = centre[..., None, :] - cell.astype(boxes.dtype)
     offset = jnp.where(matched.any(-1, keepdims=True), offset, 0)
     box = jnp.concatenate([offset, jnp.broadcast_to(sides[..., None, :], offset.shape)], -1)
-    return _Matches(number[..., None] * each + jnp.arange(each, dtype=jnp.int32), matched, box)
+    return number[..., None] * each + jnp.arange(each, dtype=jnp.int32), matched, box
 
 
 def _of_level(
     raw: jax.Array,
-    matches: _Matches,
+    matches: tuple[jax.Array, jax.Array, jax.Array],
     classes: jax.Array,
     valid: jax.Array,
     anchors: jax.Array,
@@ -180,11 +171,12 @@ def _of_level(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns L_box, L_obj without its balance, and L_class of one level, f[] each."""
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
-    place, mask = matches.place.reshape(raw.shape[0], -1), matches.matched
+    places, mask, boxes = matches
+    place = places.reshape(raw.shape[0], -1)
     # Places are clipped to the map, so XLA need not check each index.
     found = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(flat, place)
-    found = found.reshape(*matches.place.shape, -1)  # [B, M, P, A, 5 + C]
-    overlap = _ciou(decode_offsets(found[..., :4], anchors), matches.box[..., None, :])
+    found = found.reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
+    overlap = _ciou(decode_offsets(found[..., :4], anchors), boxes[..., None, :])
     count = jnp.maximum(mask.sum(), 1).astype(raw.dtype)
     box = jnp.where(mask, 1 - overlap, 0).sum() / count
 

@@ -150,19 +150,19 @@ def test_matches_are_the_loops_and_decoding_gives_their_boxes_back(x64):
     label["boxes"][0, :2] = (0.25, 0.25, 0.75, 0.5), (0.0, 0.0, 1.0, 1.0)  # centres on lines
     anchors = jnp.asarray(ANCHORS.sizes[0]) / 8
     boxes = _to_centres(jnp.asarray(label["boxes"])) * jnp.asarray([6.0, 8, 6, 8])
-    found = jax.jit(_match, static_argnums=(3, 4))(
+    places, matched, inside = jax.jit(_match, static_argnums=(3, 4))(
         boxes, label["class"] >= 0, anchors, CELLS[0], 4.0
     )
-    chosen = np.asarray(found.matched)
+    chosen = np.asarray(matched)
     assert chosen.sum() > 100
     image, row, place, anchor = np.nonzero(chosen)
-    inside, sizes = np.asarray(found.box)[image, row, place], np.asarray(anchors)[anchor]
+    inside, sizes = np.asarray(inside)[image, row, place], np.asarray(anchors)[anchor]
     assert inside[:, :2].min() > -0.5
     assert inside[:, :2].max() < 1.5
     again = jax.jit(decode_offsets)(encoded(inside, sizes), sizes)
     np.testing.assert_allclose(again, inside, rtol=1e-9, atol=1e-12)
     for i in range(40):  # the same matches as the loop's, each once
-        ours = sorted(np.asarray(found.place[i])[chosen[i]].tolist())
+        ours = sorted(np.asarray(places[i])[chosen[i]].tolist())
         theirs = [
             (row * 6 + column) * 2 + anchor
             for corners, number in zip(label["boxes"][i], label["class"][i], strict=True)

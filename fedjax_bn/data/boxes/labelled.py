@@ -4,7 +4,6 @@ Labels may come from anyone: each fault is an error message that names the file 
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -132,19 +131,6 @@ def numbers_of(classes: Sequence[str], chosen: Sequence[str], place: str) -> dic
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"data.classes={tuple(chosen)} names a class more than once; name it once")
     return {name: number for number, name in enumerate(chosen or classes)}
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Returns all files in and below a folder by name, without hidden ones; follows links once."""
-    found, seen = [], {os.path.realpath(folder)}
-    for place, inner, names in os.walk(folder, followlinks=True):
-        visible = sorted(name for name in inner if not name.startswith("."))
-        real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
-        # os.walk enters what is left in `inner`: a link to a folder above would never end.
-        inner[:] = [name for name in visible if real[name] not in seen]
-        seen.update(real.values())
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(found)
 
 
 def read_json(path: Path) -> Any:

@@ -16,6 +16,7 @@ without a text file has no boxes.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from fedjax_bn.data.boxes.labelled import (
     Form,
     Labelled,
     Slips,
-    files_in,
     part_of,
 )
 from fedjax_bn.data.messages import first_few
@@ -45,9 +45,22 @@ _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 _Found = list[tuple[Path, Path | None]]  # images, each with its text file
 
 
+def _files_in(folder: Path) -> list[Path]:
+    """Returns all files in and below a folder by name, without hidden ones; follows links once."""
+    found, seen = [], {os.path.realpath(folder)}
+    for place, inner, names in os.walk(folder, followlinks=True):
+        visible = sorted(name for name in inner if not name.startswith("."))
+        real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
+        # os.walk enters what is left in `inner`: a link to a folder above would never end.
+        inner[:] = [name for name in visible if real[name] not in seen]
+        seen.update(real.values())
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
 def _find_voc(root: Path, folder: Path, slips: Slips) -> list[Labelled]:
     """Returns the annotated images of a domain, without parts; none where no file is XML."""
-    files = files_in(folder)
+    files = _files_in(folder)
     annotations = [file for file in files if file.suffix.lower() == ".xml"]
     if not annotations:
         return []
@@ -149,7 +162,7 @@ def _find_yolo(root: Path, folder: Path, slips: Slips) -> _Found:
     """Returns the images of a domain, each with its text file; none where no image has one."""
     del root, slips
     found: _Found = []
-    for image in (file for file in files_in(folder) if is_image(file.name)):
+    for image in (file for file in _files_in(folder) if is_image(file.name)):
         # images/train/a.jpg has labels/train/a.txt; an image outside of images has it beside.
         parts = list(image.relative_to(folder).with_suffix(".txt").parts)
         at = max((k for k, name in enumerate(parts[:-1]) if name.lower() in IMAGES), default=None)
@@ -180,7 +193,7 @@ def _read_yolo(
                 ]
             part = part_of(image.relative_to(folder).parts[:-1])
             domains[domain].append(Labelled(image, str(text or image), boxes[text], part=part))
-        for file in files_in(folder):
+        for file in _files_in(folder):
             below = file.relative_to(folder).parts[:-1]
             is_label = file.suffix == ".txt" and any(part.lower() in LABELS for part in below)
             if is_label and file not in boxes and file.name not in _NAMES:
