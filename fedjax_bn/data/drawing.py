@@ -47,6 +47,7 @@ def drawing(
         )
         for k, (images, labels) in enumerate(clients)
     ]
+    # Only the check of labels asks for it.
     classes = 1 + max((int(split.labels.max(initial=0)) for split in splits), default=0)
     domains = tuple(Domain(f"client {k}", split, None, split) for k, split in enumerate(splits))
     check_dataset(Dataset("drawing", classes, domains, (0.5,), (0.5,)))

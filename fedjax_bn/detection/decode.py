@@ -53,10 +53,7 @@ def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
     """Returns all predictions: corners f[B, N, 4] in [0, 1] of the image, scores f[B, N, C].
 
     The score of class c is sigmoid(objectness) sigmoid(c). Boxes are cut at the image's border.
-
-    Args:
-      outputs: of each level f[B, H, W, A, 5 + C].
-      anchors: of the levels.
+    Outputs are f[B, H, W, A, 5 + C] of each level.
     """
     boxes, scores = [], []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
@@ -73,12 +70,9 @@ def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
 
 
 def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION) -> Detections:
-    """Returns what non-maximum suppression, class by class and best first, keeps.
+    """Returns what non-maximum suppression keeps of corners f[B, N, 4] with scores f[B, N, C].
 
-    Args:
-      boxes: corners f[B, N, 4].
-      scores: f[B, N, C].
-      keeping: which are kept.
+    It goes through each class from its best box on.
     """
 
     def of_image(boxes: jax.Array, scores: jax.Array) -> Detections:

@@ -229,11 +229,8 @@ def _ciou(predicted: jax.Array, true: jax.Array) -> jax.Array:
         CIoU = IoU - d^2 / c^2 - a v,    v = 4 / pi^2 (atan(w / h) - atan(w' / h'))^2,
         a = v / (v - IoU + 1 + 1e-7), without gradient
 
-    with d between the centres and c the diagonal of the smallest box about both.
-
-    Args:
-      predicted: centres f[..., 4]; sides at least 0.
-      true: centres f[..., 4]; sides above 0.
+    with d between the centres and c the diagonal of the smallest box about both. Both boxes are
+    centres f[..., 4], the true one with sides above 0.
     """
     one, other = to_corners(predicted), to_corners(true)
     overlap = iou(one, other)

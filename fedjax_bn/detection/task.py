@@ -144,6 +144,7 @@ def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int)
     total = (found.true_classes == number).sum()
     if not scores:
         return np.zeros(len(thresholds))
+    # Stable, as in pycocotools, so that ties keep the order of images.
     order = np.argsort(-np.concatenate(scores), kind="stable")
     right, ignored = (np.concatenate(part, 1)[:, order] for part in (right, ignored))
     return np.array([_area(r[~i], total) for r, i in zip(right, ignored, strict=True)])
@@ -167,6 +168,7 @@ def _match(
     union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - both)
     overlap = np.divide(both, union, out=np.zeros_like(both), where=union > 0)
     for t, threshold in enumerate(thresholds):
+        # As in pycocotools, a perfect overlap meets a threshold of 1.
         least, taken = min(threshold, 1 - 1e-10), np.zeros(len(true), bool)
         for d in np.flatnonzero(overlap.max(1) >= least):
             free = np.where(taken & ~crowd, -1, overlap[d])

@@ -156,6 +156,7 @@ def to_source(
             mean=(0.0,) * 3,  # YOLO's detectors read u8/255
             std=(1.0,) * 3,
             notes=(*notes, about, *slips.notes(), *converted),
+            # Without times of change, which differ between copies of the same files.
             key=f"letterbox {hash_of_files(files, root, squares.image_size, times=False)}",
         )
     )

@@ -120,6 +120,7 @@ def _images(
 
 def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
     """Returns the name of an image's file, which stays below the folder of the images."""
+    # COCO writes / on every system.
     name = PurePosixPath(of_kind(one.get("file_name"), str, f"{place}: 'file_name'"))
     if name.is_absolute() or ".." in name.parts or "\0" in str(name) or not name.parts:
         raise ValueError(f"{place}: 'file_name' {short(str(name))!r} leads out of the folder")

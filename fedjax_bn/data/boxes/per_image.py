@@ -233,6 +233,7 @@ def _names_in(path: Path) -> list[str] | None:
     import yaml  # which flax reads its own files with
 
     with corruption_named(path):
+        # The safe loader makes no objects of classes that a file names.
         content = yaml.safe_load(read_text(path, _LARGEST))
     if not isinstance(content, dict) or "names" not in content:
         return None

@@ -28,6 +28,7 @@ def _shot_noise(images: Array, rng: Rng, photons: float) -> Array:
 
 def _impulse_noise(images: Array, rng: Rng, share: float) -> Array:
     """Makes that share of the values, each channel for itself, 0 or 1: salt and pepper."""
+    # The order of these two draws is part of the result.
     hit, salt = rng.random(images.shape) <= share, rng.random(images.shape) < 0.5
     return np.where(hit, salt, images)
 

@@ -295,6 +295,7 @@ def _largest_that_fit(
 ) -> list[np.ndarray]:
     """Returns sizes proportional to weights over all domains, so large that one is used up."""
     totals = [int(weight.sum()) for weight in weights]
+    # Exact, so that no rounding of floats decides which domain is used up.
     scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
     sizes = []
     for weight, total, limit in zip(weights, totals, available, strict=True):

@@ -78,6 +78,7 @@ def compose(*transforms: Transform) -> Augment:
                 f"augmentation needs images u8[B, H, W, C], not {images.dtype}{images.shape}: "
                 "leave it out for features, which are not images"
             )
+        # By place, so that a sample's key does not depend on the size of the batch.
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         return jax.vmap(one)(keys, images)
 

@@ -188,6 +188,7 @@ def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
         if _read(path, shape) is None:  # else another process has made it while this one waited
             _write_whole(partial, shape, make)
             with _faults_named(folder, size):
+                # A rename is atomic: other processes see the whole file or none.
                 os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -221,6 +222,7 @@ def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
         put(zlib.crc32(footer).to_bytes(4, "big") + footer, len(header) + size)
         with _faults_named(folder, size):
             file.flush()
+            # Before the rename: after a power cut, a file with the final name is whole.
             os.fsync(file.fileno())
     finally:
         with suppress(OSError):  # which would hide the error that was raised before

@@ -103,6 +103,7 @@ def decode(
                 continue
             modes[mode] += 1
             tagged += tag != 1
+        # Blocks end in any order, so each states its place.
         write(images, start)
         return modes, tagged, faults
 

@@ -81,6 +81,7 @@ def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array) -> jax.Array
 
 
 def _contrast(image: jax.Array, strength: jax.Array) -> jax.Array:
+    # Pillow rounds the mean to a byte before it blends.
     mean = jnp.floor(_luma(image).astype(float).mean() + 0.5).astype(image.dtype)
     return _blend(jnp.full_like(image, mean), image, strength)
 
@@ -94,6 +95,7 @@ def _sharpness(image: jax.Array, strength: jax.Array) -> jax.Array:
         for column, weight in enumerate(weights)
     )
     inner = jnp.floor(smooth / 13 + 0.5).astype(image.dtype)
+    # Pillow leaves the border of one pixel as it is.
     return _blend(image.at[1:-1, 1:-1].set(inner), image, strength)
 
 
