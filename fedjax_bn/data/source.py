@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.domain import check_names_differ
+from fedjax_bn.data.domain import Dataset, check_names_differ, join_splits, splits
 from fedjax_bn.data.label_trees import PyTree, has_boxes, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
@@ -98,6 +98,23 @@ def check_source(source: Source) -> Source:
         kept.append(pool)
     changed = any(new is not old for new, old in zip(kept, source.pools, strict=True))
     return source._replace(pools=tuple(kept)) if changed else source
+
+
+def as_source(dataset: Dataset) -> Source:
+    """Returns the same samples, undivided: a pool a domain, training samples first.
+
+    Names of samples are DOMAIN/PART/NUMBER where the dataset has none; its splits become the
+    official parts.
+    """
+    pools = []
+    for domain in dataset.domains:
+        owned = dict(splits(domain))
+        images, labels, names = join_splits(list(owned.values()))
+        sizes = {part: len(split.images) for part, split in owned.items()}
+        names = numbered_names(domain.name, sizes) if names is None else names
+        pools.append(Pool(domain.name, np.asarray(images), labels, names, parts_of(sizes)))
+    classes = dataset.classes or tuple(map(str, range(dataset.num_classes)))
+    return check_source(Source(dataset.name, classes, tuple(pools), dataset.mean, dataset.std))
 
 
 def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:

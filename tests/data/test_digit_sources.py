@@ -1,15 +1,49 @@
-"""Morpho-MNIST as a source."""
+"""Digit datasets as sources: the benchmark, scanners and Morpho-MNIST."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedjax_bn.data.sets import morpho_mnist
-from fedjax_bn.data.source import TEST, TRAIN
+from fedjax_bn.data.domain import splits
+from fedjax_bn.data.sets import digits, morpho_mnist, scanners
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, as_source
 from tiny_digits import TEST as TESTING
 from tiny_digits import TRAIN as TRAINING
-from tiny_digits import write_mnist
+from tiny_digits import labels_of, write_mnist, write_originals
+
+SIZES = {"mnist": 0, "svhn": 7, "usps": 0, "synth_digits": 7, "mnist_m": 3}  # above TRAINING
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> Path:
+    return write_originals(tmp_path_factory.mktemp("digits"))
+
+
+def test_the_benchmark_as_a_source_has_all_samples_with_their_published_parts(originals):
+    whole = digits.load(originals, fraction=1.0, truncate=False, resplit=False)
+    source = as_source(whole)
+    assert [pool.name for pool in source.pools] == list(SIZES)
+    for pool in source.pools:
+        training = TRAINING + SIZES[pool.name]
+        np.testing.assert_array_equal(pool.parts, np.repeat([TRAIN, TEST], [training, TESTING]))
+        levels = np.concatenate([np.arange(training), 100 + np.arange(TESTING)])
+        np.testing.assert_array_equal(pool.images[:, 14, 14, 0], levels)
+        labels = np.concatenate([labels_of(training), labels_of(TESTING)])
+        np.testing.assert_array_equal(pool.labels, labels)
+        assert pool.labels.dtype == np.int32
+        assert pool.names[training] == f"{pool.name}/test/00000"
+
+
+def test_a_dataset_as_a_source_has_its_samples_and_its_splits_as_parts():
+    dataset = scanners.load(seed=3)
+    source = as_source(dataset)
+    for pool, domain in zip(source.pools, dataset.domains, strict=True):
+        assert np.bincount(pool.parts).tolist()[:2] == [180, 30]
+        for part, (_, split) in zip((TRAIN, VALIDATION, TEST), splits(domain), strict=True):
+            np.testing.assert_array_equal(pool.images[pool.parts == part], split.images)
+            np.testing.assert_array_equal(pool.labels[pool.parts == part], split.labels)
+        assert len(set(pool.names)) == len(pool.names)
 
 
 @pytest.fixture(scope="module")
