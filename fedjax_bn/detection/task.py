@@ -147,7 +147,17 @@ def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int)
     # Stable, as in pycocotools, so that ties keep the order of images.
     order = np.argsort(-np.concatenate(scores), kind="stable")
     right, ignored = (np.concatenate(part, 1)[:, order] for part in (right, ignored))
-    return np.array([_area(r[~i], total) for r, i in zip(right, ignored, strict=True)])
+    precisions = []
+    for row, left_out in zip(right, ignored, strict=True):
+        hits = np.cumsum(row[~left_out])
+        if not len(hits):
+            precisions.append(0.0)
+            continue
+        best = np.maximum.accumulate((hits / np.arange(1, len(hits) + 1))[::-1])[::-1]
+        place = np.searchsorted(hits / total, _RECALLS, side="left")
+        inside = place < len(best)
+        precisions.append(np.where(inside, best[np.minimum(place, len(best) - 1)], 0).mean())
+    return np.array(precisions)
 
 
 def _match(
@@ -181,14 +191,3 @@ def _match(
                     right[t, d], ignored[t, d] = ~crowd[best], crowd[best]
                     break
     return right, ignored
-
-
-def _area(right: np.ndarray, total: int) -> float:
-    """Returns the average precision of detections in order, bool[n], of `total` boxes."""
-    if not len(right):
-        return 0.0
-    hits = np.cumsum(right)
-    precision = hits / np.arange(1, len(right) + 1)
-    best = np.maximum.accumulate(precision[::-1])[::-1]
-    place = np.searchsorted(hits / total, _RECALLS, side="left")
-    return float(np.where(place < len(best), best[np.minimum(place, len(best) - 1)], 0).mean())

@@ -98,10 +98,10 @@ def to_source(
     """
     everything = []
     for one in (one for owned in domains.values() for one in owned):
-        boxes = [box for box in one.boxes if box.label in numbers]
-        slips.add(_OTHER_CLASS, count=len(one.boxes) - len(boxes))
-        slips.add(_CROWDS, count=sum(box.crowd for box in boxes))
-        everything.append(one._replace(boxes=boxes))
+        chosen = [box for box in one.boxes if box.label in numbers]
+        slips.add(_OTHER_CLASS, count=len(one.boxes) - len(chosen))
+        slips.add(_CROWDS, count=sum(box.crowd for box in chosen))
+        everything.append(one._replace(boxes=chosen))
     files = [one.file for one in everything]
     _check(everything, root)  # before hours of decoding
     images, converted = decode(
@@ -115,13 +115,19 @@ def to_source(
         orientation=squares.orientation,
     )
     frames = _frames_of(files, root, squares).tolist()
-    labels = _padded(
-        [
-            _place(one, frame, numbers, squares, slips)
-            for one, frame in zip(everything, frames, strict=True)
-        ]
-    )
-    counts = (labels[CLASS] >= 0).sum(1)
+    placed = [
+        _place(one, frame, numbers, squares, slips)
+        for one, frame in zip(everything, frames, strict=True)
+    ]
+    most = max(1, *(len(classes) for _, classes in placed))
+    boxes = np.zeros((len(placed), most, 4), np.float32)
+    classes = np.full((len(placed), most), PADDING, np.int32)
+    for k, (corners, own) in enumerate(placed):
+        boxes[k, : len(corners)], classes[k, : len(corners)] = corners, own
+    # Rounded to float32, a box of nearly no area may have none.
+    sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    boxes, classes = np.where(sound[..., None], boxes, 0), np.where(sound, classes, PADDING)
+    counts = (classes >= 0).sum(1)
     if not counts.any():
         reason = "; ".join(slips.notes()) or "see its labels"
         raise ValueError(f"{root} has {len(files)} images, but none with a box: {reason}")
@@ -138,7 +144,7 @@ def to_source(
             Pool(
                 domain,
                 images[rows],
-                {key: leaf[rows] for key, leaf in labels.items()},
+                {BOXES: boxes[rows], CLASS: classes[rows]},
                 np.array([one.name or file for one, file in zip(owned, names[rows], strict=True)]),
                 np.array(parts, np.int8) if divided else None,
             )
@@ -223,18 +229,6 @@ def _place(
     ]
     classes = np.array(own, np.int32)[kept]
     return to_square(inside[kept], width, height, squares.image_size), classes
-
-
-def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns boxes f32[N, M, 4] and classes i32[N, M]; M is at least 1."""
-    most = max(1, *(len(classes) for _, classes in placed))
-    boxes = np.zeros((len(placed), most, 4), np.float32)
-    numbers = np.full((len(placed), most), PADDING, np.int32)
-    for k, (corners, classes) in enumerate(placed):
-        boxes[k, : len(corners)], numbers[k, : len(corners)] = corners, classes
-    # Rounded to float32, a box of nearly no area may have none.
-    sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    return {BOXES: np.where(sound[..., None], boxes, 0), CLASS: np.where(sound, numbers, PADDING)}
 
 
 def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:

@@ -97,7 +97,12 @@ def _domain_folders(path: Path, domains: Sequence[str]) -> dict[str, Path]:
     inside = subfolders(path)
     is_part = [one.name.lower() in _INSIDE or part_of([one.name]) is not None for one in inside]
     found = {one.name: one for one in inside}
-    if any(is_part) or not inside or _holds_labelled_images(path):
+    # A folder that itself has images with labels beside them, not a picture alone, is one set.
+    files = [one for one in path.iterdir() if one.is_file()]
+    labels = {one.stem for one in files if one.suffix.lower() in (".txt", ".xml")}
+    of_all = any(one.suffix.lower() == ".json" for one in files)
+    is_set = any(is_image(one.name) and (of_all or one.stem in labels) for one in files)
+    if any(is_part) or not inside or is_set:
         found = {path.resolve().name: path}
     missing = [name for name in domains if name not in found]
     if missing:
@@ -106,11 +111,3 @@ def _domain_folders(path: Path, domains: Sequence[str]) -> dict[str, Path]:
             f"{first_few(list(found))}: {_WHERE}"
         )
     return {name: found[name] for name in domains or found}
-
-
-def _holds_labelled_images(folder: Path) -> bool:
-    """Returns whether a folder itself has images with labels beside them, not a picture alone."""
-    files = [one for one in folder.iterdir() if one.is_file()]
-    labels = {one.stem for one in files if one.suffix.lower() in (".txt", ".xml")}
-    of_all = any(one.suffix.lower() == ".json" for one in files)
-    return any(is_image(one.name) and (of_all or one.stem in labels) for one in files)

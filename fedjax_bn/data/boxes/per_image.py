@@ -207,6 +207,8 @@ def _read_yolo(
 
 def _class_names(folders: Sequence[Path]) -> list[str]:
     """Returns the names in the first YAML or text file of names in these folders; else none."""
+    import yaml  # which flax reads its own files with
+
     for folder in folders:
         described = sorted((*folder.glob("*.yaml"), *folder.glob("*.yml")))
         # Some programs for labelling put the names among the labels.
@@ -216,9 +218,22 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
             if path in listed:
                 names = [line.strip() for line in _lines(path) if line.strip()]
             else:
-                names = _names_in(path)
-            if names is None:
-                continue
+                with corruption_named(path):
+                    # The safe loader makes no objects of classes that a file names.
+                    content = yaml.safe_load(read_text(path, _LARGEST))
+                if not isinstance(content, dict) or "names" not in content:
+                    continue
+                given: Any = content["names"]
+                if isinstance(given, dict):
+                    if sorted(given, key=str) != sorted(range(len(given)), key=str):
+                        raise ValueError(f"{path}: `names` must be numbered from 0 without gaps")
+                    given = [given[k] for k in range(len(given))]
+                if not isinstance(given, list) or not all(
+                    isinstance(name, str | int | float) for name in given
+                ):
+                    raise ValueError(f"{path}: `names` must be a list of names")
+                with corruption_named(path):  # a number of thousands of digits has no text
+                    names = [str(name) for name in given]
             twice = [name for number, name in enumerate(names) if name in names[:number]]
             if twice:
                 raise ValueError(
@@ -226,26 +241,6 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
                 )
             return names
     return []
-
-
-def _names_in(path: Path) -> list[str] | None:
-    """Returns `names` of a YAML file, a list or a mapping from numbers; None if it has none."""
-    import yaml  # which flax reads its own files with
-
-    with corruption_named(path):
-        # The safe loader makes no objects of classes that a file names.
-        content = yaml.safe_load(read_text(path, _LARGEST))
-    if not isinstance(content, dict) or "names" not in content:
-        return None
-    names: Any = content["names"]
-    if isinstance(names, dict):
-        if sorted(names, key=str) != sorted(range(len(names)), key=str):
-            raise ValueError(f"{path}: `names` must be numbered from 0 without gaps")
-        names = [names[k] for k in range(len(names))]
-    if not isinstance(names, list) or not all(isinstance(n, str | int | float) for n in names):
-        raise ValueError(f"{path}: `names` must be a list of names")
-    with corruption_named(path):  # a number of thousands of digits has no text
-        return [str(name) for name in names]
 
 
 def _lines(path: Path) -> list[str]:

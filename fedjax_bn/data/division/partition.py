@@ -272,8 +272,16 @@ def _client_sizes(
         else:
             logs = number * rng.standard_normal(total)
             draws = np.exp(logs - logs.max())  # at most 1, whatever sigma is
-        weights = np.maximum(_quantize(draws / draws.max()), 1)
-        return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
+        weights = np.split(np.maximum(_quantize(draws / draws.max()), 1), borders)
+        totals, limits = [int(weight.sum()) for weight in weights], list(available.values())
+        # As large as one domain allows; exact, so that no rounding decides which domain it is.
+        scale = min(Fraction(limit, total) for limit, total in zip(limits, totals, strict=True))
+        drawn = []
+        for weight, total, limit in zip(weights, totals, limits, strict=True):
+            least = min(smallest, limit // len(weight))
+            size = apportion(weight, max(int(scale * total), least * len(weight)))
+            drawn.append(_raise_smallest(size[None], least)[0])
+        return drawn
     listed = np.array([int(entry) for entry in wanted], np.int64)
     if len(listed) not in (1, total) or listed.min(initial=1) < 1:
         raise ValueError(
@@ -288,21 +296,6 @@ def _client_sizes(
                 " lower it or raise data.fraction"
             )
     return parts
-
-
-def _largest_that_fit(
-    weights: list[np.ndarray], available: Sequence[int], smallest: int
-) -> list[np.ndarray]:
-    """Returns sizes proportional to weights over all domains, so large that one is used up."""
-    totals = [int(weight.sum()) for weight in weights]
-    # Exact, so that no rounding of floats decides which domain is used up.
-    scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
-    sizes = []
-    for weight, total, limit in zip(weights, totals, available, strict=True):
-        least = min(smallest, limit // len(weight))
-        size = apportion(weight, max(int(scale * total), least * len(weight)))
-        sizes.append(_raise_smallest(size[None], least)[0])
-    return sizes
 
 
 def _quantize(shares: np.ndarray) -> np.ndarray:
