@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -73,25 +73,6 @@ def cached_array(
     if found is None:
         raise OSError(f"{path} vanished or changed while it was opened; run again")
     return found
-
-
-def array_of_blocks(
-    folder: str | Path | None,
-    name: str,
-    shape: Sequence[int],
-    blocks: Callable[[], Iterable[np.ndarray]],
-) -> np.ndarray:
-    """Returns the array of blocks u8[n, ...], one after the other, that `blocks()` yields.
-
-    Other arguments, the result and errors are those of `cached_array`; there are no notes.
-    """
-
-    def make(write: Write) -> tuple[str, ...]:
-        for block in blocks():
-            write(block)
-        return ()
-
-    return cached_array(folder, name, shape, make)[0]
 
 
 def cached_numbers(

@@ -24,7 +24,8 @@ import io
 import math
 import pickle
 import pickletools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ import numpy as np
 
 from fedjax_bn.data.corruptions import CHUNK, CORRUPTIONS, SEVERITIES, corrupt, groups_of
 from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels.cache import array_of_blocks
+from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.seeds import hash_of
@@ -121,15 +122,16 @@ def load(
     count = len(origin.labels)
     of_severity = {one: slice((one - 1) * count, one * count) for one in severities}
 
-    def blocks(name: str, shown: Any) -> Iterator[np.ndarray]:
+    def make(name: str, shown: Any, write: Write) -> tuple[str, ...]:
         for severity, rows in of_severity.items():
             base = arrays[name][rows] if folder else origin.images
             for first in range(0, count, CHUNK):
                 images = base[first : first + CHUNK]
                 if not folder:
                     images = corrupt(images, name, severity, seed, first // CHUNK)
-                yield resized(images, (image_size, image_size, 3))
+                write(resized(images, (image_size, image_size, 3)))
                 shown.update(len(images))
+        return ()
 
     labels, names = (np.tile(one, len(severities)) for one in (origin.labels, origin.names))
     shape = (len(labels), image_size, image_size, 3)
@@ -143,7 +145,7 @@ def load(
             else:
                 content = hash_of(key, arrays[name]) if folder else made_of
                 file = f"cifar10_c-{name}-{image_size}-{content}"
-                images = array_of_blocks(cache, file, shape, lambda name=name: blocks(name, shown))
+                images, _ = cached_array(cache, file, shape, partial(make, name, shown))
             pools.append(Pool(name, images, labels, names))
     groups = groups_of(corruptions)
     return check_source(Source("cifar10_c", _CLASSES, tuple(pools), MEAN, STD, notes, groups, key))
