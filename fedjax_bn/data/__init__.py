@@ -9,8 +9,8 @@
     corruptions/     those of CIFAR-10-C
     division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a
                      federation and the unseen domains of a source
-    boxes/           readers of images with boxes, a `load(path, ...)` each
-    sets/            readers of images with classes, likewise; `image_folders` is a table of those
+    boxes/           readers of images with boxes, such as `own.load(path, ...)`
+    sets/            readers of images with classes; `image_folders` is a table of those
                      that are only folders, `folders` and `npz` read a user's own data
     sampling         the samples of all clients on the device, and what a round draws of them
     drawing          the same in one call for a user's own arrays

@@ -34,25 +34,16 @@ _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above w
 
 
 class BoxAugment(NamedTuple):
-    """An augmentation that moves boxes.
-
-    Attributes:
-      change: `change(key, batch) -> batch`, pure and jittable.
-    """
+    """An augmentation that moves boxes, `change(key, batch) -> batch`, pure and jittable."""
 
     change: Callable[[jax.Array, Batch], Batch]
 
 
 class _Move(NamedTuple):
-    """Where pixels and boxes go, f[2] each: across and down.
+    """Where pixels and boxes go, f[2] each: across and down."""
 
-    Attributes:
-      scale: above 0; negative mirrors.
-      shift: in shares of the side.
-    """
-
-    scale: jax.Array
-    shift: jax.Array
+    scale: jax.Array  # negative to mirror
+    shift: jax.Array  # in shares of the side
 
 
 @bounded
