@@ -20,10 +20,7 @@ from fedjax_bn.engine.inputs import as_images, class_labels, random_key
 
 
 def drawing(
-    clients: Sequence[tuple[np.ndarray, np.ndarray]],
-    *,
-    batch_size: int = 32,
-    local_epochs: int = 1,
+    clients: Sequence[tuple[np.ndarray, np.ndarray]], *, batch_size: int = 32, local_epochs: int = 1
 ) -> Callable[[jax.Array], Batches]:
     """Returns `draw(key) -> batches` of a round of all clients, see `fedjax_bn.engine.batches`.
 

@@ -278,10 +278,7 @@ YAML = ("data.yaml", "names: [cat, dog]")
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (
-            {"annotations/a.xml": BAD_XML},
-            r"a.xml, row 1 has the box \[0.0, 0.0, 8.0, nan\].*finite",
-        ),
+        ({"annotations/a.xml": BAD_XML}, r"row 1 has the box \[0.0, 0.0, 8.0, nan\].*finite"),
         ({"annotations/a.xml": BOMB}, "a.xml cannot be read .*document type"),
         ({"annotations/a.xml": "<annotation>"}, "a.xml cannot be read"),
         ({"annotations/a.xml": voc(("cat", 1, 1, 8, "x"))}, "a.xml, row 1: <ymax> is 'x'"),

@@ -188,11 +188,7 @@ def _check(everything: Sequence[Labelled], root: Path) -> None:
 
 
 def _place(
-    one: Labelled,
-    frame: Sequence[int],
-    numbers: Mapping[str, int],
-    squares: Squares,
-    slips: Slips,
+    one: Labelled, frame: Sequence[int], numbers: Mapping[str, int], squares: Squares, slips: Slips
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boxes f64[n, 4] of an image in shares of its square, and their classes i32[n]."""
     width, height, tag = frame

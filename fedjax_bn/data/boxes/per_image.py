@@ -23,16 +23,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fedjax_bn.arguments.text import short, shown
-from fedjax_bn.data.boxes.labelled import (
-    IMAGES,
-    LABELS,
-    PARTS,
-    Box,
-    Form,
-    Labelled,
-    Slips,
-    part_of,
-)
+from fedjax_bn.data.boxes.labelled import IMAGES, LABELS, PARTS, Box, Form, Labelled, Slips, part_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import read_regular, read_text
 from fedjax_bn.data.sets.files import corruption_named
