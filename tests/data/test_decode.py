@@ -292,7 +292,7 @@ def small_disk(folder: Path):
 @pytest.mark.parametrize(
     ("place", "instead", "error", "said"),
     [
-        ("fedjax_bn.data.pixels.decode.read_image", stop, KeyboardInterrupt, ""),
+        ("fedjax_bn.data.pixels.decode.read_image", stop, KeyboardInterrupt, None),
         ("os.fsync", refuse, OSError, r"cannot keep .*Input/output error"),
         ("shutil.disk_usage", small_disk, OSError, "its disk is full"),
     ],
