@@ -75,7 +75,7 @@ def load(
       FileNotFoundError: a file is missing; the message names what is needed.
       ValueError: a file is corrupt or an argument out of range.
 
-    For divisions of one's own, `source.as_source(load(path, fraction=1.0, truncate=False,
+    For divisions of one's own, `pools.as_source(load(path, fraction=1.0, truncate=False,
     resplit=False))` has all samples with their published parts.
 
     Differs from the paper: the random sample of the training set is stratified by class. As in the
