@@ -2,8 +2,8 @@
 
     python -m fedjax_bn.main --config configs/driving.py --config.data.path=PATH
 
-PATH holds the folders cityscapes, vistas and bdd100k, each laid out as in the file of that name in
-fedjax_bn/data/boxes. The target is one of them; the other two are clients. mAP50 in percent on
+PATH holds the folders cityscapes, vistas and bdd100k, laid out as driving.py and bdd100k.py in
+fedjax_bn/data/boxes say. The target is one of them; the other two are clients. mAP50 in percent on
 the target:
 
                       C      M      B      Avg

@@ -23,8 +23,7 @@ import numpy as np
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.pools import PARTS, numbered_names, parts_of
-from fedjax_bn.data.source import Pool, Source
+from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import class_labels
 from fedjax_bn.federation import (
     FederatedMethod,

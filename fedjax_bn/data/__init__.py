@@ -2,16 +2,15 @@
 
     source, domain   what a reader gives (pools of named samples), and what a run has (domains with
                      training, validation and test samples); both check themselves
-    rows, pools      chosen rows of an array larger than memory; divided datasets as a source
     label_trees      labels: a number each, or boxes
-    seeds, hashes, messages, regular_files    random numbers and digests that are the same on any
-                     machine; messages for the user; files from outside, opened with care
+    seeds, messages, regular_files    random numbers and digests that are the same on any machine;
+                     messages for the user; files from outside, opened with care
     pixels/          image files decoded and kept, changed at random in training, normalized
     corruptions/     those of CIFAR-10-C
     division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a
                      federation and the unseen domains of a source
-    boxes/           readers of images with boxes, a `load(path, ...)` each
-    sets/            readers of images with classes, likewise; `image_folders` is a table of those
+    boxes/           readers of images with boxes, such as `own.load(path, ...)`
+    sets/            readers of images with classes; `image_folders` is a table of those
                      that are only folders, `folders` and `npz` read a user's own data
     sampling         the samples of all clients on the device, and what a round draws of them
     drawing          the same in one call for a user's own arrays

@@ -1,5 +1,6 @@
-"""What every data source gives: a dataset of named domains, each with its own splits."""
+"""Datasets: named domains, each with training, validation and test samples, in memory or not."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -8,16 +9,80 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.label_trees import (
+    BOXES,
     CLASS,
+    PADDING,
     PyTree,
-    check_labels,
+    crowd,
     has_boxes,
     join,
     leaves_of,
     take,
 )
-from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.engine.inputs import check_image_dtype
+
+
+class Rows:
+    """Read-only rows `array[index]`, gathered when they are read.
+
+    `rows[i]`, `rows[a:b]`, `rows[i64 array]` and `rows[bool array]` are what `array[index]` would
+    give there, as new NumPy arrays; so are `len`, `shape`, `dtype`, `ndim`, `nbytes`, iteration and
+    `np.asarray`. Other axes are indexed afterwards: `rows[3:5][:, 0]`.
+
+    Args:
+      array: [N, ...], in memory or memory-mapped; it is kept, not copied, and never written to.
+      index: i64[n] in [0, N), which rows and in what order; repeats are allowed.
+
+    Raises:
+      IndexError: the index has a number outside [0, N).
+    """
+
+    __slots__ = ("array", "dtype", "index", "nbytes", "ndim", "shape")
+
+    def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
+        # Checked here, since rows are read much later, and NumPy takes negative numbers.
+        wrong = index[(index < 0) | (index >= len(array))]
+        if wrong.size:
+            raise IndexError(f"there is no row {wrong[0]}; rows are 0..{len(array) - 1}")
+        index = np.array(index, np.int64)
+        if isinstance(array, Rows):
+            array, index = array.array, array.index[index]
+        self.array, self.index = array, index
+        self.dtype, self.ndim = array.dtype, array.ndim
+        self.shape: tuple[int, ...] = (len(index), *array.shape[1:])
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+        index.setflags(write=False)
+
+    def __len__(self) -> int:
+        """Returns n."""
+        return len(self.index)
+
+    def __getitem__(self, item: Any) -> np.ndarray:
+        """Returns `array[index][item]` for a number, slice or array of numbers or bools."""
+        if isinstance(item, tuple) or item is None or item is Ellipsis:
+            raise TypeError(f"rows[{item}]: index rows alone, then the array that this gives")
+        chosen = self.index[item]
+        if not np.ndim(chosen):
+            return np.array(self.array[chosen])
+        if not isinstance(self.array, np.memmap):
+            return self.array[chosen]
+        # Read from the first byte to the last, as disks like it, without a second copy.
+        plain, flat = self.array.view(np.ndarray), chosen.ravel()
+        gathered = np.empty((len(flat), *self.shape[1:]), self.dtype)
+        for place in np.argsort(flat, kind="stable"):
+            gathered[place] = plain[flat[place]]
+        return gathered.reshape(*chosen.shape, *self.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns all rows, for `np.asarray`."""
+        if copy is False:
+            raise ValueError("the rows must be gathered, which copies them: leave copy at None")
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
+def blocks(array: np.ndarray | Rows, size: int = 1024) -> Iterator[np.ndarray]:
+    """Yields the rows of an array in order, at most `size` of them in memory at a time."""
+    return (array[start : start + size] for start in range(0, len(array), size))
 
 
 class Split(NamedTuple):
@@ -141,7 +206,7 @@ def check_dataset(dataset: Dataset) -> Dataset:
             if not len(split.images):
                 raise ValueError(f"{place} is empty; give it samples or leave the domain out")
             _check_form(split.images, first, place)
-            check_labels(split.labels, len(split.images), dataset.num_classes, place)
+            _check_labels(split.labels, len(split.images), dataset.num_classes, place)
             form, wanted = (  # equal, so that clients can be stacked
                 {name: leaf.shape[1:] for name, leaf in leaves_of(labels)}
                 for labels in (split.labels, first_labels)
@@ -187,3 +252,57 @@ def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str)
                 f"{', '.join(map(str, feature))}: {block[row, *feature]}); drop or impute it"
             )
         start += len(block)
+
+
+def _check_labels(labels: PyTree, count: int, num_classes: int, place: str) -> None:
+    """Raises ValueError if the form or a value of the labels of `count` samples is wrong."""
+    for name, leaf in leaves_of(labels):
+        if len(leaf) != count:
+            what = f"labels[{name!r}]" if name else "labels"
+            raise ValueError(
+                f"{place} has {count} images but {len(leaf)} {what}; every image needs one label"
+            )
+    if has_boxes(labels):
+        _check_boxes(labels, num_classes, place)
+        return
+    if labels.dtype != np.int32 or labels.ndim != 1:
+        raise ValueError(
+            f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "
+            "they must be int32 [N]"
+        )
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if wrong.size:
+        raise ValueError(
+            f"{place} has label {labels[wrong[0]]} at index {wrong[0]}; "
+            f"labels must be in 0..{num_classes - 1}"
+        )
+
+
+def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
+    """Raises ValueError if a class is unknown, or a box has no area or is not in its image."""
+    if set(labels) != {BOXES, CLASS}:
+        raise ValueError(f"{place} has labels {sorted(labels)}; they must be 'boxes' and 'class'")
+    boxes, classes = labels[BOXES], labels[CLASS]
+    if (boxes.dtype, classes.dtype) != (np.float32, np.int32) or (
+        boxes.shape != (*classes.shape, 4) or classes.ndim != 2
+    ):
+        raise ValueError(
+            f"{place} has boxes {boxes.dtype}{boxes.shape} and classes "
+            f"{classes.dtype}{classes.shape}; they must be float32 [N, M, 4] and int32 [N, M]"
+        )
+    wrong = np.argwhere((classes < crowd(num_classes - 1)) | (classes >= num_classes))
+    if len(wrong):
+        image, row = wrong[0]
+        raise ValueError(
+            f"{place} has class {classes[image, row]} at image {image}, box {row}; classes must be "
+            f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 after an image's last box"
+        )
+    with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
+        sound = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    wrong = np.argwhere(~sound & (classes != PADDING))
+    if len(wrong):
+        image, row = wrong[0]
+        raise ValueError(
+            f"{place} has the box {boxes[image, row].tolist()} at image {image}, box {row}; boxes "
+            "must be 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
+        )

@@ -20,10 +20,7 @@ from fedjax_bn.engine.inputs import as_images, class_labels, random_key
 
 
 def drawing(
-    clients: Sequence[tuple[np.ndarray, np.ndarray]],
-    *,
-    batch_size: int = 32,
-    local_epochs: int = 1,
+    clients: Sequence[tuple[np.ndarray, np.ndarray]], *, batch_size: int = 32, local_epochs: int = 1
 ) -> Callable[[jax.Array], Batches]:
     """Returns `draw(key) -> batches` of a round of all clients, see `fedjax_bn.engine.batches`.
 
@@ -47,6 +44,7 @@ def drawing(
         )
         for k, (images, labels) in enumerate(clients)
     ]
+    # Only the check of labels asks for it.
     classes = 1 + max((int(split.labels.max(initial=0)) for split in splits), default=0)
     domains = tuple(Domain(f"client {k}", split, None, split) for k, split in enumerate(splits))
     check_dataset(Dataset("drawing", classes, domains, (0.5,), (0.5,)))

@@ -48,16 +48,12 @@ def join(parts: Sequence[PyTree]) -> PyTree:
     """Returns labels one after the other, all padded to the most boxes an image."""
     if not has_boxes(parts[0]):
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    most = max(part[CLASS].shape[1] for part in parts)
-
-    def widened(leaf: np.ndarray, empty: int) -> np.ndarray:
-        widths = [(0, 0), (0, most - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2)
-        return np.pad(leaf, widths, constant_values=empty)
-
-    return {
-        name: np.concatenate([widened(part[name], empty) for part in parts])
-        for name, empty in ((BOXES, 0), (CLASS, PADDING))
-    }
+    most, boxes, classes = max(part[CLASS].shape[1] for part in parts), [], []
+    for part in parts:
+        more = (0, 0), (0, most - part[CLASS].shape[1])
+        boxes.append(np.pad(part[BOXES], (*more, (0, 0))))
+        classes.append(np.pad(part[CLASS], more, constant_values=PADDING))
+    return {BOXES: np.concatenate(boxes), CLASS: np.concatenate(classes)}
 
 
 def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:
@@ -93,61 +89,3 @@ def class_counts(labels: PyTree, num_classes: int) -> np.ndarray:
     """Returns how many samples, or boxes, each class has, i64[num_classes]."""
     numbers = labels[CLASS] if has_boxes(labels) else labels
     return np.bincount(numbers[numbers >= 0], minlength=num_classes)
-
-
-def check_labels(labels: PyTree, count: int, num_classes: int, place: str) -> None:
-    """Checks form and values of the labels of `count` samples.
-
-    Raises:
-      ValueError: a number, dtype or shape is wrong, a class is not below `num_classes`, or a box is
-        not finite, has no area or reaches out of its image. The message begins with `place`.
-    """
-    for name, leaf in leaves_of(labels):
-        if len(leaf) != count:
-            what = f"labels[{name!r}]" if name else "labels"
-            raise ValueError(
-                f"{place} has {count} images but {len(leaf)} {what}; every image needs one label"
-            )
-    if has_boxes(labels):
-        _check_boxes(labels, num_classes, place)
-        return
-    if labels.dtype != np.int32 or labels.ndim != 1:
-        raise ValueError(
-            f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "
-            "they must be int32 [N]"
-        )
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if wrong.size:
-        raise ValueError(
-            f"{place} has label {labels[wrong[0]]} at index {wrong[0]}; "
-            f"labels must be in 0..{num_classes - 1}"
-        )
-
-
-def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
-    if set(labels) != {BOXES, CLASS}:
-        raise ValueError(f"{place} has labels {sorted(labels)}; they must be 'boxes' and 'class'")
-    boxes, classes = labels[BOXES], labels[CLASS]
-    if (boxes.dtype, classes.dtype) != (np.float32, np.int32) or (
-        boxes.shape != (*classes.shape, 4) or classes.ndim != 2
-    ):
-        raise ValueError(
-            f"{place} has boxes {boxes.dtype}{boxes.shape} and classes "
-            f"{classes.dtype}{classes.shape}; they must be float32 [N, M, 4] and int32 [N, M]"
-        )
-    wrong = np.argwhere((classes < crowd(num_classes - 1)) | (classes >= num_classes))
-    if len(wrong):
-        image, row = wrong[0]
-        raise ValueError(
-            f"{place} has class {classes[image, row]} at image {image}, box {row}; classes must be "
-            f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 after an image's last box"
-        )
-    with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
-        sound = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    wrong = np.argwhere(~sound & (classes != PADDING))
-    if len(wrong):
-        image, row = wrong[0]
-        raise ValueError(
-            f"{place} has the box {boxes[image, row].tolist()} at image {image}, box {row}; boxes "
-            "must be 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
-        )

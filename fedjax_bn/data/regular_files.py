@@ -42,6 +42,7 @@ def open_regular(path: str | Path, most: float) -> BinaryIO:
     # Without O_NONBLOCK, to open a named pipe waits for a writer.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
+        # Of the open file: by now its name may belong to another one.
         about = os.fstat(number)
         if not stat.S_ISREG(about.st_mode):
             kind = _KINDS.get(stat.S_IFMT(about.st_mode), "not a regular file")

@@ -32,25 +32,16 @@ class ClientData(NamedTuple):
     sizes: jax.Array
 
 
-def stack_clients(splits: Sequence[Split], longest: int | None = None) -> ClientData:
-    """Puts the clients' splits on the device as one array, shorter ones padded with zeros.
-
-    Args:
-      splits: of the K clients.
-      longest: N, by default the number of samples of the largest.
-    """
-    longest = longest or max(len(split.images) for split in splits)
+def stack_clients(splits: Sequence[Split]) -> ClientData:
+    """Puts the splits of K clients on the device, padded with zeros to the largest."""
+    longest = max(len(split.images) for split in splits)
     return jax.tree.map(jnp.asarray, client_rows(splits, longest, 0, len(splits)))
 
 
 def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) -> ClientData:
-    """Returns some rows of `stack_clients` as NumPy arrays, and reads no sample of the others.
+    """Returns rows `start` to `stop` of `stack_clients` as NumPy arrays, and reads no others.
 
-    Args:
-      splits: of the K clients.
-      longest: N.
-      start: the first row.
-      stop: the row after the last; rows from K on are empty.
+    Rows from K on are empty.
     """
     chosen = splits[start:stop]
 
@@ -93,11 +84,8 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
 
     Each epoch, reshuffled, holds every sample of a client once; its last batch is short, and
     clients with fewer samples end it with empty batches (`valid` is False there). Empty epochs
-    follow those of a client that makes fewer than others.
-
-    Args:
-      batch_size: B.
-      epochs: of each client, or one number for all; each at least 1.
+    follow those of a client that makes fewer than others. `epochs` has one number for all clients,
+    or that of each.
     """
     most = max(epochs)
 
@@ -121,13 +109,9 @@ def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
     """Returns a sampler of S = steps full batches for every client.
 
     A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients
-    with less data repeat sampling).
-
-    Args:
-      batch_size: B.
-      steps: S.
-      smallest: samples of the smallest client.
+    with less data repeat sampling). `smallest` is the number of samples of the smallest client.
     """
+    # The smallest client needs the most epochs; others use the first of theirs.
     epochs = math.ceil(steps * batch_size / smallest)
 
     def draw(sizes: jax.Array, client: jax.Array, longest: int, key: jax.Array) -> Draw:
@@ -176,14 +160,10 @@ def validation_batches(
     stop: int | None = None,
     longest: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns the clients' validation samples in order, as batches, zeros after the last.
+    """Returns the validation samples of K clients in order, as batches of at most `batch_size`.
 
-    Args:
-      splits: of the K clients.
-      batch_size: B at most.
-      start: the first row.
-      stop: the row after the last; rows from K on are empty. By default K.
-      longest: samples for which there is room, by default those of the largest split.
+    Only rows `start` to `stop`; those from K on are empty. There is room for `longest` samples, by
+    default those of the largest split; zeros follow the last.
 
     Returns:
       {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} with

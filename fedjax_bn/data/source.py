@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.domain import Dataset, check_names_differ, join_splits, splits
 from fedjax_bn.data.label_trees import PyTree, has_boxes, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 class Pool(NamedTuple):
@@ -73,11 +75,10 @@ def check_source(source: Source) -> Source:
     """
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
-    names, kept = [pool.name for pool in source.pools], []
+    check_names_differ([pool.name for pool in source.pools], source.name)
+    kept = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
-        if names.count(pool.name) > 1:
-            raise ValueError(f"{place}: two domains have this name; rename one")
         labels = {f"labels {name}".strip(): leaf for name, leaf in leaves_of(pool.labels)}
         arrays = {"images": pool.images, "names": pool.names} | labels
         if pool.parts is not None:
@@ -97,3 +98,39 @@ def check_source(source: Source) -> Source:
         kept.append(pool)
     changed = any(new is not old for new, old in zip(kept, source.pools, strict=True))
     return source._replace(pools=tuple(kept)) if changed else source
+
+
+def as_source(dataset: Dataset) -> Source:
+    """Returns the same samples, undivided: a pool a domain, training samples first.
+
+    Names of samples are DOMAIN/PART/NUMBER where the dataset has none; its splits become the
+    official parts.
+    """
+    pools = []
+    for domain in dataset.domains:
+        owned = dict(splits(domain))
+        images, labels, names = join_splits(list(owned.values()))
+        sizes = {part: len(split.images) for part, split in owned.items()}
+        names = numbered_names(domain.name, sizes) if names is None else names
+        pools.append(Pool(domain.name, np.asarray(images), labels, names, parts_of(sizes)))
+    classes = dataset.classes or tuple(map(str, range(dataset.num_classes)))
+    return check_source(Source(dataset.name, classes, tuple(pools), dataset.mean, dataset.std))
+
+
+def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
+    """Returns str[N]: names such as "mnist/train/00017" for parts of these sizes in order.
+
+    The part "" does not appear: "mnist/00017".
+    """
+    return np.array(
+        [
+            f"{domain}/{part}/{number:05}" if part else f"{domain}/{number:05}"
+            for part, size in sizes.items()
+            for number in range(size)
+        ]
+    )
+
+
+def parts_of(sizes: dict[str, int]) -> np.ndarray:
+    """Returns i8[N]: TRAIN, VALIDATION or TEST for parts of these sizes, one after the other."""
+    return np.repeat(np.array([PARTS[part] for part in sizes], np.int8), list(sizes.values()))

@@ -5,8 +5,6 @@ whose anchors it reads. Everything is written from formulas of papers: YOLOv3 (R
 2018) for anchors and logistic classes, CIoU (Zheng et al. 2020), COCO's mean average precision.
 """
 
-from fedjax_bn.detection.average_precision import Found, mean_average_precision
-from fedjax_bn.detection.boxes import Anchors
 from fedjax_bn.detection.decode import (
     EVALUATION,
     PREDICTION,
@@ -16,8 +14,8 @@ from fedjax_bn.detection.decode import (
     detect,
     suppress,
 )
-from fedjax_bn.detection.loss import Recipe, detection_loss
-from fedjax_bn.detection.task import detection
+from fedjax_bn.detection.loss import Anchors, Recipe, detection_loss
+from fedjax_bn.detection.task import Found, detection, mean_average_precision
 
 __all__ = [
     "EVALUATION",

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.detection.boxes import Anchors, decode_offsets, iou, to_corners
-from fedjax_bn.detection.loss import Outputs
+from fedjax_bn.detection.loss import Anchors, Outputs, decode_offsets, iou, to_corners
 
 
 class Detections(NamedTuple):
@@ -54,10 +53,7 @@ def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
     """Returns all predictions: corners f[B, N, 4] in [0, 1] of the image, scores f[B, N, C].
 
     The score of class c is sigmoid(objectness) sigmoid(c). Boxes are cut at the image's border.
-
-    Args:
-      outputs: of each level f[B, H, W, A, 5 + C].
-      anchors: of the levels.
+    Outputs are f[B, H, W, A, 5 + C] of each level.
     """
     boxes, scores = [], []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
@@ -74,51 +70,49 @@ def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
 
 
 def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION) -> Detections:
-    """Returns what non-maximum suppression, class by class and best first, keeps.
+    """Returns what non-maximum suppression keeps of corners f[B, N, 4] with scores f[B, N, C].
 
-    Args:
-      boxes: corners f[B, N, 4].
-      scores: f[B, N, C].
-      keeping: which are kept.
+    It goes through each class from its best box on.
     """
-    return jax.vmap(lambda box, score: _suppress(box, score, keeping))(boxes, scores)
+
+    def of_image(boxes: jax.Array, scores: jax.Array) -> Detections:
+        # The n best pairs of box and class are among the n boxes whose best class is best.
+        few, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
+        best, place = lax.top_k(scores.max(-1), few)
+        if keeping.best_class:
+            boxes, classes = boxes[place], scores[place].argmax(-1).astype(jnp.int32)
+            scores = best
+        else:
+            scores, pair = lax.top_k(
+                scores[place].reshape(-1), min(keeping.candidates, few * number)
+            )
+            row, classes = jnp.divmod(pair, number)
+            boxes = boxes[place[row]]
+        depth = keeping.detections
+
+        def more(state: tuple) -> jax.Array:
+            count, alive, _ = state
+            return (count < depth) & alive.any()
+
+        def keep_one(state: tuple) -> tuple:
+            count, alive, kept = state
+            best = jnp.argmax(alive).astype(jnp.int32)  # the first one, for they are in order
+            beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
+            alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
+            return count + 1, alive, kept.at[count].set(best)
+
+        start = (jnp.zeros((), jnp.int32), scores > keeping.score, jnp.zeros(depth, jnp.int32))
+        count, _, kept = lax.while_loop(more, keep_one, start)
+        there = jnp.arange(depth, dtype=jnp.int32) < count
+        return Detections(
+            jnp.where(there[:, None], boxes[kept], 0),
+            jnp.where(there, scores[kept], 0),
+            jnp.where(there, classes[kept], -1),
+        )
+
+    return jax.vmap(of_image)(boxes, scores)
 
 
 def detect(outputs: Outputs, anchors: Anchors, keeping: Keeping = EVALUATION) -> Detections:
     """Returns `suppress(*decode(outputs, anchors), keeping)`."""
     return suppress(*decode(outputs, anchors), keeping)
-
-
-def _suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping) -> Detections:
-    """Suppresses within one image, f[N, 4] and f[N, C]."""
-    # The n best pairs of box and class are among the n boxes whose best class is best.
-    few, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
-    best, place = lax.top_k(scores.max(-1), few)
-    if keeping.best_class:
-        boxes, classes = boxes[place], scores[place].argmax(-1).astype(jnp.int32)
-        scores = best
-    else:
-        scores, pair = lax.top_k(scores[place].reshape(-1), min(keeping.candidates, few * number))
-        row, classes = jnp.divmod(pair, number)
-        boxes = boxes[place[row]]
-    depth = keeping.detections
-
-    def more(state: tuple) -> jax.Array:
-        count, alive, _ = state
-        return (count < depth) & alive.any()
-
-    def keep_one(state: tuple) -> tuple:
-        count, alive, kept = state
-        best = jnp.argmax(alive).astype(jnp.int32)  # the first one, for they are in order
-        beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
-        alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
-        return count + 1, alive, kept.at[count].set(best)
-
-    start = (jnp.zeros((), jnp.int32), scores > keeping.score, jnp.zeros(depth, jnp.int32))
-    count, _, kept = lax.while_loop(more, keep_one, start)
-    there = jnp.arange(depth, dtype=jnp.int32) < count
-    return Detections(
-        jnp.where(there[:, None], boxes[kept], 0),
-        jnp.where(there, scores[kept], 0),
-        jnp.where(there, classes[kept], -1),
-    )

@@ -25,13 +25,31 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.detection.boxes import Anchors, ciou, decode_offsets, to_centres
-
 Outputs = Sequence[jax.Array]
 _SIDE, _CLASSES = 640, 80  # those for which the gains are stated
 _BALANCE = (4.0, 1.0, 0.4)
 # The cell itself, and its neighbours left, up, right and down: (across, down).
 _STEPS = ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1))
+_LEAST = 1e-7  # keeps quotients finite
+
+
+class Anchors(NamedTuple):
+    """The levels of a detector, from the finest map of cells to the coarsest.
+
+    Anchors are the sizes from which a detector's boxes are scaled (Redmon & Farhadi 2018, YOLOv3).
+
+    Attributes:
+      sizes: (width, height) in pixels of the A anchors of each level.
+      strides: pixels a cell, of each level.
+    """
+
+    sizes: tuple[tuple[tuple[float, float], ...], ...]
+    strides: tuple[int, ...]
+
+    @property
+    def each(self) -> int:
+        """A, anchors a cell."""
+        return len(self.sizes[0])
 
 
 class Recipe(NamedTuple):
@@ -55,20 +73,6 @@ class Recipe(NamedTuple):
     by_batch: bool = True
     ratio: float = 4.0
     smoothing: float = 0.0
-
-
-class _Matches(NamedTuple):
-    """The matches of M boxes an image on one level, with P = 5 cells a box and A anchors a cell.
-
-    Attributes:
-      place: i32[B, M, P, A], number of a prediction among the H * W * A of the image's level.
-      matched: bool[B, M, P, A]; where it is False the other values have no meaning.
-      box: f[B, M, P, 4], centres relative to the cell, in cells; of side 1 where nothing matches.
-    """
-
-    place: jax.Array
-    matched: jax.Array
-    box: jax.Array
 
 
 def detection_loss(
@@ -106,7 +110,7 @@ def detection_loss(
         )
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
-    boxes = to_centres(label["boxes"].astype(dtype))
+    boxes = _to_centres(label["boxes"].astype(dtype))
     levels = []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
         cells, inside = raw.shape[1:3], jnp.asarray(sizes, dtype) / stride
@@ -128,15 +132,12 @@ def detection_loss(
 
 def _match(
     boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int], ratio: float
-) -> _Matches:
-    """Returns the matches of one level; a centre between two cells belongs to both, once each.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the matches of M boxes an image on one level, with P = 5 cells and A anchors a cell.
 
-    Args:
-      boxes: centres f[B, M, 4], in cells.
-      real: bool[B, M], those that are boxes at all.
-      anchors: f[A, 2], in cells.
-      cells: (H, W).
-      ratio: above 1.
+    They are `place` i32[B, M, P, A], numbers of predictions among the H * W * A of the level;
+    `matched` bool[B, M, P, A], without which the others have no meaning; and the boxes
+    f[B, M, P, 4], centres relative to the cell, in cells, of side 1 where nothing matches.
     """
     sides = boxes[..., 2:]
     real = real & (sides > 0).all(-1)
@@ -157,12 +158,12 @@ def _match(
     offset = centre[..., None, :] - cell.astype(boxes.dtype)
     offset = jnp.where(matched.any(-1, keepdims=True), offset, 0)
     box = jnp.concatenate([offset, jnp.broadcast_to(sides[..., None, :], offset.shape)], -1)
-    return _Matches(number[..., None] * each + jnp.arange(each, dtype=jnp.int32), matched, box)
+    return number[..., None] * each + jnp.arange(each, dtype=jnp.int32), matched, box
 
 
 def _of_level(
     raw: jax.Array,
-    matches: _Matches,
+    matches: tuple[jax.Array, jax.Array, jax.Array],
     classes: jax.Array,
     valid: jax.Array,
     anchors: jax.Array,
@@ -170,11 +171,12 @@ def _of_level(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns L_box, L_obj without its balance, and L_class of one level, f[] each."""
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
-    place, mask = matches.place.reshape(raw.shape[0], -1), matches.matched
+    places, mask, boxes = matches
+    place = places.reshape(raw.shape[0], -1)
     # Places are clipped to the map, so XLA need not check each index.
     found = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(flat, place)
-    found = found.reshape(*matches.place.shape, -1)  # [B, M, P, A, 5 + C]
-    overlap = ciou(decode_offsets(found[..., :4], anchors), matches.box[..., None, :])
+    found = found.reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
+    overlap = _ciou(decode_offsets(found[..., :4], anchors), boxes[..., None, :])
     count = jnp.maximum(mask.sum(), 1).astype(raw.dtype)
     box = jnp.where(mask, 1 - overlap, 0).sum() / count
 
@@ -193,3 +195,67 @@ def _of_level(
     hot = jax.nn.one_hot(classes, number, dtype=raw.dtype) * (1 - smoothing) + smoothing / 2
     cost = optax.sigmoid_binary_cross_entropy(found[..., 5:], hot[:, :, None, None]).mean(-1)
     return box, objectness, jnp.where(mask, cost, 0).sum() / count
+
+
+def _to_centres(corners: jax.Array) -> jax.Array:
+    """Returns corners f[..., 4] as centres."""
+    low, high = corners[..., :2], corners[..., 2:]
+    return jnp.concatenate([(low + high) / 2, high - low], -1)
+
+
+def to_corners(centres: jax.Array) -> jax.Array:
+    """Returns centres f[..., 4] as corners."""
+    middle, half = centres[..., :2], centres[..., 2:] / 2
+    return jnp.concatenate([middle - half, middle + half], -1)
+
+
+def iou(one: jax.Array, other: jax.Array) -> jax.Array:
+    """Returns intersection over union f[...] of corners f[..., 4], which broadcast.
+
+    It is 0 where neither box has an area.
+    """
+    low = jnp.maximum(one[..., :2], other[..., :2])
+    high = jnp.minimum(one[..., 2:], other[..., 2:])
+    both = jnp.maximum(high - low, 0).prod(-1)
+    area, other_area = ((box[..., 2:] - box[..., :2]).prod(-1) for box in (one, other))
+    union = area + other_area - both
+    # The inner `where` keeps 0 / 0 out of the gradient, which would be NaN.
+    return jnp.where(union > 0, both / jnp.where(union > 0, union, 1), 0)
+
+
+def _ciou(predicted: jax.Array, true: jax.Array) -> jax.Array:
+    """Returns complete IoU f[...] (Zheng et al., AAAI 2020), in (-2, 1]; 1 for equal boxes.
+
+        CIoU = IoU - d^2 / c^2 - a v,    v = 4 / pi^2 (atan(w / h) - atan(w' / h'))^2,
+        a = v / (v - IoU + 1 + 1e-7), without gradient
+
+    with d between the centres and c the diagonal of the smallest box about both. Both boxes are
+    centres f[..., 4], the true one with sides above 0.
+    """
+    one, other = to_corners(predicted), to_corners(true)
+    overlap = iou(one, other)
+    low = jnp.minimum(one[..., :2], other[..., :2])
+    high = jnp.maximum(one[..., 2:], other[..., 2:])
+    diagonal = jnp.square(high - low).sum(-1)
+    distance = jnp.square(predicted[..., :2] - true[..., :2]).sum(-1)
+    slope, true_slope = (
+        jnp.arctan2(box[..., 2], jnp.maximum(box[..., 3], _LEAST)) for box in (predicted, true)
+    )
+    v = 4 / jnp.pi**2 * jnp.square(true_slope - slope)
+    a = jax.lax.stop_gradient(v / (v - overlap + 1 + _LEAST))
+    return overlap - distance / diagonal - a * v
+
+
+def decode_offsets(raw: jax.Array, anchors: jax.Array) -> jax.Array:
+    """Returns centres f[..., 4] relative to the cell.
+
+        (2 s(x) - 0.5, 2 s(y) - 0.5, (2 s(w))^2 a_w, (2 s(h))^2 a_h)
+
+    s is the sigmoid, so the centre is in (-0.5, 1.5) cells and a side below 4 of the anchor's.
+
+    Args:
+      raw: f[..., 4].
+      anchors: f[..., 2], in cells.
+    """
+    squeezed = 2 * jax.nn.sigmoid(raw)
+    return jnp.concatenate([squeezed[..., :2] - 0.5, jnp.square(squeezed[..., 2:]) * anchors], -1)

@@ -1,17 +1,45 @@
-"""Detection as a task: what methods train by, and what a summary reports."""
+"""Detection as a task: the loss by which methods train, and mean average precision as the score.
 
-from typing import Any
+Precision is COCO's, counted on the host in float64. For every class the detections of all images
+are taken from the best on; one is right if it meets, with an IoU of at least t, a box of that class
+and image that no better one has met. The average precision is the mean, at the recalls 0, 0.01,
+..., 1, of the best precision at that recall or above; its mean over the classes that have boxes is
+the mAP at t.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_bn.detection.average_precision import THRESHOLDS, Found, mean_average_precision
-from fedjax_bn.detection.boxes import Anchors
 from fedjax_bn.detection.decode import EVALUATION, Detections, Keeping, detect
-from fedjax_bn.detection.loss import Outputs, Recipe, detection_loss
+from fedjax_bn.detection.loss import Anchors, Outputs, Recipe, detection_loss
 from fedjax_bn.task import Score, Task
 
+THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
+_RECALLS = np.linspace(0, 1, 101)
+_MOST = 100  # detections of a class and image that count
 _SCORES = {"mAP50": THRESHOLDS[:1], "mAP50-95": THRESHOLDS}
+
+
+class Found(NamedTuple):
+    """Detections and boxes of N images.
+
+    Attributes:
+      boxes: corners f[N, D, 4] of detections, in the unit of `true_boxes`.
+      scores: f[N, D].
+      classes: i32[N, D]; -1 where there is nothing.
+      true_boxes: corners f[N, M, 4].
+      true_classes: i32[N, M]; -1 where there is nothing, and -2 - c for a crowd of class c,
+        which a detection may meet without being right or wrong.
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+    true_boxes: np.ndarray
+    true_classes: np.ndarray
 
 
 def detection(
@@ -39,7 +67,15 @@ def detection(
     """
     if score not in _SCORES:
         raise ValueError(f"score={score!r} is unknown; valid are {', '.join(_SCORES)}")
-    _check_anchors(anchors)
+    sizes, strides = anchors
+    if not sizes or len(sizes) != len(strides) or len({len(level) for level in sizes}) != 1:
+        raise ValueError(
+            f"anchors have {[len(level) for level in sizes]} sizes on their levels and "
+            f"{len(strides)} strides: give each level one stride and all the same number of sizes"
+        )
+    numbers = [number for level in sizes for size in level for number in size]
+    if not numbers or min(*numbers, *strides) <= 0:
+        raise ValueError(f"anchors need sizes and strides above 0, not {sizes} and {strides}")
     recipe, thresholds = recipe or Recipe(), _SCORES[score]
 
     def loss(outputs: Outputs, label: Any, valid: jax.Array) -> jax.Array:
@@ -69,14 +105,89 @@ def detection(
     return Task(loss, Score(score, of_batch, of_all))
 
 
-def _check_anchors(anchors: Anchors) -> None:
-    """Raises ValueError unless the anchors make a detector."""
-    sizes, strides = anchors
-    if not sizes or len(sizes) != len(strides) or len({len(level) for level in sizes}) != 1:
-        raise ValueError(
-            f"anchors have {[len(level) for level in sizes]} sizes on their levels and "
-            f"{len(strides)} strides: give each level one stride and all the same number of sizes"
+def mean_average_precision(
+    found: Found, thresholds: Sequence[float] = (0.5,), most: int = _MOST
+) -> float:
+    """Returns mAP in percent, a mean over thresholds and classes that have boxes; NaN without any.
+
+    Args:
+      found: of all images.
+      thresholds: least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
+      most: how many detections of a class count in an image.
+    """
+    found = Found(*map(np.asarray, found))
+    known = np.unique(found.true_classes[found.true_classes >= 0])
+    values = [_of_class(found, number, thresholds, most) for number in known.tolist()]
+    return 100 * float(np.mean(values)) if values else float("nan")
+
+
+def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int) -> np.ndarray:
+    """Returns the average precision f64[thresholds] in [0, 1] of one class that has boxes."""
+    scores, right, ignored = [], [], []
+    mine = found.classes == number
+    crowd = found.true_classes == -2 - number
+    true = (found.true_classes == number) | crowd
+    for image in np.flatnonzero(mine.any(1)):
+        index = np.flatnonzero(mine[image])
+        index = index[np.argsort(-found.scores[image, index], kind="stable")][:most]
+        there = np.flatnonzero(true[image])
+        there = there[np.argsort(crowd[image, there], kind="stable")]
+        one = _match(
+            found.boxes[image, index].astype(float),
+            found.true_boxes[image, there].astype(float),
+            crowd[image, there],
+            thresholds,
         )
-    numbers = [number for level in sizes for size in level for number in size]
-    if not numbers or min(*numbers, *strides) <= 0:
-        raise ValueError(f"anchors need sizes and strides above 0, not {sizes} and {strides}")
+        scores.append(found.scores[image, index])
+        right.append(one[0])
+        ignored.append(one[1])
+    total = (found.true_classes == number).sum()
+    if not scores:
+        return np.zeros(len(thresholds))
+    # Stable, as in pycocotools, so that ties keep the order of images.
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    right, ignored = (np.concatenate(part, 1)[:, order] for part in (right, ignored))
+    precisions = []
+    for row, left_out in zip(right, ignored, strict=True):
+        hits = np.cumsum(row[~left_out])
+        if not len(hits):
+            precisions.append(0.0)
+            continue
+        best = np.maximum.accumulate((hits / np.arange(1, len(hits) + 1))[::-1])[::-1]
+        place = np.searchsorted(hits / total, _RECALLS, side="left")
+        inside = place < len(best)
+        precisions.append(np.where(inside, best[np.minimum(place, len(best) - 1)], 0).mean())
+    return np.array(precisions)
+
+
+def _match(
+    boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray, thresholds: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which of d detections, best first, are right, and which do not count: bool[t, d].
+
+    True boxes come before crowds, which several detections may meet.
+    """
+    right, ignored = np.zeros((2, len(thresholds), len(boxes)), bool)
+    if not len(true):
+        return right, ignored
+    low = np.maximum(boxes[:, None, :2], true[:, :2])
+    high = np.minimum(boxes[:, None, 2:], true[:, 2:])
+    both = np.clip(high - low, 0, None).prod(-1)
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)[:, None]
+    # The IoU f64[d, m]; with a crowd, the share of the detection that is inside it.
+    union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - both)
+    overlap = np.divide(both, union, out=np.zeros_like(both), where=union > 0)
+    for t, threshold in enumerate(thresholds):
+        # As in pycocotools, a perfect overlap meets a threshold of 1.
+        least, taken = min(threshold, 1 - 1e-10), np.zeros(len(true), bool)
+        for d in np.flatnonzero(overlap.max(1) >= least):
+            free = np.where(taken & ~crowd, -1, overlap[d])
+            # A box of its own is preferred to any crowd; of equals the last one is met.
+            for group in (~crowd, crowd):
+                value = np.where(group, free, -1)
+                best = len(value) - 1 - np.argmax(value[::-1])
+                if value[best] >= least:
+                    taken[best] = True
+                    right[t, d], ignored[t, d] = ~crowd[best], crowd[best]
+                    break
+    return right, ignored

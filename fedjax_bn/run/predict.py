@@ -16,9 +16,8 @@ import numpy as np
 
 from fedjax_bn.arguments.text import brief, cell, one_line
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.decode import decode, relative_names
+from fedjax_bn.data.pixels.decode import decode, relative_names, resized
 from fedjax_bn.data.pixels.raster import UPRIGHT
-from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.run.errors import ConfigError

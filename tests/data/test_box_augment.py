@@ -11,8 +11,8 @@ from scipy.ndimage import affine_transform
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels import box_augment
-from fedjax_bn.data.pixels.box_augment import _Move, of_boxes
-from fedjax_bn.data.pixels.resize import GREY
+from fedjax_bn.data.pixels.box_augment import _Move, _put_together, _tile_moves, of_boxes
+from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.task import choose_loading
 
@@ -143,3 +143,71 @@ def test_an_augmentation_that_does_not_suit_the_labels_is_refused(text, boxed, s
         return
     with pytest.raises((ConfigError, ValueError), match=said):
         choose_loading(text, 28, data)
+
+
+# A mosaic is four images around a point, and every box surrounds the pixels of its object.
+
+SIDE, COUNT = 16, 6
+all_mosaics = jax.jit(of_boxes(SIDE, scale=0.3, hue=0, saturation=0, value=0, mosaic=1.0).change)
+
+
+def greys_of(valid=None):
+    """Image k is of one grey of its own, with one box of class k."""
+    greys = np.arange(COUNT, dtype=np.uint8) * 40 + 10
+    boxes = np.tile(np.float32([0.25, 0.25, 0.75, 0.75]), (COUNT, 2, 1))
+    boxes[:, 1] = 0
+    classes = np.stack([np.arange(COUNT), np.full(COUNT, -1)], 1).astype(np.int32)
+    return {
+        "image": jnp.asarray(np.broadcast_to(greys[:, None, None, None], (COUNT, SIDE, SIDE, 3))),
+        "label": {BOXES: jnp.asarray(boxes), CLASS: jnp.asarray(classes)},
+        "valid": jnp.asarray(np.ones(COUNT, bool) if valid is None else valid),
+    }
+
+
+def test_four_images_meet_at_the_point_and_cover_everything():
+    still = _Move(jnp.ones(2), jnp.zeros(2))
+    for seed in range(2):
+        moves, seen = jax.jit(_tile_moves)(jax.random.key(seed), still, 1.0)
+        assert bool(seen.all())
+        across, down = np.asarray(moves[3].shift) * SIDE  # where the last one begins
+        assert min(across, down) >= 0
+        assert max(across, down) <= SIDE
+        tiles = [jnp.full((SIDE, SIDE, 3), float(t)) for t in range(4)]
+        empty = {BOXES: jnp.zeros((4, 1, 4)), CLASS: jnp.full((4, 1), -1, jnp.int32)}
+        image = np.asarray(jax.jit(_put_together)(tiles, empty, moves, seen)[0])
+        for y in range(SIDE):
+            for x in range(SIDE):
+                if abs(x + 0.5 - across) > 1 and abs(y + 0.5 - down) > 1:  # seams are blended
+                    expected = 2 * (y > down) + (x > across)
+                    np.testing.assert_allclose(image[y, x], expected, atol=1e-5)
+
+
+def test_the_box_of_every_image_lies_on_its_pixels():
+    changed = all_mosaics(jax.random.key(1), greys_of())
+    boxes, classes = (np.asarray(changed["label"][name]) for name in (BOXES, CLASS))
+    assert boxes.shape == (COUNT, 8, 4)
+    assert (classes >= 0).sum() > COUNT
+    for image, own, numbers in zip(np.asarray(changed["image"]), boxes, classes, strict=True):
+        for (x1, y1, x2, y2), number in zip(own * SIDE, numbers, strict=True):
+            if number >= 0:
+                middle = image[int((y1 + y2) / 2), int((x1 + x2) / 2)]
+                assert abs(int(middle[0]) - (number * 40 + 10)) <= 1
+
+
+def test_a_batch_fills_its_mosaics_with_valid_images_only():
+    changed = all_mosaics(jax.random.key(2), greys_of(np.arange(COUNT) < 2))
+    classes = np.asarray(changed["label"][CLASS])[:2]
+    assert set(classes[classes >= 0]) <= {0, 1}
+    greys = {10, 50, GREY}
+    flat = np.asarray(changed["image"])[:2].reshape(-1)
+    assert np.isin(flat, list(greys)).mean() > 0.7  # the others are seams
+
+
+def test_without_mosaic_images_and_boxes_are_those_of_the_plain_augmentation():
+    key = jax.random.key(3)
+    plain = jax.jit(of_boxes(SIDE).change)(key, greys_of())
+    changed = jax.jit(of_boxes(SIDE, mosaic=1e-9).change)(key, greys_of())
+    np.testing.assert_allclose(changed["image"].astype(int), plain["image"].astype(int), atol=1)
+    for name in (BOXES, CLASS):
+        assert np.array_equal(changed["label"][name][:, :2], plain["label"][name])
+    assert (changed["label"][CLASS][:, 2:] == -1).all()

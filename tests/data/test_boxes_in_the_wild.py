@@ -1,12 +1,13 @@
 """Folders of boxes as people have them: other layouts, stray files, and faults that are named."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 import boxed
 from boxed import text
-from fedjax_bn.data.boxes import bdd100k, cityscapes, instances, own, vistas
+from fedjax_bn.data.boxes import assemble, bdd100k, driving, own
 from fedjax_bn.data.boxes.bdd100k import CLASSES
 from fedjax_bn.data.label_trees import CLASS, crowd
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
@@ -146,17 +147,17 @@ def test_a_polygon_with_nan_behind_its_first_point_is_refused(tmp_path):
     content = {"imgWidth": 16, "imgHeight": 16, "objects": [{"label": "car", "polygon": polygon}]}
     text(tmp_path / "gtFine/train/ulm/ulm_0_0_gtFine_polygons.json", content)
     with pytest.raises(ValueError, match=r"polygons.json, row 1: 'polygon' has .*not finite"):
-        cityscapes.load(tmp_path, **HOW)
+        driving.load_cityscapes(tmp_path, **HOW)
 
 
 def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(instances, "_MOST", 2)
+    monkeypatch.setattr(assemble, "_MOST", 2)
     picture(tmp_path / "leftImg8bit/train/ulm/ulm_0_0_leftImg8bit.png")
     label = tmp_path / "gtFine/train/ulm/ulm_0_0_gtFine_instanceIds.png"
     boxes = [(26001, 0, 0, 9, 9), (24, 20, 20, 26, 26), (26002, 10, 0, 12, 2), (7, 0, 30, 9, 32)]
     ids_of(label, *boxes, side=32)
     for cache in (None, tmp_path / "cache", tmp_path / "cache"):  # read, written and read again
-        source = cityscapes.load(tmp_path, cache=cache, **HOW)
+        source = driving.load_cityscapes(tmp_path, cache=cache, **HOW)
         notes = " | ".join(source.notes)
         assert (source.pools[0].labels[CLASS] == [2]).all()
         assert "1 crowds" in notes
@@ -169,7 +170,7 @@ def test_a_config_of_vistas_without_known_classes_is_refused(tmp_path):
     ids_of(tmp_path / "training/instances/a.png")
     text(tmp_path / "config_v1.2.json", {"labels": [{"name": "construction--flat--road"}]})
     with pytest.raises(ValueError, match=r"config_v1\.2\.json names no class of people or veh"):
-        vistas.load(tmp_path, **HOW)
+        driving.load_vistas(tmp_path, **HOW)
 
 
 @pytest.mark.parametrize("has_instances", [True, False])
@@ -179,7 +180,7 @@ def test_a_group_of_people_of_vistas_is_a_crowd_where_it_has_instances(tmp_path,
     picture(tmp_path / "training/images/a.jpg")
     ids_of(tmp_path / "training/v2.0/instances/a.png", (1, 0, 0, 4, 4), (256 + 2, 4, 4, 9, 9))
     text(tmp_path / "config_v2.0.json", {"labels": rows})
-    source = vistas.load(tmp_path, **HOW)
+    source = driving.load_vistas(tmp_path, **HOW)
     assert source.pools[0].labels[CLASS].tolist() == ([[crowd(0), 0]] if has_instances else [[0]])
 
 
@@ -199,3 +200,50 @@ def test_the_image_with_too_many_boxes_is_named(tmp_path):
     notes = notes_of(tmp_path, max_boxes=2)
     assert "1 boxes left out, the smallest of images with more than data.max_boxes=2" in notes
     assert "images/a.png" in notes
+
+
+# A long JSON list is read value by value as the whole file would be.
+
+VALUES = [12345, -0.5, 'a, ] " é', {"a": [1, {"b": None}]}, [], [[2]], True, 1e30, {}, 7]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 2**20])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_values_are_those_of_the_whole_file_however_little_is_read_at_a_time(
+    tmp_path, monkeypatch, chunk, indent
+):
+    monkeypatch.setattr(bdd100k, "_CHUNK", chunk)
+    path = tmp_path / "a.json"
+    for values in ([], VALUES, VALUES[:1]):
+        path.write_text(json.dumps(values, indent=indent) + "\n", encoding="utf-8-sig")
+        assert list(bdd100k._read_rows(path)) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1}', "must be a list"),
+        ("", "must be a list"),
+        ("[1, 2", "followed by 'nothing'"),
+        ("[1 2]", "followed by '2'"),
+        ("[1, ]", "Expecting value"),
+        ('[1, {"a": ', "Expecting value"),
+        ("[1] 2", "something follows its list"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 2**20])
+def test_a_damaged_list_is_refused_by_name(tmp_path, monkeypatch, text, said, chunk):
+    monkeypatch.setattr(bdd100k, "_CHUNK", chunk)
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"bad\.json cannot be read .*{said}"):
+        list(bdd100k._read_rows(path))
+
+
+def test_a_value_without_end_is_not_read_forever(tmp_path, monkeypatch):
+    monkeypatch.setattr(bdd100k, "_CHUNK", 4)
+    monkeypatch.setattr(bdd100k, "_LONGEST", 100)
+    path = tmp_path / "long.json"
+    path.write_text('["' + "a" * 1000 + '"]')
+    with pytest.raises(ValueError, match=r"long\.json .* over 100 characters"):
+        list(bdd100k._read_rows(path))

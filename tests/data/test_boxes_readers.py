@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from boxed import instances, picture, text
-from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
-from fedjax_bn.data.boxes.instances import _boxes_of
+from fedjax_bn.data.boxes import bdd100k, driving, own
+from fedjax_bn.data.boxes.assemble import _boxes_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
-from fedjax_bn.data.pixels.resize import GREY
+from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
 
 SIDE = 32
@@ -20,7 +20,7 @@ def found(source: Source, pool: int = 0):
     """(class, box in pixels of a 64 x 32 image) of every image of a pool."""
     labels, images = source.pools[pool].labels, []
     for boxes, classes in zip(labels[BOXES], labels[CLASS], strict=True):
-        wide = boxes[classes >= 0] * 64 - (0, 16, 0, 16)  # 32 rows lie in the middle of 64
+        wide = boxes[classes >= 0] * 64 - (0, 16, 0, 16)  # 32 rows in the middle of 64
         names = [source.classes[k] for k in classes[classes >= 0]]
         images.append(list(zip(names, np.round(wide, 3).tolist(), strict=True)))
     return images
@@ -218,13 +218,15 @@ def write_cityscapes(root: Path, clear_end: str) -> Path:
 
 @pytest.mark.parametrize("form", ["polygons", "instanceIds"])
 def test_cityscapes_boxes_serve_clear_and_foggy_images_of_one_name(tmp_path, form):
-    source = cityscapes.load(write_cityscapes(tmp_path, form), cache=tmp_path / "cache", **HOW)
+    source = driving.load_cityscapes(
+        write_cityscapes(tmp_path, form), cache=tmp_path / "cache", **HOW
+    )
     assert [pool.name for pool in source.pools] == ["cityscapes", "foggy"]
     assert found(source) == found(source, 1) == [[("car", [8, 4, 20, 30])]]
     classes = source.pools[0].labels[CLASS][0].tolist()
     assert classes == ([2, crowd(0)] if form == "polygons" else [crowd(0), 2])  # largest first
     assert source.pools[0].names.tolist() == source.pools[1].names.tolist()
-    again = cityscapes.load(tmp_path, domains=("foggy",), cache=tmp_path / "cache", **HOW)
+    again = driving.load_cityscapes(tmp_path, domains=("foggy",), cache=tmp_path / "cache", **HOW)
     assert found(again) == found(source)
 
 
@@ -245,7 +247,7 @@ def write_vistas(root: Path, inner: str, config: str, person: str) -> Path:
     ],
 )
 def test_both_versions_of_vistas_are_read_by_their_config(tmp_path, inner, config, person):
-    source = vistas.load(write_vistas(tmp_path, inner, config, person), **HOW)
+    source = driving.load_vistas(write_vistas(tmp_path, inner, config, person), **HOW)
     assert sorted(found(source)[0]) == [("person", [0, 0, 8, 8]), ("train", [30, 10, 64, 32])]
 
 
@@ -276,10 +278,7 @@ YAML = ("data.yaml", "names: [cat, dog]")
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (
-            {"annotations/a.xml": BAD_XML},
-            r"a.xml, row 1 has the box \[0.0, 0.0, 8.0, nan\].*finite",
-        ),
+        ({"annotations/a.xml": BAD_XML}, r"row 1 has the box \[0.0, 0.0, 8.0, nan\].*finite"),
         ({"annotations/a.xml": BOMB}, "a.xml cannot be read .*document type"),
         ({"annotations/a.xml": "<annotation>"}, "a.xml cannot be read"),
         ({"annotations/a.xml": voc(("cat", 1, 1, 8, "x"))}, "a.xml, row 1: <ymax> is 'x'"),
@@ -320,8 +319,11 @@ def test_bad_labels_are_refused_by_file_and_row(tmp_path, files, said):
     ("change", "said"),
     [
         ({"category": "tram"}, "frame 1, label 1 is of category 'tram', which BDD100K does not"),
-        ({"box2d": {"x1": 0}}, "label 1: 'box2d' must have x1, y1, x2 and y2"),
-        ({"box2d": {"x1": "0", "y1": 0, "x2": 1, "y2": 1}}, "label 1: x1 must be a number"),
+        ({"box2d": {"x1": 0}}, "label 1: 'box2d' has no 'y1'"),
+        (
+            {"box2d": {"x1": "0", "y1": 0, "x2": 1, "y2": 1}},
+            "label 1: 'box2d': 'x1' must be a number",
+        ),
     ],
 )
 def test_a_wrong_label_of_bdd100k_is_named(tmp_path, change, said):

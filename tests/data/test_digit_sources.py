@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.domain import splits
-from fedjax_bn.data.pools import as_source
 from fedjax_bn.data.sets import digits, scanners
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, as_source
 from tiny_digits import TEST as TESTING
 from tiny_digits import TRAIN as TRAINING
 from tiny_digits import write_mnist

@@ -1,4 +1,4 @@
-"""What is told of many clients: quantiles and means by domain; of a sample the same as of all."""
+"""Many clients are summarized by quantiles and means of domains; a sample is treated as all."""
 
 import numpy as np
 import pytest

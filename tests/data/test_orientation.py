@@ -1,4 +1,4 @@
-"""EXIF's orientation: pictures stand upright on every path, and boxes lie where viewers show."""
+"""EXIF's orientation: every path gives upright pictures, and boxes where viewers show them."""
 
 import csv
 import io

@@ -222,7 +222,6 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
             lambda d: share_out_domains(d, clients_per_domain=11),
             "toy, 'a': cannot share out 10 training samples of class 0 among 11 clients; lower",
         ),
-        (lambda d: stratified_sample(d.domains[0].train, 0, generator(0)), "keep at least 1"),
         (
             lambda d: stratified_split(d.domains[0].train.labels, [15, 6], generator(0)),
             "cannot split 20 samples into parts of [15, 6]",

@@ -1,4 +1,4 @@
-"""Image files are rasters of stated formats, sizes and numbers; anything else is one sentence."""
+"""Image files are rasters of stated formats, sizes and numbers; anything else is refused."""
 
 import io
 import re

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data import regular_files
-from fedjax_bn.data.boxes import bdd100k, coco, own, voc, yolo_text
+from fedjax_bn.data.boxes import bdd100k, own, per_image
+from fedjax_bn.data.boxes.coco import COCO
 from fedjax_bn.data.boxes.labelled import Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
@@ -42,13 +44,13 @@ def of_image(path: Path):
 
 
 def of_coco(path: Path):
-    return coco.find(path.parent, path.parent, Slips())
+    return COCO.find(path.parent, path.parent, Slips())
 
 
 READERS = {
-    "data.yaml": lambda path: yolo_text._class_names([path.parent]),
+    "data.yaml": lambda path: per_image._class_names([path.parent]),
     "classes.json": of_coco,
-    "a.xml": lambda path: voc.find(path.parent, path.parent, Slips()),
+    "a.xml": lambda path: per_image.VOC.find(path.parent, path.parent, Slips()),
     "rows.json": lambda path: list(bdd100k._read_rows(path)),
     "list.txt": read_list,
     "metadata.csv": of_table,
@@ -193,45 +195,33 @@ def test_long_names_and_numbers_in_a_coco_file_are_one_short_sentence(tmp_path, 
     assert len(str(caught.value)) < SHORT
 
 
-@pytest.mark.parametrize(
-    "digits", ["9" * 5000, "1" + "0" * 400, "9" * 5000 + ".5", "-" + "9" * 5000, "x" * 5000]
-)
-def test_a_class_of_thousands_of_digits_is_one_short_sentence(tmp_path, digits):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "labels").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "images/a.png")
-    (tmp_path / "labels/a.txt").write_text(f"{digits} 0.5 0.5 0.5 0.5")
-    with pytest.raises(ValueError, match=r"a\.txt, row 1") as caught:
-        own.load(tmp_path, image_size=8, progress=False)
-    assert len(str(caught.value)) < SHORT
-
-
-@pytest.mark.parametrize(
-    "names", ["[0x" + "f" * 5000 + "]", "[" + "9" * 5000 + "]", "{" + "9" * 5000 + ": a}"]
-)
-def test_names_of_thousands_of_digits_are_one_short_sentence(tmp_path, names):
-    (tmp_path / "data.yaml").write_text(f"names: {names}")
-    with pytest.raises(ValueError, match=r"data\.yaml") as caught:
-        yolo_text._class_names([tmp_path])
-    assert len(str(caught.value)) < SHORT
-
-
-def test_a_json_number_of_thousands_of_digits_is_one_short_sentence(tmp_path):
-    (tmp_path / "instances.json").write_text('{"images": [{"id": ' + "9" * 5000 + "}]}")
-    with pytest.raises(ValueError, match=r"instances\.json cannot be read") as caught:
-        coco.find(tmp_path, tmp_path, Slips())
-    assert len(str(caught.value)) < SHORT
-
-
-def test_long_names_of_a_voc_file_are_one_short_sentence(tmp_path):
-    (tmp_path / "a.xml").write_text(
-        f"<annotation><object><name>{'n' * 5000}</name><bndbox><xmin>{'9' * 5000}x</xmin></bndbox>"
+NINES, BOX = "9" * 5000, " 0.5 0.5 0.5 0.5"
+LONG = {
+    "a.txt, row 1": [NINES + BOX, "1" + "0" * 400 + BOX, f"{NINES}.5{BOX}", f"-{NINES}{BOX}"],
+    "a.txt, row 1 holds": ["x" * 5000 + BOX],
+    "data.yaml": ["[0x" + "f" * 5000 + "]", f"[{NINES}]", "{" + NINES + ": a}"],
+    "instances.json cannot be read": ['{"images": [{"id": ' + NINES + "}]}"],
+    "a.xml, row 1": [
+        f"<annotation><object><name>{'n' * 5000}</name><bndbox><xmin>{NINES}x</xmin></bndbox>"
         "</object></annotation>"
-    )
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(ValueError, match=r"a\.xml, row 1") as caught:
-        voc.find(tmp_path, tmp_path, Slips())
-    assert len(str(caught.value)) < SHORT
+    ],
+}
+
+
+@pytest.mark.parametrize("said", LONG)
+def test_words_of_thousands_of_letters_or_digits_give_one_short_message(tmp_path, said):
+    (tmp_path / "labels").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "labels/a.png")
+    name = said.split(",")[0].split()[0]
+    for content in LONG[said]:
+        if name == "data.yaml":
+            (tmp_path / "labels/a.txt").write_text("0" + BOX)
+            content = f"names: {content}"
+        place = "" if name in ("data.yaml", "instances.json") else "labels"
+        (tmp_path / place / name).write_text(content)
+        with pytest.raises(ValueError, match=re.escape(said)) as caught:
+            own.load(tmp_path, image_size=8, progress=False)
+        assert len(str(caught.value)) < SHORT
 
 
 def test_culprits_are_cut_and_both_ends_are_shown():

@@ -241,7 +241,7 @@ def test_a_domain_without_training_samples_in_its_lists_is_an_error_unless_it_is
         (lambda p: p._replace(labels=p.labels[1:]), "'a': the samples differ in number"),
         (lambda p: p._replace(parts=np.zeros(3, np.int8)), "'parts': 3}; each needs all"),
         (lambda p: p._replace(parts=np.full(60, 3)), "parts must be 0, 1 or 2 for train,"),
-        (lambda p: p._replace(name="b"), "'b': two domains have this name; rename one"),
+        (lambda p: p._replace(name="b"), "two domains or clients are called 'b'; rename one"),
         (lambda p: Pool("a", *(x[:0] for x in p[1:4])), "'a' has no samples; give it some"),
     ],
 )

@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 
 from fedjax_bn.data.division.by_class import stratified_sample
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select, whole
-from fedjax_bn.data.rows import Rows, blocks
+from fedjax_bn.data.domain import (
+    Dataset,
+    Domain,
+    Rows,
+    Split,
+    blocks,
+    check_dataset,
+    select,
+    whole,
+)
 from fedjax_bn.data.seeds import generator
 
 BASE = np.arange(60, dtype=np.uint8).reshape(12, 1, 1, 5)

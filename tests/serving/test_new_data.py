@@ -7,7 +7,7 @@ import pytest
 from test_serving import DOG
 
 import runs
-from fedjax_bn.data.pixels.resize import resized
+from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import WorkdirError

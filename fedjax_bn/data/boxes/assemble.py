@@ -1,22 +1,24 @@
 """Makes a source of labelled images: letterboxed pixels, and boxes in one form.
 
+`with_instances` reads boxes from a PNG whose every pixel holds the number of its object.
+
 Boxes refer to the image as viewers show it, turned upright by its EXIF, or with the orientation
 "stored" to the rows of its file. If the width and height in the labels are those of the other one
 of these two, the boxes refer to the other one, and are turned with it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.boxes.labelled import Labelled, Slips
+from fedjax_bn.data.boxes.labelled import COMMON, Box, Labelled, Slips
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
-from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
+from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names, to_square
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
     STORED,
@@ -26,7 +28,7 @@ from fedjax_bn.data.pixels.raster import (
     read_image,
     turned_by_pillow,
 )
-from fedjax_bn.data.pixels.resize import to_square
+from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Pool, Source, check_source
 
 _CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
@@ -42,6 +44,8 @@ _TURNED = (
     "images whose labels state the size before EXIF's turn (where pixels stay as stored, after "
     "it), and whose boxes are turned"
 )
+_MOST = 512  # boxes of a PNG of instances that are kept
+_FIELDS = 5  # a row has class and corners; the last row has width, height and number of all boxes
 _OTHER_SIZE = "images of another size than their labels state; the size of the image is used"
 
 
@@ -73,7 +77,7 @@ def to_source(
     squares: Squares,
     notes: Sequence[str] = (),
 ) -> Source:
-    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.resize`.
+    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.decode`.
 
     Boxes of other classes are left out, the others are cut at the border of their image; the notes
     count what is left out.
@@ -94,10 +98,10 @@ def to_source(
     """
     everything = []
     for one in (one for owned in domains.values() for one in owned):
-        boxes = [box for box in one.boxes if box.label in numbers]
-        slips.add(_OTHER_CLASS, count=len(one.boxes) - len(boxes))
-        slips.add(_CROWDS, count=sum(box.crowd for box in boxes))
-        everything.append(one._replace(boxes=boxes))
+        chosen = [box for box in one.boxes if box.label in numbers]
+        slips.add(_OTHER_CLASS, count=len(one.boxes) - len(chosen))
+        slips.add(_CROWDS, count=sum(box.crowd for box in chosen))
+        everything.append(one._replace(boxes=chosen))
     files = [one.file for one in everything]
     _check(everything, root)  # before hours of decoding
     images, converted = decode(
@@ -111,13 +115,19 @@ def to_source(
         orientation=squares.orientation,
     )
     frames = _frames_of(files, root, squares).tolist()
-    labels = _padded(
-        [
-            _place(one, frame, numbers, squares, slips)
-            for one, frame in zip(everything, frames, strict=True)
-        ]
-    )
-    counts = (labels[CLASS] >= 0).sum(1)
+    placed = [
+        _place(one, frame, numbers, squares, slips)
+        for one, frame in zip(everything, frames, strict=True)
+    ]
+    most = max(1, *(len(classes) for _, classes in placed))
+    boxes = np.zeros((len(placed), most, 4), np.float32)
+    classes = np.full((len(placed), most), PADDING, np.int32)
+    for k, (corners, own) in enumerate(placed):
+        boxes[k, : len(corners)], classes[k, : len(corners)] = corners, own
+    # Rounded to float32, a box of nearly no area may have none.
+    sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    boxes, classes = np.where(sound[..., None], boxes, 0), np.where(sound, classes, PADDING)
+    counts = (classes >= 0).sum(1)
     if not counts.any():
         reason = "; ".join(slips.notes()) or "see its labels"
         raise ValueError(f"{root} has {len(files)} images, but none with a box: {reason}")
@@ -134,7 +144,7 @@ def to_source(
             Pool(
                 domain,
                 images[rows],
-                {key: leaf[rows] for key, leaf in labels.items()},
+                {BOXES: boxes[rows], CLASS: classes[rows]},
                 np.array([one.name or file for one, file in zip(owned, names[rows], strict=True)]),
                 np.array(parts, np.int8) if divided else None,
             )
@@ -152,6 +162,7 @@ def to_source(
             mean=(0.0,) * 3,  # YOLO's detectors read u8/255
             std=(1.0,) * 3,
             notes=(*notes, about, *slips.notes(), *converted),
+            # Without times of change, which differ between copies of the same files.
             key=f"letterbox {hash_of_files(files, root, squares.image_size, times=False)}",
         )
     )
@@ -177,11 +188,7 @@ def _check(everything: Sequence[Labelled], root: Path) -> None:
 
 
 def _place(
-    one: Labelled,
-    frame: Sequence[int],
-    numbers: Mapping[str, int],
-    squares: Squares,
-    slips: Slips,
+    one: Labelled, frame: Sequence[int], numbers: Mapping[str, int], squares: Squares, slips: Slips
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boxes f64[n, 4] of an image in shares of its square, and their classes i32[n]."""
     width, height, tag = frame
@@ -220,18 +227,6 @@ def _place(
     return to_square(inside[kept], width, height, squares.image_size), classes
 
 
-def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns boxes f32[N, M, 4] and classes i32[N, M]; M is at least 1."""
-    most = max(1, *(len(classes) for _, classes in placed))
-    boxes = np.zeros((len(placed), most, 4), np.float32)
-    numbers = np.full((len(placed), most), PADDING, np.int32)
-    for k, (corners, classes) in enumerate(placed):
-        boxes[k, : len(corners)], numbers[k, : len(corners)] = corners, classes
-    # Rounded to float32, a box of nearly no area may have none.
-    sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    return {BOXES: np.where(sound[..., None], boxes, 0), CLASS: np.where(sound, numbers, PADDING)}
-
-
 def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:
     """Returns i32[N, 3], kept in the cache: width and height of each image as used, and a tag.
 
@@ -253,3 +248,75 @@ def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarra
     form = f"-{STORED}" * (orientation == STORED)
     name = f"{root.resolve().name or 'images'}-sizes{form}-{hash_of_files(files, root, 0)}"
     return cached_numbers(squares.cache, name, files, frame, 3)
+
+
+def with_instances(
+    images: Sequence[Labelled],
+    class_of: Callable[[int], int],
+    squares: Squares,
+    slips: Slips,
+    root: Path,
+    name: str,
+) -> list[Labelled]:
+    """Returns the images with the boxes of their PNGs, the largest of an image first.
+
+    Args:
+      images: whose `place` is their PNG.
+      class_of: number of an object -> the number of its class in `COMMON`, or of a crowd, see
+        `label_trees`; -1 for an object that is left out.
+      squares: whose `cache`, `progress` and `max_megapixels` hold for the PNGs too.
+      slips: counts the boxes that are too many.
+      root: see `pixels.decode.decode`.
+      name: differs where `class_of` does; the cache is found by it.
+    """
+    files = [Path(one.place) for one in images]
+
+    def read(file: Path) -> np.ndarray:
+        most = squares.max_megapixels
+        with corruption_named(file):
+            image = open_raster(read_image(file, most), most)
+            if not image.mode.startswith(("I", "L")):  # 16 or 8 bits
+                raise ValueError(f"its pixels are {image.mode}, not numbers")
+            ids = np.asarray(image).astype(np.int32)
+        every = ((class_of(value), box) for value, box in _boxes_of(ids).items())
+        found = [(number, box) for number, box in every if number != PADDING]
+        found.sort(key=lambda one: (one[1][0] - one[1][2]) * (one[1][3] - one[1][1]))
+        table = np.full((_MOST + 1, _FIELDS), PADDING, np.int32)
+        table[_MOST, 1:4] = (*ids.shape[::-1], len(found))
+        for k, (number, box) in enumerate(found[:_MOST]):
+            table[k] = (number, *box)
+        return table.ravel()
+
+    key = f"{name}-{hash_of_files(files, root, _MOST + 1)}"
+    width = (_MOST + 1) * _FIELDS
+    rows = cached_numbers(squares.cache, key, files, read, width, squares.progress)
+    tables = rows.reshape(len(files), _MOST + 1, _FIELDS)
+    labelled = []
+    for one, table in zip(images, tables, strict=True):
+        _, width, height, count, _ = table[_MOST].tolist()
+        kept = table[table[:, 0] != PADDING].tolist()
+        boxes = [
+            Box(row, COMMON[max(kind, crowd(kind))], tuple(corners), kind < PADDING)
+            for row, (kind, *corners) in enumerate(kept, 1)
+        ]
+        left_out = f"instances left out, the smallest of images with more than {_MOST}"
+        slips.add(left_out, one.place, count - len(boxes))
+        labelled.append(one._replace(boxes=boxes, size=(width, height)))
+    return labelled
+
+
+def _boxes_of(ids: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
+    """Returns number -> x1, y1, x2, y2 of the pixels of i[H, W] that hold it, except for 0.
+
+    x2 and y2 are one pixel after the last.
+    """
+    from scipy.ndimage import find_objects
+
+    values, dense = np.unique(ids, return_inverse=True)
+    # Numbered without gaps: `find_objects` makes room for every number up to the largest.
+    places = find_objects(dense.reshape(ids.shape).astype(np.int32) + 1)
+    return {
+        int(value): (across.start, down.start, across.stop, down.stop)
+        for value, (down, across) in zip(values, places, strict=True)
+        if value
+    }

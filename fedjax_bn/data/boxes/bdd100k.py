@@ -162,10 +162,8 @@ def _read_frame(frame: dict[str, Any], place: str, folder: Path, slips: Slips) -
                 f"{here} is of category {shown(category[:40])!r}, which BDD100K does not have"
             )
         else:
-            keys = ("x1", "y1", "x2", "y2")
-            if not set(keys) <= set(of_kind(box, dict, f"{here}: 'box2d'")):
-                raise ValueError(f"{here}: 'box2d' must have x1, y1, x2 and y2")
-            x1, y1, x2, y2 = (of_kind(box[key], float, f"{here}: {key}") for key in keys)
+            edges = ("x1", "y1", "x2", "y2")
+            x1, y1, x2, y2 = (entry(box, edge, float, f"{here}: 'box2d'") for edge in edges)
             if x2 >= x1 and y2 >= y1:  # else it has no area, and to_source counts it
                 x2, y2 = x2 + 1, y2 + 1
             boxes.append(Box(row, category, (x1, y1, x2, y2)))
@@ -182,50 +180,48 @@ def _read_rows(path: Path) -> Iterator[Any]:
       ValueError: it is damaged, not a list, or a value is absurdly long.
     """
     decoder = json.JSONDecoder()
-    text, at, ended = "", 0, False  # what has been read, from the value at hand on
-    state, more = "begin", False
+    # `mark` stands before the next value; `at` is where it is looked for.
+    text, at, mark, ended, more = "", 0, "[", False, True
     with (
         corruption_named(path),
         open_regular(path, _LARGEST) as raw,
         TextIOWrapper(raw, "utf-8-sig") as file,
     ):
         while True:
-            at = _SPACE.match(text, at).end()
-            if more or (at == len(text) and not ended):
+            if more:
                 left = text[at:]
                 if len(left) > _LONGEST:
                     raise ValueError(f"a value of its list has over {_LONGEST:,} characters")
                 # As much as is at hand, so that the longest value is tried a few times only.
                 new = file.read(max(_CHUNK, len(left)))
-                text, at, ended, more = left + new, 0, not new, False
+                text, at, ended = left + new, 0, not new
+            first = _SPACE.match(text, at).end()
+            start = _SPACE.match(text, first + 1).end()
+            more = start == len(text) and not ended
+            if more:
                 continue
-            mark = text[at : at + 1]
-            if state == "begin":
-                if mark != "[":
-                    raise ValueError("it must be a list")
-                at, state = at + 1, "first"
-            elif state == "end":
-                if mark:
+            found = text[first : first + 1]
+            if found == "]" and mark == ",":
+                if start < len(text):
                     raise ValueError("something follows its list")
                 return
-            elif mark == "]" and state in ("first", "after"):
-                at, state = at + 1, "end"
-            elif state == "after":
-                if mark != ",":
-                    raise ValueError(f"a value of its list is followed by {mark or 'nothing'!r}")
-                at, state = at + 1, "value"
-            else:
-                try:
-                    value, end = decoder.raw_decode(text, at)
-                except json.JSONDecodeError:  # the value may continue in the next chunk
-                    if ended:
-                        raise
-                    more = True
-                    continue
-                # A number at the end of the text may continue; before a comma it does not.
-                following = _SPACE.match(text, end).end()
-                if text[following : following + 1] in (",", "]") or ended:
-                    at, state = end, "after"
-                    yield value
-                else:
-                    more = True
+            if found != mark and mark == "[":
+                raise ValueError("it must be a list")
+            if found != mark:
+                raise ValueError(f"a value of its list is followed by {found or 'nothing'!r}")
+            if mark == "[" and text[start : start + 1] == "]":
+                at, mark = start, ","
+                continue
+            try:
+                value, end = decoder.raw_decode(text, start)
+            except json.JSONDecodeError:  # the value may continue in the next chunk
+                if ended:
+                    raise
+                more = True
+                continue
+            # A number at the end of the text may continue; before a comma it does not.
+            following = _SPACE.match(text, end).end()
+            more = not ended and text[following : following + 1] not in (",", "]")
+            if not more:
+                at, mark = end, ","
+                yield value

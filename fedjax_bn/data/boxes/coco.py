@@ -16,6 +16,7 @@ from typing import Any
 from fedjax_bn.arguments.text import brief, short
 from fedjax_bn.data.boxes.labelled import (
     Box,
+    Form,
     Labelled,
     Slips,
     entry,
@@ -24,23 +25,16 @@ from fedjax_bn.data.boxes.labelled import (
     read_json,
 )
 
-NAME, SHARES = "COCO's JSON", False  # see `own`
 _LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of one with its folders
 _KEYS = {"images", "annotations", "categories"}
 _Found = list[tuple[Path, dict[str, Any]]]
 
 
-def find(root: Path, folder: Path, slips: Slips) -> _Found:
-    """Returns the JSON files of a domain that are of this form, with their content.
-
-    Where some are called instances_*, as COCO's own, others (of key points, captions) are left out.
-
-    Raises:
-      ValueError: a file is damaged, or has some of the lists that this form needs, but not all.
-    """
+def _find(root: Path, folder: Path, slips: Slips) -> _Found:
+    """Returns the JSON files of a domain that are of this form, with their content."""
     del root, slips
     paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
-    # COCO's other files (of key points, captions) have the same keys.
+    # COCO's other files (of key points, captions) have the same keys as its instances_*.
     paths = [path for path in paths if path.stem.startswith("instances")] or paths
     contents = ((path, read_json(path)) for path in paths)
     objects = [(path, content) for path, content in contents if isinstance(content, dict)]
@@ -52,16 +46,12 @@ def find(root: Path, folder: Path, slips: Slips) -> _Found:
     return found
 
 
-def read(
+def _read(
     root: Path, folders: Mapping[str, Path], found: Mapping[str, _Found], slips: Slips
 ) -> tuple[list[str], dict[str, list[Labelled]]]:
-    """Returns the names of all classes, and domain -> its images; see `own`.
-
-    Raises:
-      ValueError: a file is not of the form, or an annotation is of no image or category.
-    """
+    """Returns the names of all classes in the order of the files, and domain -> its images."""
     del root, slips
-    names: dict[str, None] = {}  # in the order of the files
+    names: dict[str, None] = {}
     domains: dict[str, list[Labelled]] = {}
     for domain, files in found.items():
         domains[domain] = []
@@ -130,6 +120,7 @@ def _images(
 
 def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
     """Returns the name of an image's file, which stays below the folder of the images."""
+    # COCO writes / on every system.
     name = PurePosixPath(of_kind(one.get("file_name"), str, f"{place}: 'file_name'"))
     if name.is_absolute() or ".." in name.parts or "\0" in str(name) or not name.parts:
         raise ValueError(f"{place}: 'file_name' {short(str(name))!r} leads out of the folder")
@@ -139,3 +130,6 @@ def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
             "more than a file's name can have: correct it"
         )
     return name
+
+
+COCO = Form("COCO's JSON", False, _find, _read)

@@ -4,9 +4,8 @@ Labels may come from anyone: each fault is an error message that names the file 
 """
 
 import json
-import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,13 +25,8 @@ PARTS: Mapping[str, int] = MappingProxyType(
 IMAGES = ("images", "jpegimages", "imgs")
 LABELS = ("labels", "annotations", "xmls")
 _LARGEST_JSON = 2**32  # bytes; Objects365, the largest that we know, takes half of them
-_WORDS = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-}
+_WORDS = {dict: "an object", list: "a list", str: "a text"}
+_WORDS |= {int: "a whole number", float: "a number"}
 
 
 class Box(NamedTuple):
@@ -70,6 +64,26 @@ class Labelled(NamedTuple):
     size: tuple[int, int] | None = None
     part: int | None = None
     name: str = ""
+
+
+class Form(NamedTuple):
+    """A form of labels for any folder of images.
+
+    Attributes:
+      name: of the form, for messages.
+      shares: whether corners are shares of the image, not pixels.
+      find: `find(root, folder, slips)` returns what a domain's folder has of this form.
+      read: `read(root, folders, found, slips)` returns the names of all classes, and domain -> its
+        images, from the folder of each domain and what was found there.
+    """
+
+    name: str
+    shares: bool
+    find: Callable[[Path, Path, "Slips"], Any]
+    read: Callable[
+        [Path, Mapping[str, Path], Mapping[str, Any], "Slips"],
+        tuple[list[str], dict[str, list[Labelled]]],
+    ]
 
 
 class Slips:
@@ -117,19 +131,6 @@ def numbers_of(classes: Sequence[str], chosen: Sequence[str], place: str) -> dic
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"data.classes={tuple(chosen)} names a class more than once; name it once")
     return {name: number for number, name in enumerate(chosen or classes)}
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Returns all files in and below a folder by name, without hidden ones; follows links once."""
-    found, seen = [], {os.path.realpath(folder)}
-    for place, inner, names in os.walk(folder, followlinks=True):
-        visible = sorted(name for name in inner if not name.startswith("."))
-        real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
-        # os.walk enters what is left in `inner`: a link to a folder above would never end.
-        inner[:] = [name for name in visible if real[name] not in seen]
-        seen.update(real.values())
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(found)
 
 
 def read_json(path: Path) -> Any:

@@ -6,25 +6,22 @@
 
 A folder that is itself of such a form is one domain, which `data.num_clients` shares out. Where
 folders or files name a part (train, val, test) of every image of a domain, the parts are its
-official split. Images keep their shape, see `pixels.resize`.
-
-A form is a module with NAME, SHARES (whether corners are shares of the image), `find(root, folder,
-slips)`, which returns what a domain's folder has of this form, and `read(root, folders, found,
-slips)`, which returns the names of all classes and the images of each domain.
+official split. Images keep their shape, see `pixels.decode`.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes import coco, voc, yolo_text
 from fedjax_bn.data.boxes.assemble import Squares, to_source
+from fedjax_bn.data.boxes.coco import COCO
 from fedjax_bn.data.boxes.labelled import IMAGES, LABELS, Slips, numbers_of, part_of
+from fedjax_bn.data.boxes.per_image import VOC, YOLO
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.folders import is_image, subfolders
 from fedjax_bn.data.source import Source
 
-_FORMS = (coco, voc, yolo_text)  # the first of which a domain has anything is its form
+_FORMS = (COCO, VOC, YOLO)  # the first of which a domain has anything is its form
 _INSIDE = (*IMAGES, *LABELS, "imagesets")
 _WHERE = (
     "it must hold images with boxes, or a folder of such for each domain: images/*.jpg with "
@@ -76,16 +73,16 @@ def load(
     for name, other in forms.items():
         if other is not form:
             raise ValueError(
-                f"{folders[name]} is in the form of {other.NAME}, but {folders[first]} in that of "
-                f"{form.NAME}: bring both into one, or choose by data.domains"
+                f"{folders[name]} is in the form of {other.name}, but {folders[first]} in that of "
+                f"{form.name}: bring both into one, or choose by data.domains"
             )
     known, owned = form.read(root, folders, found, slips)
     numbers = numbers_of(known, classes, str(root))
     empty = [name for name, images in owned.items() if not images]
     if empty:
         raise ValueError(f"{folders[empty[0]]} has no labelled images: {_WHERE}")
-    squares = Squares(image_size, shares=form.SHARES, **how)
-    notes = (f"{root} is read as {form.NAME}",)
+    squares = Squares(image_size, shares=form.shares, **how)
+    notes = (f"{root} is read as {form.name}",)
     return to_source("boxes", root, owned, numbers, slips, squares, notes)
 
 
@@ -100,7 +97,12 @@ def _domain_folders(path: Path, domains: Sequence[str]) -> dict[str, Path]:
     inside = subfolders(path)
     is_part = [one.name.lower() in _INSIDE or part_of([one.name]) is not None for one in inside]
     found = {one.name: one for one in inside}
-    if any(is_part) or not inside or _holds_labelled_images(path):
+    # A folder that itself has images with labels beside them, not a picture alone, is one set.
+    files = [one for one in path.iterdir() if one.is_file()]
+    labels = {one.stem for one in files if one.suffix.lower() in (".txt", ".xml")}
+    of_all = any(one.suffix.lower() == ".json" for one in files)
+    is_set = any(is_image(one.name) and (of_all or one.stem in labels) for one in files)
+    if any(is_part) or not inside or is_set:
         found = {path.resolve().name: path}
     missing = [name for name in domains if name not in found]
     if missing:
@@ -109,11 +111,3 @@ def _domain_folders(path: Path, domains: Sequence[str]) -> dict[str, Path]:
             f"{first_few(list(found))}: {_WHERE}"
         )
     return {name: found[name] for name in domains or found}
-
-
-def _holds_labelled_images(folder: Path) -> bool:
-    """Returns whether a folder itself has images with labels beside them, not a picture alone."""
-    files = [one for one in folder.iterdir() if one.is_file()]
-    labels = {one.stem for one in files if one.suffix.lower() in (".txt", ".xml")}
-    of_all = any(one.suffix.lower() == ".json" for one in files)
-    return any(is_image(one.name) and (of_all or one.stem in labels) for one in files)

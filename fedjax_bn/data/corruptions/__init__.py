@@ -18,8 +18,8 @@ from fedjax_bn.data.corruptions.camera import CAMERA
 from fedjax_bn.data.corruptions.weather import WEATHER
 from fedjax_bn.data.seeds import generator
 
-# the four types that are left out in turn, as TsmoBN's and UniFed's tables head them (brightness is
-# "digital", so that 10 to 12 clients train), and the corruptions kept for the end
+# The four types that are left out in turn, as TsmoBN's and UniFed's tables head them: brightness is
+# "digital", so that 10 to 12 clients train.
 TYPES = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
     "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -29,8 +29,6 @@ TYPES = {
 INTERNAL = tuple(name for names in TYPES.values() for name in names)
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
-
-
 # The generator of a corruption depends on its place here, so the order stays.
 CORRUPTIONS = {name: (CAMERA | WEATHER)[name] for name in INTERNAL + EXTRA}
 CHUNK = 1000  # images that are corrupted together: what the draws of the next ones depend on

@@ -11,44 +11,47 @@ from typing import Any
 import numpy as np
 import scipy  # loads ndimage where it is used
 
+Array = np.ndarray
+Rng = np.random.Generator
+Table = Mapping[str, tuple[Callable[..., Array], tuple[tuple[Any, ...], ...]]]
 
-def _gaussian_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+
+def _gaussian_noise(images: Array, rng: Rng, scale: float) -> Array:
     """Adds normal noise of that standard deviation."""
     return images + rng.normal(scale=scale, size=images.shape)
 
 
-def _shot_noise(images: np.ndarray, rng: np.random.Generator, photons: float) -> np.ndarray:
+def _shot_noise(images: Array, rng: Rng, photons: float) -> Array:
     """Draws from Poisson: white is that many photons on average."""
     return rng.poisson(images * photons) / photons
 
 
-def _impulse_noise(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+def _impulse_noise(images: Array, rng: Rng, share: float) -> Array:
     """Makes that share of the values, each channel for itself, 0 or 1: salt and pepper."""
+    # The order of these two draws is part of the result.
     hit, salt = rng.random(images.shape) <= share, rng.random(images.shape) < 0.5
     return np.where(hit, salt, images)
 
 
-def _speckle_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+def _speckle_noise(images: Array, rng: Rng, scale: float) -> Array:
     """Adds normal noise in proportion to the value."""
     return images + images * rng.normal(scale=scale, size=images.shape)
 
 
-def _contrast(images: np.ndarray, rng: np.random.Generator, keep: float) -> np.ndarray:
+def _contrast(images: Array, rng: Rng, keep: float) -> Array:
     """Moves each channel towards its own mean over the image."""
     means = images.mean(axis=(1, 2), keepdims=True)
     return (images - means) * keep + means
 
 
-def _brightness(images: np.ndarray, rng: np.random.Generator, more: float) -> np.ndarray:
+def _brightness(images: Array, rng: Rng, more: float) -> Array:
     """Raises HSV's value (the largest channel), at most to 1; hue and saturation stay."""
     value = images.max(axis=-1, keepdims=True)
     raised = np.minimum(value + more, 1)
     return np.where(value > 0, images * raised / np.where(value > 0, value, 1), raised)
 
 
-def _saturate(
-    images: np.ndarray, rng: np.random.Generator, factor: float, more: float
-) -> np.ndarray:
+def _saturate(images: Array, rng: Rng, factor: float, more: float) -> Array:
     """Makes HSV's saturation s factor * s + more, within [0, 1]; grey has the hue of red."""
     value = images.max(axis=-1, keepdims=True)
     lack = 1 - images / np.where(value > 0, value, 1)  # of each channel, as a share of the value
@@ -58,7 +61,7 @@ def _saturate(
     return value * (1 - shape * np.clip(saturation * factor + more, 0, 1))
 
 
-def _jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
+def _jpeg_compression(images: Array, rng: Rng, quality: int) -> Array:
     """Saves images as JPEG of that quality, 1 to 95, and reads them again."""
     from PIL import Image
 
@@ -70,7 +73,7 @@ def _jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int
     return _by_pillow(images, save_and_read)
 
 
-def _pixelate(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+def _pixelate(images: Array, rng: Rng, share: float) -> Array:
     """Makes images smaller, to that share of the side, and large again, averaging areas."""
     from PIL import Image
 
@@ -80,31 +83,25 @@ def _pixelate(images: np.ndarray, rng: np.random.Generator, share: float) -> np.
     return _by_pillow(images, lambda one: one.resize(small, box).resize((width, height), box))
 
 
-def _by_pillow(images: np.ndarray, change: Callable) -> np.ndarray:
+def _by_pillow(images: Array, change: Callable) -> Array:
     from PIL import Image
 
     pixels = np.rint(images * 255).astype(np.uint8)
     return np.stack([np.asarray(change(Image.fromarray(image))) for image in pixels]) / 255
 
 
-def _elastic_transform(
-    images: np.ndarray, rng: np.random.Generator, alpha: float, sigma: float, shift: float
-) -> np.ndarray:
+def _elastic_transform(images: Array, rng: Rng, alpha: float, sigma: float, shift: float) -> Array:
     """Skews images by a random affine map, then stretches them as if printed on rubber.
 
-    Args:
-      images: f64[N, S, S, 3].
-      rng: draws the map and the field of displacements.
-      alpha: the field, uniform in [-1, 1] and smoothed, is multiplied by it, pixels.
-      sigma: by which it is smoothed, pixels.
-      shift: the corners that define the affine map move by up to that many pixels.
+    The map moves corners by up to `shift` pixels; displacements are uniform in [-1, 1], smoothed by
+    `sigma` pixels, times `alpha` pixels.
     """
     count, side = images.shape[:2]
     grid = np.stack(np.meshgrid(np.arange(side), np.arange(side), indexing="ij")).astype(float)
     low, high = side // 2 - side // 3, side // 2 + side // 3
     corners = np.array([[high, high], [low, high], [low, low]], float)  # row, column
     moved = corners + rng.uniform(-shift, shift, (count, 3, 2))[..., ::-1]
-    # the picture at `moved` is what was at `corners`: solve for the map that says where to look
+    # The picture at `moved` is what was at `corners`: solve for the map from new to old places.
     system = np.concatenate([moved, np.ones((count, 3, 1))], axis=-1)
     affine = np.linalg.solve(system, np.broadcast_to(corners, moved.shape))
     points = np.concatenate([grid, np.ones((1, side, side))])
@@ -117,11 +114,8 @@ def _elastic_transform(
     return _look_at(images, grid[:, None] + np.stack([down, across]), "reflect")
 
 
-def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
-    """Returns images f64[N, H, W, C] at places f64[2, N, H, W] (row, column) in pixels, linear.
-
-    `mode` is what is beyond the edge, as in scipy.ndimage.
-    """
+def _look_at(images: Array, places: Array, mode: str) -> Array:
+    """Returns images f64[N, H, W, C] at places f64[2, N, H, W] (row, column) in pixels, linear."""
     every = np.broadcast_to(np.arange(len(images))[:, None, None], places.shape[1:])
     where = np.concatenate([every[None], places])
     channels = np.moveaxis(images, -1, 0)
@@ -129,27 +123,16 @@ def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
     return np.stack(seen, axis=-1)
 
 
-def _gaussian_blur(images: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
+def _gaussian_blur(images: Array, rng: Rng, sigma: float) -> Array:
     """Blurs by a Gaussian of sigma pixels; edges are repeated outwards."""
     return scipy.ndimage.gaussian_filter(images, (0, sigma, sigma, 0), mode="nearest")
 
 
-def _glass_blur(
-    images: np.ndarray, rng: np.random.Generator, sigma: float, reach: int, passes: int
-) -> np.ndarray:
-    """Blurs, lets every pixel take the colour of a near one (one after the other), and blurs again.
-
-    The code that made the published files means to swap the two pixels, but its swap of NumPy views
-    copies one onto the other; so does this.
-
-    Args:
-      images: f64[N, S, S, 3].
-      rng: draws the neighbour.
-      sigma: of both Gaussian blurs, pixels.
-      reach: a neighbour is -reach to reach - 1 pixels away on both axes.
-      passes: over the image.
-    """
-    pixels = np.floor(_gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 is to stay k
+def _glass_blur(images: Array, rng: Rng, sigma: float, reach: int, passes: int) -> Array:
+    """Blurs by `sigma` pixels, gives each pixel the colour of a near one, and blurs again."""
+    # The code that made the published files means to swap the two pixels, but its swap of NumPy
+    # views copies one onto the other; so does this.
+    pixels = np.floor(_gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 stays k
     count, height, width = images.shape[:3]
     every = np.arange(count)
     for _ in range(passes):
@@ -160,9 +143,7 @@ def _glass_blur(
     return _gaussian_blur(pixels / 255, rng, sigma)
 
 
-def _defocus_blur(
-    images: np.ndarray, rng: np.random.Generator, radius: float, smooth: float
-) -> np.ndarray:
+def _defocus_blur(images: Array, rng: Rng, radius: float, smooth: float) -> Array:
     """Spreads each point to a disk of that radius in pixels, its edge smoothed over 3x3 pixels."""
     reach = np.arange(-int(radius) - 1, int(radius) + 2)
     inside = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float64)
@@ -172,25 +153,16 @@ def _defocus_blur(
     return scipy.ndimage.correlate(images, disk[None, :, :, None], mode="mirror")
 
 
-def _motion_blur(
-    images: np.ndarray, rng: np.random.Generator, radius: int, sigma: float
-) -> np.ndarray:
+def _motion_blur(images: Array, rng: Rng, radius: int, sigma: float) -> Array:
     """Drags along one random direction, at most 45 degrees from the horizontal."""
     return drag(images, rng.uniform(-45, 45, len(images)), radius, sigma)
 
 
-def drag(images: np.ndarray, degrees: np.ndarray, radius: int, sigma: float) -> np.ndarray:
-    """Applies ImageMagick's motion blur: half a Gaussian along a ray, in whole pixels.
+def drag(images: Array, degrees: Array, radius: int, sigma: float) -> Array:
+    """Applies ImageMagick's motion blur, half a Gaussian of `sigma` pixels along a ray.
 
-    Args:
-      images: f64[N, H, W, C].
-      degrees: f64[N], the ray's angle, from the columns to the rows.
-      radius: pixels; the ray has 2 * radius + 1 of them.
-      sigma: of the Gaussian, pixels.
-
-    Returns:
-      f64[N, H, W, C]: sum_i w_i image(row + round(i sin a), column + round(i cos a)), edges
-      repeated outwards.
+    Returns f64[N, H, W, C], sum_i w_i image(row + round(i sin a), column + round(i cos a)) over
+    i = 0 .. 2 * radius, edges repeated outwards; `degrees` f64[N] is a, from columns to rows.
     """
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-np.square(steps) / (2 * sigma**2))
@@ -206,24 +178,22 @@ def drag(images: np.ndarray, degrees: np.ndarray, radius: int, sigma: float) -> 
     return blurred
 
 
-def _zoom_blur(
-    images: np.ndarray, rng: np.random.Generator, factors: Sequence[float]
-) -> np.ndarray:
+def _zoom_blur(images: Array, rng: Rng, factors: Sequence[float]) -> Array:
     """Returns the mean of the image and of itself magnified by each of the factors."""
     return sum((magnify(images, factor) for factor in factors), images) / (len(factors) + 1)
 
 
-def magnify(images: np.ndarray, factor: float) -> np.ndarray:
+def magnify(images: Array, factor: float) -> Array:
     """Returns the middle of images f64[N, S, S, C], enlarged to their size, linear."""
     side = images.shape[1]
     kept = int(np.ceil(side / factor))
     first = (side - kept) // 2
-    # enlarging is linear and acts on rows and columns alike: its matrix is what it makes of 1
+    # Enlarging is linear and acts on rows and columns alike: its matrix is what it makes of 1.
     matrix = scipy.ndimage.zoom(np.eye(kept), (factor, 1), order=1)
     trim = (len(matrix) - side) // 2
     matrix = matrix[trim : trim + side]
     large = images[:, first : first + kept, first : first + kept]
-    for _ in range(2):  # along one axis, and the two are exchanged
+    for _ in range(2):  # along one axis, then the two are exchanged
         count, height, width, channels = large.shape
         large = matrix @ large.reshape(count, height, width * channels)
         large = large.reshape(count, side, width, channels).swapaxes(1, 2)
@@ -235,7 +205,7 @@ def _singles(*values: Any) -> tuple[tuple[Any], ...]:
 
 
 # name -> the corruption, with its arguments at severity 1 to 5
-CAMERA: Mapping[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], ...]]] = {
+CAMERA: Table = {
     "gaussian_noise": (_gaussian_noise, _singles(0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": (_shot_noise, _singles(500, 250, 100, 75, 50)),
     "impulse_noise": (_impulse_noise, _singles(0.01, 0.02, 0.03, 0.05, 0.07)),

@@ -1,15 +1,13 @@
 """Weather: snow, frost, fog, and spatter of rain or mud, in the form of `camera`."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy  # loads ndimage where it is used
 
-from fedjax_bn.data.corruptions.camera import drag, magnify
+from fedjax_bn.data.corruptions.camera import Array, Rng, Table, drag, magnify
 
 _NEEDS = "install fedjax_bn with its corruptions extra (pip install imagecorruptions-imaug)"
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
@@ -17,23 +15,18 @@ _WATER, _MUD = np.array([175, 238, 238]) / 255, np.array([63, 42, 20]) / 255
 
 
 def _snow(
-    images: np.ndarray,
-    rng: np.random.Generator,
+    images: Array,
+    rng: Rng,
     layer: tuple[float, float],
     size: float,
     least: float,
     blur: tuple[int, float],
     keep: float,
-) -> np.ndarray:
-    """Adds flakes that fall steeply in front of a whitened picture.
+) -> Array:
+    """Adds flakes that fall steeply in front of a picture, of which a share `keep` is not whitened.
 
-    Args:
-      rng: draws flakes and the direction of their fall.
-      layer: mean and standard deviation of the normal layer from which flakes are cut.
-      size: by which the layer is magnified.
-      least: the layer below it has no flake.
-      blur: radius and sigma of the motion blur, pixels.
-      keep: share of the picture that is not whitened.
+    Flakes are where a normal layer, of this mean and deviation and magnified, is above `least`;
+    `blur` is the radius and sigma of their motion blur, pixels.
     """
     flakes = magnify(rng.normal(*layer, images.shape[:3])[..., None], size)
     flakes = np.floor(np.clip(np.where(flakes < least, 0, flakes), 0, 1) * 255) / 255
@@ -43,7 +36,7 @@ def _snow(
     return keep * images + (1 - keep) * white + flakes + flakes[:, ::-1, ::-1]
 
 
-def _frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: float) -> np.ndarray:
+def _frost(images: Array, rng: Rng, keep: float, share: float) -> Array:
     """Returns keep * image + share * a random crop from one of five photographs of frost."""
     photographs = _frost_photographs()
     frosted = np.empty_like(images)
@@ -57,41 +50,35 @@ def _frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: flo
 
 
 @cache
-def _frost_photographs() -> tuple[np.ndarray, ...]:
-    """Returns six photographs of frost, f64[h, w, 3] in [0, 1], a fifth of their size a side.
-
-    They are files of the package imagecorruptions-imaug, which is not imported.
-    """
+def _frost_photographs() -> tuple[Array, ...]:
+    """Returns imagecorruptions' six photographs, f64[h, w, 3] in [0, 1], a fifth of a side."""
     from PIL import Image
 
-    package = importlib.util.find_spec("imagecorruptions")
+    package = importlib.util.find_spec("imagecorruptions")  # not imported, only its files are used
     if package is None or package.origin is None:
         raise ModuleNotFoundError(f"the corruption 'frost' needs photographs of frost: {_NEEDS}")
     files = sorted((Path(package.origin).parent / "frost").glob("frost[1-6].*"))
     if len(files) != 6:
         raise ModuleNotFoundError(f"{package.origin} lacks its frost photographs: {_NEEDS}")
-    # every fifth pixel: linear interpolation at a fifth of the size meets pixel centres
+    # Every fifth pixel: linear interpolation at a fifth of the size meets pixel centres.
     return tuple(np.asarray(Image.open(file).convert("RGB"))[2::5, 2::5] / 255 for file in files)
 
 
-def _fog(images: np.ndarray, rng: np.random.Generator, share: float, decay: float) -> np.ndarray:
+def _fog(images: Array, rng: Rng, share: float, decay: float) -> Array:
     """Lays a cloud over each image, which then is darkened to its own brightest value again."""
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
     cloud = _plasma(len(images), images.shape[1], decay, rng)[..., None]
     return (images + share * cloud) * brightest / (brightest + share)
 
 
-def _plasma(count: int, side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws clouds f64[count, side, side] in [0, 1] by the diamond-square algorithm, on a torus.
-
-    A cloud is cut from one whose side is the next power of two. Each point differs at random from
-    the mean of its four neighbours, by up to 100, divided by `decay` at every halving of the grid.
-    """
-    full = 1 << (side - 1).bit_length()
+def _plasma(count: int, side: int, decay: float, rng: Rng) -> Array:
+    """Draws clouds f64[count, side, side] in [0, 1] by the diamond-square algorithm, on a torus."""
+    full = 1 << (side - 1).bit_length()  # a cloud is cut from one of the next power of two
     cloud = np.zeros((count, full, full))
     step, rough = full, 100.0
 
-    def set_points(points: np.ndarray, *neighbours: np.ndarray) -> None:
+    # A point differs from the mean of its neighbours by up to 100, less at every halving.
+    def set_points(points: Array, *neighbours: Array) -> None:
         offset = rng.uniform(-rough, rough, points.shape)
         points[...] = sum(neighbours) / 4 + rough * offset
 
@@ -109,24 +96,19 @@ def _plasma(count: int, side: int, decay: float, rng: np.random.Generator) -> np
 
 
 def _spatter(
-    images: np.ndarray,
-    rng: np.random.Generator,
+    images: Array,
+    rng: Rng,
     mean: float,
     scale: float,
     size: float,
     least: float,
     strength: float,
     mud: bool,
-) -> np.ndarray:
-    """Adds drops of water, which add light, or splashes of mud, which hide the picture.
+) -> Array:
+    """Adds drops of water, which add light (by OpenCV), or splashes of mud, which hide the picture.
 
-    Args:
-      rng: draws where drops are.
-      mean, scale: of the normal layer from which they are cut.
-      size: by which the layer is blurred, pixels.
-      least: the layer below it stays dry.
-      strength: of the water's light; of mud, the blur of its edge in pixels.
-      mud: True for mud; water needs OpenCV.
+    They are where a normal layer, blurred by `size` pixels, is above `least`; `strength` is that of
+    the light, or the blur of mud's edge in pixels.
     """
     layer = rng.normal(mean, scale, images.shape[:3])
     layer = scipy.ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")
@@ -140,7 +122,7 @@ def _spatter(
     return images + strength * light[..., None] * _WATER
 
 
-def _water_light(drops: np.ndarray) -> np.ndarray:
+def _water_light(drops: Array) -> Array:
     """Returns the light f32[H, W] in [0, 1] of drops u8[H, W], most on one side of their edges."""
     try:
         import cv2
@@ -157,7 +139,7 @@ def _water_light(drops: np.ndarray) -> np.ndarray:
 
 
 # name -> the corruption, with its arguments at severity 1 to 5
-WEATHER: Mapping[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], ...]]] = {
+WEATHER: Table = {
     "snow": (
         _snow,
         (

@@ -38,13 +38,9 @@ def fraction_size(count: int, fraction: float) -> int:
 def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     """Returns shares of `total` proportional to `counts`, by largest remainder (Hamilton's method).
 
-    Args:
-      counts: i64[C], what each class has, or any weights; counts * total below 2**63.
-      total: whole number to be shared out, at least 0.
-
-    Returns:
-      i64[C], summing to total, within one of total * count / sum; if total <= sum(counts), each at
-      most its count.
+    `counts` i64[C] are samples of classes, or any weights; counts * total is below 2**63. The
+    shares i64[C] sum to `total` and are within one of total * count / sum; each is at most its
+    count if total <= sum(counts).
     """
     counts = np.asarray(counts, np.int64)
     whole = max(int(counts.sum()), 1)
@@ -58,21 +54,17 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
 
 def shuffled_classes(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Returns the indices of each class, shuffled."""
+    # Sorted classes, so that the order of draws is the same on any machine.
     return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
 
 
 def stratified_split(
     labels: np.ndarray, sizes: Sequence[int], rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Draws disjoint parts of the given sizes, each with the classes in their proportions.
-
-    Args:
-      labels: i32[N].
-      sizes: samples of each part; together at most N. The others belong to no part.
-      rng: draws the samples of each part, and their order.
+    """Draws disjoint parts of labels i32[N], each with the classes in their proportions.
 
     Returns:
-      One i64[size] of indices for each part, in random order.
+      i64[size] of each part, indices in random order; the other samples belong to no part.
 
     Raises:
       ValueError: a size is negative, or the sizes sum to more than N.
@@ -95,13 +87,8 @@ def stratified_split(
 def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
     """Returns `size` samples, stratified, or the split itself if it has no more than that.
 
-    Every class of the split keeps one sample at least, if `size` allows it.
-
-    Raises:
-      ValueError: size is less than 1.
+    Every class of the split keeps one sample at least, if `size`, which is at least 1, allows it.
     """
-    if size < 1:
-        raise ValueError(f"cannot truncate to {size} samples; keep at least 1")
     if size >= len(split.images):
         return split
     pools = shuffled_classes(strata(split.labels), rng)
@@ -115,9 +102,7 @@ def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Spli
 def number_groups(names: np.ndarray | None, count: int) -> np.ndarray:
     """Returns the number of each sample's group, i64[count], by first appearance from 0.
 
-    Args:
-      names: str[count]; None where each sample is a group of its own.
-      count: number of samples.
+    `names` are those of the samples; None where each sample is a group of its own.
     """
     if names is None:
         return np.arange(count)
@@ -137,12 +122,7 @@ def first_samples(group: np.ndarray) -> np.ndarray:
 def samples_of(chosen: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Returns the samples of the chosen groups, one group after the other.
 
-    Args:
-      chosen: i64[g], numbers of groups.
-      group: i64[N], the group of each sample, see `number_groups`.
-
-    Returns:
-      i64[n]; `chosen` itself where each sample is a group of its own.
+    `chosen` i64[g] are numbers of groups, `group` i64[N] is that of each sample.
     """
     order = np.argsort(group, kind="stable")
     ends = np.cumsum(np.bincount(group))

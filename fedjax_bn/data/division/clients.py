@@ -28,9 +28,8 @@ from fedjax_bn.data.division.by_class import (
     stratified_split,
 )
 from fedjax_bn.data.division.partition import share_out_domains
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, join_splits, select
+from fedjax_bn.data.domain import Dataset, Domain, Rows, Split, check_dataset, join_splits, select
 from fedjax_bn.data.label_trees import strata
-from fedjax_bn.data.rows import Rows
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
@@ -85,17 +84,19 @@ def make_clients(
             f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
             f"domain of {data.name}; none would train"
         )
+    unseen = _unseen(data, left, seed)
     if isinstance(data, Dataset):
-        internal, unseen = _own_splits(data, left, split, validation, seed)
+        internal = _own_splits(data, left, split, validation, seed)
     else:
-        internal, unseen = _divide_domains(data, left, split, validation, test, seed)
+        internal = _dataset_of(data, _divide_domains(data, left, split, validation, test, seed))
+        check_dataset(internal._replace(domains=(*internal.domains, *unseen)))
     return share_out_domains(internal, seed=seed, truncate=truncate, **shares), unseen
 
 
 def _own_splits(
     data: Dataset, left: Sequence[str], split: str, validation: float, seed: int
-) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns the domains of a dataset with splits of its own: those that train, the unseen."""
+) -> Dataset:
+    """Returns the domains that train of a dataset with splits of its own."""
     if split not in ("", "official"):
         raise ValueError(
             f"data.split={split!r} is of no use, because {data.name} comes with splits of its own: "
@@ -117,14 +118,13 @@ def _own_splits(
             train, held = (select(train, samples_of(part, group)) for part in parts)
             domain = domain._replace(train=train, validation=held if sizes[1] else None)
         internal.append(domain)
-    unseen = tuple(domain for domain in data.domains if domain.name in left)
-    return data._replace(domains=tuple(internal)), unseen
+    return data._replace(domains=tuple(internal))
 
 
 def _divide_domains(
     data: Source, left: Sequence[str], split: str, validation: float, test: float, seed: int
-) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns the domains that train, each with its splits, and the unseen ones."""
+) -> list[Domain]:
+    """Returns the domains that train, each with its splits, its samples in random order."""
     without = [p.name for p in data.pools if p.parts is None and p.name not in left]
     if split == "official" and without:
         raise ValueError(
@@ -132,26 +132,36 @@ def _divide_domains(
             f"{', '.join(without[:10])}; choose 'holdout' or 'stratified'"
         )
     split = split or ("stratified" if without else "official")
-    parts = _choose_parts(data, split, validation, test, seed)
-    internal, unseen = [], []
-    for position, (pool, part) in enumerate(zip(data.pools, parts, strict=True)):
-        rng = generator(seed, 0, position, ORDERING)
+    all_parts = _choose_parts(data, split, validation, test, seed)
+    internal = []
+    for position, (pool, parts) in enumerate(zip(data.pools, all_parts, strict=True)):
         if pool.name in left:
-            unseen.append(_unseen_domain(pool, rng))
-        else:
-            internal.append(_internal_domain(data, pool, part, rng))
-    check_dataset(_dataset_of(data, [*internal, *unseen]))
-    return _dataset_of(data, internal), tuple(unseen)
+            continue
+        rng, owned = generator(seed, 0, position, ORDERING), []
+        for part in (TRAIN, VALIDATION, TEST):
+            index = rng.permutation(np.flatnonzero(parts == part))
+            owned.append(select(_all_of(pool), index) if len(index) else None)
+        training, validating, testing = owned
+        place = f"{data.name}, {pool.name!r} ({len(pool.images)} samples)"
+        if training is None:
+            raise ValueError(
+                f"{place} has no training samples in its official split; choose another data.split "
+                "('holdout' or 'stratified'), or make it a target"
+            )
+        if testing is None and validating is None:
+            raise ValueError(
+                f"{place} has nothing to validate or test on; set data.validation or data.test "
+                "above 0, such as 0.1, and give every domain enough samples to divide"
+            )
+        # FedIG and DomainBed test on the unseen domain and keep a validation set only.
+        internal.append(Domain(pool.name, training, validating, testing or validating))
+    return internal
 
 
 def _choose_parts(
     source: Source, split: str, validation: float, test: float, seed: int
 ) -> list[np.ndarray]:
-    """Returns for each pool i8[N] whether a sample trains, validates or tests.
-
-    A domain's parts do not depend on which other domain is left out. A domain without official
-    lists is all training under "official".
-    """
+    """Returns i8[N] of each pool, the parts of its samples, whichever domains are left out."""
     _check_shares(split, validation, test)
     official = [
         np.asarray(pool.parts, np.int8)
@@ -208,42 +218,18 @@ def _check_shares(split: str, validation: float, test: float) -> None:
         )
 
 
-def _internal_domain(
-    source: Source, pool: Pool, parts: np.ndarray, rng: np.random.Generator
-) -> Domain:
-    """Returns a domain that trains, its samples in random order.
-
-    Where no sample is kept for testing, the validation samples serve as test split too (the same
-    object): FedIG and DomainBed test on the unseen domain and keep a validation set only.
-
-    Raises:
-      ValueError: no sample trains, or none validates or tests.
-    """
-    of_part = (rng.permutation(np.flatnonzero(parts == part)) for part in (TRAIN, VALIDATION, TEST))
-    train, validation, test = (
-        select(_all_of(pool), index) if len(index) else None for index in of_part
-    )
-    place = f"{source.name}, {pool.name!r} ({len(pool.images)} samples)"
-    if train is None:
-        raise ValueError(
-            f"{place} has no training samples in its official split; choose another data.split "
-            "('holdout' or 'stratified'), or make it a target"
-        )
-    if test is None and validation is None:
-        raise ValueError(
-            f"{place} has nothing to validate or test on; set data.validation or data.test above "
-            "0, such as 0.1, and give every domain enough samples to divide"
-        )
-    return Domain(pool.name, train, validation, test or validation)
-
-
-def _unseen_domain(pool: Pool, rng: np.random.Generator) -> Domain:
-    """Returns a domain that no client trains on, tested whole.
-
-    Its samples come in random order: published class after class, they would make batches of one
-    class, which an adaptation to the stream (TsmoBN, batch statistics) would take for the domain.
-    """
-    return Domain(pool.name, None, None, select(_all_of(pool), rng.permutation(len(pool.images))))
+def _unseen(data: Source | Dataset, names: Sequence[str], seed: int) -> tuple[Domain, ...]:
+    """Returns domains that no client trains on, tested whole."""
+    if isinstance(data, Dataset):
+        return tuple(domain for domain in data.domains if domain.name in names)
+    domains = []
+    for position, pool in enumerate(data.pools):
+        if pool.name in names:
+            # In random order: class after class, as published, samples would make batches of one
+            # class, which an adaptation to the stream (TsmoBN) would take for the domain.
+            order = generator(seed, 0, position, ORDERING).permutation(len(pool.images))
+            domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
+    return tuple(domains)
 
 
 def _all_of(pool: Pool) -> Split:
@@ -257,14 +243,10 @@ def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
 
 
 def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
-    """Returns the domains that a target of `make_clients` means, in the order of the data.
-
-    Groups of the source that have none of its domains do not count.
-    """
+    """Returns the domains that a target of `make_clients` means, in the order of the data."""
     names = [one.name for one in _owners(data)]
     groups = {} if isinstance(data, Dataset) else data.groups
-    meant = {group: set(members) & set(names) for group, members in groups.items()}
-    meant = {group: members for group, members in meant.items() if members}
+    meant = {group: own for group, all_ in groups.items() if (own := {*all_} & {*names})}
     meant |= {name: {name} for name in names}
     if isinstance(target, str):
         parts = [part.strip() for part in target.split(",") if part.strip()]
@@ -296,14 +278,9 @@ def unseen_only(
     if not isinstance(data, Dataset):
         data = check_source(data)
     chosen = _named(data, target) or [one.name for one in _owners(data)]
+    domains = _unseen(data, chosen, seed)
     if isinstance(data, Dataset):
-        domains = tuple(d for d in data.domains if d.name in chosen)
         return check_dataset(data._replace(domains=domains))
-    domains = [
-        _unseen_domain(pool, generator(seed, 0, position, ORDERING))
-        for position, pool in enumerate(data.pools)
-        if pool.name in chosen
-    ]
     return check_dataset(_dataset_of(data, domains))
 
 

@@ -25,9 +25,17 @@ from fedjax_bn.data.division.by_class import (
     stratified_split,
 )
 from fedjax_bn.data.division.forms import read_partition, read_sizes
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, select, splits
+from fedjax_bn.data.domain import (
+    Dataset,
+    Domain,
+    Rows,
+    Split,
+    blocks,
+    check_names_differ,
+    select,
+    splits,
+)
 from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata
-from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
 
 _REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
@@ -122,9 +130,9 @@ def share_out_domains(
         wanted = _client_sizes(sizes, available, counts, generator(seed, 0, 0, SIZING))
     clients: list[Domain] = []
     for k, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
-        options = {"partition": partition, "alpha": alpha, "sizes": wanted[k]}
+        how = {"partition": partition, "alpha": alpha, "sizes": wanted[k]}
         try:
-            parts = _split_clients(trains[domain.name], n, rngs[k], **options)
+            parts = _split_clients(trains[domain.name], n, rngs[k], **how)
         except ValueError as error:
             raise ValueError(f"{dataset.name}, {domain.name!r}: {error}") from error
         for i, part in enumerate(parts):
@@ -159,10 +167,7 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
 
 
 def _truncated(dataset: Dataset, seed: int) -> Dataset:
-    """Returns training and validation splits cut to the smallest domain's, classes in proportion.
-
-    What serves as test split too stays so; other test splits stay whole.
-    """
+    """Returns training and validation splits cut to the smallest, classes in proportion."""
     training = min(len(domain.train.images) for domain in dataset.domains)
     validations = [domain.validation for domain in dataset.domains if domain.validation is not None]
     validating = min((len(split.images) for split in validations), default=0)
@@ -187,7 +192,7 @@ def _split_clients(
     alpha: float = 0.5,
     sizes: np.ndarray | None = None,
 ) -> list[Split]:
-    """Returns n clients of a split, at least 1, see `share_out_domains`."""
+    """Returns n clients of a split, see `share_out_domains`."""
     kind, number = read_partition(partition)
     if kind == "drawn":
         drawn = rng.integers(len(split.images), size=(n, number))
@@ -234,13 +239,9 @@ def _dirichlet_counts(
 
 
 def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
-    """Moves samples i64[C, n] of class and client until each client has `minimum`.
-
-    One sample at a time goes from the largest to the smallest client, of the class of which the
-    largest has most; of equals, the first.
-    """
-    counts = counts.copy()
-    sizes = counts.sum(0)
+    """Moves samples i64[C, n] of class and client until each client has `minimum`."""
+    counts, sizes = counts.copy(), counts.sum(0)
+    # One sample at a time, of the class of which the largest client has most; of equals the first.
     while sizes.min() < minimum:
         poor, rich = sizes.argmin(), sizes.argmax()
         label = counts[:, rich].argmax()
@@ -255,14 +256,7 @@ def _client_sizes(
     clients: Sequence[int],
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Returns for each domain i64[its clients], their training samples.
-
-    Args:
-      sizes: as `share_out_domains` has it.
-      available: name of each domain -> its samples.
-      clients: number of clients of each domain.
-      rng: draws the sizes.
-    """
+    """Returns i64[n], the sizes of the n clients of each domain, which has `available` samples."""
     for (name, limit), n in zip(available.items(), clients, strict=True):
         if limit < n:
             raise ValueError(
@@ -278,8 +272,16 @@ def _client_sizes(
         else:
             logs = number * rng.standard_normal(total)
             draws = np.exp(logs - logs.max())  # at most 1, whatever sigma is
-        weights = np.maximum(_quantize(draws / draws.max()), 1)
-        return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
+        weights = np.split(np.maximum(_quantize(draws / draws.max()), 1), borders)
+        totals, limits = [int(weight.sum()) for weight in weights], list(available.values())
+        # As large as one domain allows; exact, so that no rounding decides which domain it is.
+        scale = min(Fraction(limit, total) for limit, total in zip(limits, totals, strict=True))
+        drawn = []
+        for weight, total, limit in zip(weights, totals, limits, strict=True):
+            least = min(smallest, limit // len(weight))
+            size = apportion(weight, max(int(scale * total), least * len(weight)))
+            drawn.append(_raise_smallest(size[None], least)[0])
+        return drawn
     listed = np.array([int(entry) for entry in wanted], np.int64)
     if len(listed) not in (1, total) or listed.min(initial=1) < 1:
         raise ValueError(
@@ -296,28 +298,10 @@ def _client_sizes(
     return parts
 
 
-def _largest_that_fit(
-    weights: list[np.ndarray], available: Sequence[int], smallest: int
-) -> list[np.ndarray]:
-    """Returns sizes proportional to weights over all domains, so large that one is used up."""
-    totals = [int(weight.sum()) for weight in weights]
-    scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
-    sizes = []
-    for weight, total, limit in zip(weights, totals, available, strict=True):
-        least = min(smallest, limit // len(weight))
-        size = apportion(weight, max(int(scale * total), least * len(weight)))
-        sizes.append(_raise_smallest(size[None], least)[0])
-    return sizes
-
-
 def _quantize(shares: np.ndarray) -> np.ndarray:
-    """Returns real shares f64[n] in [0, 1] as whole numbers of 2**-32, for `apportion`.
-
-    The last bits of a draw from a gamma or normal distribution may differ between machines, since
-    it goes through log and exp of the machine's own library. Rounded to whole samples, they change
-    a count only where a share is within about 1e-16 of a border: of a million samples, in one of
-    10**10 draws.
-    """
+    """Returns real shares f64[n] in [0, 1] as whole numbers of 2**-32, for `apportion`."""
+    # The last bits of a draw from a gamma or normal distribution may differ between machines, whose
+    # libraries have their own log and exp. Rounded, they change one of 10**10 counts.
     return np.rint(np.asarray(shares, np.float64) * 2**32).astype(np.int64)
 
 

@@ -17,7 +17,7 @@ that bytes are rounded once, at the end, not after each step.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def domainbed(size: Annotated[int, PIXELS]) -> Augment:
     Differs from DomainBed: boxes are cut from stored images, which were made square before.
     """
     return compose(
-        partial(_random_crop, size=size, scale=(0.7, 1.0)),
+        lambda key, image: _crop_and_resize(image, *_crop_box(key, *image.shape[:2]), size),
         _random_flip,
         partial(_random_jitter, spread=(0.3, 0.3, 0.3, 0.3)),
         partial(_random_grey, probability=0.1),
@@ -78,31 +78,24 @@ def compose(*transforms: Transform) -> Augment:
                 f"augmentation needs images u8[B, H, W, C], not {images.dtype}{images.shape}: "
                 "leave it out for features, which are not images"
             )
+        # By place, so that a sample's key does not depend on the size of the batch.
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         return jax.vmap(one)(keys, images)
 
     return augment
 
 
-def _random_crop(
-    key: jax.Array,
-    image: jax.Array,
-    size: int,
-    scale: _Interval,
-    ratio: _Interval = (3 / 4, 4 / 3),
-) -> jax.Array:
-    """Resizes a random box to `size` pixels a side, see `_crop_box` and `_crop_and_resize`."""
-    return _crop_and_resize(image, *_crop_box(key, *image.shape[:2], scale, ratio), size)
-
-
 def _crop_box(
-    key: jax.Array, height: int, width: int, scale: _Interval, ratio: _Interval
+    key: jax.Array,
+    height: int,
+    width: int,
+    scale: _Interval = (0.7, 1.0),
+    ratio: _Interval = (3 / 4, 4 / 3),
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns torchvision's random box: top, left, height, width, i32[] each.
 
     Its area is uniform in `scale` times the image's, its width to height log-uniform in `ratio`,
-    its place uniform. The first of ten draws that fits is taken; if none does, the largest box in
-    the middle whose ratio is allowed.
+    its place uniform. The first of ten draws that fits is taken, else the largest in the middle.
     """
     draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each takes compiling
     area = height * width * _between(draws[:_ATTEMPTS], *scale)
@@ -131,32 +124,28 @@ def _crop_and_resize(
 ) -> jax.Array:
     """Cuts a box out of f[H, W, C] and stretches it to f[size, size, C], with antialiasing.
 
-    Pillow's `crop` and then `resize(BILINEAR)`, before rounding to bytes; nothing outside the box
-    is seen. Both directions are matrix products, so the box may be traced.
+    Pillow's `crop` and then `resize(BILINEAR)`, before rounding to bytes.
     """
-    down = _resize_weights(top, height, image.shape[0], size, image.dtype)
-    across = _resize_weights(left, width, image.shape[1], size, image.dtype)
+
+    def weights(start: jax.Array | int, length: jax.Array | int, count: int) -> jax.Array:
+        """Returns f[size, count]: what `count` pixels add to new ones of [start, start + length).
+
+        A triangle of half width max(1, length / size) about the centre of the new pixel, cut off at
+        the ends of the interval and normalized to 1: Pillow's BILINEAR, PyTorch's antialias=True.
+        """
+        start, length = (jnp.asarray(value).astype(image.dtype) for value in (start, length))
+        scale = length / size
+        centres = start + (jnp.arange(size, dtype=image.dtype)[:, None] + 0.5) * scale
+        pixels = jnp.arange(count, dtype=image.dtype) + 0.5
+        added = jnp.maximum(1 - jnp.abs(pixels - centres) / jnp.maximum(scale, 1), 0)
+        added = jnp.where((pixels > start) & (pixels < start + length), added, 0)
+        return added / added.sum(1, keepdims=True)
+
+    # Matrix products in both directions, so that the box may be traced.
+    down, across = weights(top, height, image.shape[0]), weights(left, width, image.shape[1])
     # The fast modes of accelerators keep too few digits for pixels.
     rows = jnp.einsum("oh,hwc->owc", down, image, precision="highest")
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest")
-
-
-def _resize_weights(
-    start: jax.Array | int, length: jax.Array | int, count: int, size: int, dtype: Any
-) -> jax.Array:
-    """Returns f[size, count]: what `count` pixels add to new ones of [start, start + length).
-
-    A triangle of half width max(1, length / size) about the centre of the new pixel, cut off at the
-    ends of the interval and normalized to 1: Pillow's BILINEAR, PyTorch's antialias=True.
-    """
-    start, length = (jnp.asarray(value).astype(dtype) for value in (start, length))
-    scale = length / size
-    centres = start + (jnp.arange(size, dtype=dtype)[:, None] + 0.5) * scale
-    pixels = jnp.arange(count, dtype=dtype) + 0.5
-    weights = jnp.maximum(1 - jnp.abs(pixels - centres) / jnp.maximum(scale, 1), 0)
-    inside = (pixels > start) & (pixels < start + length)
-    weights = jnp.where(inside, weights, 0)
-    return weights / weights.sum(1, keepdims=True)
 
 
 def _random_flip(key: jax.Array, image: jax.Array, probability: float = 0.5) -> jax.Array:
@@ -177,11 +166,8 @@ def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
     after it.
 
     Args:
-      image: [H, W, C] of any dtype; H and W are at most 2**14.
+      image: [H, W, C] of any dtype, which stays; H and W are at most 2**14.
       degrees: f[], counterclockwise.
-
-    Returns:
-      [H, W, C] in the dtype of `image`.
     """
 
     def fixed(value: jax.Array) -> jax.Array:
@@ -197,10 +183,16 @@ def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
     d = fixed((high + sine * (wide - 1) - cosine * (high - 1)) / 2)
     x, y = jnp.arange(wide, dtype=jnp.int32), jnp.arange(high, dtype=jnp.int32)[:, None]
     columns, rows = (a * x + b * y + c) >> 16, (a * y - b * x + d) >> 16
+    return pixels_at(image, rows, columns)
+
+
+def pixels_at(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Returns the pixels of [H, W, C] in these rows and columns [h, w], zeros outside."""
+    high, wide = image.shape[:2]
     inside = (columns >= 0) & (columns < wide) & (rows >= 0) & (rows < high)
-    index = jnp.where(inside, rows * wide + columns, 0)
-    turned = image.reshape(high * wide, -1)[index]
-    return jnp.where(inside[..., None], turned, jnp.zeros((), image.dtype))
+    index = jnp.where(inside, rows * wide + columns, 0).astype(jnp.int32)
+    found = image.reshape(high * wide, -1)[index]
+    return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
 
 
 def _random_jitter(
@@ -210,9 +202,6 @@ def _random_jitter(
 
     `spread` is x of brightness, contrast and saturation, whose factors are uniform in
     [max(0, 1 - x), 1 + x], and of hue, which moves by turns uniform in [-x, x].
-
-    Raises:
-      ValueError: the image does not have three channels.
     """
     if image.shape[-1] != 3:
         raise ValueError(
@@ -231,14 +220,9 @@ def _random_jitter(
 def _jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Array) -> jax.Array:
     """Changes brightness, contrast, saturation and hue, one after another in any order.
 
-    A factor below 1 moves the image towards black (brightness), the mean grey of the image
-    (contrast) or the grey of each pixel (saturation), a factor above 1 away from it.
-
-    Args:
-      image: f[H, W, 3] in [0, 1].
-      factors: f[3] of brightness, contrast and saturation, at least 0.
-      turns: f[], by which hue moves.
-      order: i32[n] of _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE; may be traced.
+    `factors` f[3], at least 0, are of brightness, contrast and saturation: one below 1 moves the
+    image towards black, its own mean grey or the grey of each pixel, one above 1 away from it.
+    `turns` move hue. `order` i32[n] of _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE may be traced.
     """
     for which in order:
         # All but hue are one blend, so a traced choice computes two results, not four.

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from fedjax_bn.arguments.ranges import Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.pixels.augment import shift_hue
-from fedjax_bn.data.pixels.resize import GREY
+from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.keys import stream
 
 Batch = dict[str, Any]
@@ -34,25 +34,16 @@ _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above w
 
 
 class BoxAugment(NamedTuple):
-    """An augmentation that moves boxes.
-
-    Attributes:
-      change: `change(key, batch) -> batch`, pure and jittable.
-    """
+    """An augmentation that moves boxes, `change(key, batch) -> batch`, pure and jittable."""
 
     change: Callable[[jax.Array, Batch], Batch]
 
 
 class _Move(NamedTuple):
-    """Where pixels and boxes go, f[2] each: across and down.
+    """Where pixels and boxes go, f[2] each: across and down."""
 
-    Attributes:
-      scale: above 0; negative mirrors.
-      shift: in shares of the side.
-    """
-
-    scale: jax.Array
-    shift: jax.Array
+    scale: jax.Array  # negative to mirror
+    shift: jax.Array  # in shares of the side
 
 
 @bounded
@@ -120,10 +111,7 @@ def of_boxes(
 
 
 def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_Move], jax.Array]:
-    """Returns the moves of the four images of a mosaic, and which are seen, bool[4].
-
-    Without a mosaic, with 1 - `probability`, the first is moved as an image alone is.
-    """
+    """Returns the moves of the four images of a mosaic, and which are seen: the first, or all."""
     draws = jax.random.uniform(key, (3,), move.scale.dtype)
     together, point = draws[0] < probability, draws[1:]
     moves = []
@@ -139,10 +127,7 @@ def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_
 def _put_together(
     tiles: Sequence[jax.Array], label: Batch, moves: Sequence[_Move], seen: jax.Array
 ) -> tuple[jax.Array, Batch]:
-    """Moves T images f[S, S, 3] in [0, 1], those that are seen, into one, with all their boxes.
-
-    Boxes f[T, M, 4] become f[T M, 4], and classes i32[T, M] become i32[T M].
-    """
+    """Moves T images f[S, S, 3], those that are seen, into one, and joins their T M boxes."""
     grey = jnp.asarray(GREY / 255, tiles[0].dtype)
     total, found = jnp.full_like(tiles[0], grey), []
     for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
@@ -153,10 +138,7 @@ def _put_together(
 
 
 def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
-    """Moves an image f[S, S, C] in [0, 1], bilinear, grey where there was nothing.
-
-    Both directions are matrix products, as in `augment`.
-    """
+    """Moves an image f[S, S, C] in [0, 1], bilinear, grey where there was nothing."""
     size, dtype = image.shape[0], image.dtype
     grey = jnp.asarray(GREY / 255, dtype)
     pixels = jnp.arange(size, dtype=dtype) + 0.5

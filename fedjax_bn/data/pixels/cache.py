@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -73,25 +73,6 @@ def cached_array(
     if found is None:
         raise OSError(f"{path} vanished or changed while it was opened; run again")
     return found
-
-
-def array_of_blocks(
-    folder: str | Path | None,
-    name: str,
-    shape: Sequence[int],
-    blocks: Callable[[], Iterable[np.ndarray]],
-) -> np.ndarray:
-    """Returns the array of blocks u8[n, ...], one after the other, that `blocks()` yields.
-
-    Other arguments, the result and errors are those of `cached_array`; there are no notes.
-    """
-
-    def make(write: Write) -> tuple[str, ...]:
-        for block in blocks():
-            write(block)
-        return ()
-
-    return cached_array(folder, name, shape, make)[0]
 
 
 def cached_numbers(
@@ -188,6 +169,7 @@ def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
         if _read(path, shape) is None:  # else another process has made it while this one waited
             _write_whole(partial, shape, make)
             with _faults_named(folder, size):
+                # A rename is atomic: other processes see the whole file or none.
                 os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -221,6 +203,7 @@ def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
         put(zlib.crc32(footer).to_bytes(4, "big") + footer, len(header) + size)
         with _faults_named(folder, size):
             file.flush()
+            # Before the rename: after a power cut, a file with the final name is whole.
             os.fsync(file.fileno())
     finally:
         with suppress(OSError):  # which would hide the error that was raised before

@@ -1,4 +1,9 @@
-"""Decodes image files in parallel, with progress, and keeps their pixels for the next time."""
+"""Decodes image files in parallel to one size, and keeps their pixels for the next time.
+
+Images are stretched, or letterboxed: an image of w x h pixels is scaled by min(S/w, S/h) and put
+into the middle of a grey square of S pixels a side, as YOLO's detectors have it. Stored images
+serve training and testing alike: small ones are enlarged for both.
+"""
 
 import hashlib
 import os
@@ -8,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fedjax_bn.data.domain import Rows, blocks
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.raster import (
@@ -20,8 +27,8 @@ from fedjax_bn.data.pixels.raster import (
     orientation_notes,
     read_image,
 )
-from fedjax_bn.data.pixels.resize import letterboxed
 
+GREY = 114  # the bytes around a letterboxed image
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # to be raised when the same files would give other pixels
 _FORM_OF_KEYS = 1
@@ -96,6 +103,7 @@ def decode(
                 continue
             modes[mode] += 1
             tagged += tag != 1
+        # Blocks end in any order, so each states its place.
         write(images, start)
         return modes, tagged, faults
 
@@ -180,7 +188,65 @@ def decode_image(
 
     image, mode, tag = open_image(content, max_megapixels, orientation)
     if boxed:
-        image = letterboxed(image, size)
+        image = _letterboxed(image, size)
     elif image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image), mode, tag
+
+
+def _fitted(width: int, height: int, size: int) -> tuple[int, int, int, int]:
+    """Returns the place of an image in its square: left, top, width and height there."""
+    scale = min(size / width, size / height)
+    wide, high = (max(1, min(size, round(side * scale))) for side in (width, height))
+    return (size - wide) // 2, (size - high) // 2, wide, high
+
+
+def _letterboxed(image: Any, size: int) -> Any:
+    """Returns an RGB image of Pillow in a grey square of `size` pixels a side, bilinear."""
+    from PIL import Image
+
+    left, top, wide, high = _fitted(*image.size, size)
+    if image.size != (wide, high):
+        image = image.resize((wide, high), Image.Resampling.BILINEAR)
+    if (wide, high) == (size, size):
+        return image
+    square = Image.new("RGB", (size, size), (GREY,) * 3)
+    square.paste(image, (left, top))
+    return square
+
+
+def to_square(corners: np.ndarray, width: int, height: int, size: int) -> np.ndarray:
+    """Returns boxes f64[n, 4] in shares of an image as shares of its letterboxed square."""
+    # Rounded sides, as of the pixels, so that a box stays on its object.
+    left, top, wide, high = _fitted(width, height, size)
+    return (corners * (wide, high, wide, high) + (left, top, left, top)) / size
+
+
+def resized(images: np.ndarray | Rows, shape: Sequence[int]) -> np.ndarray | Rows:
+    """Returns bytes u8[N, h, w, C] as u8[N, H, W, C] by Pillow's bilinear filter, as `decode`.
+
+    Args:
+      images: bytes; those that have the shape are returned as they are.
+      shape: (H, W, C).
+
+    Raises:
+      ValueError: they are not bytes of images, or have other channels.
+    """
+    from PIL import Image
+
+    if tuple(images.shape[1:]) == tuple(shape):
+        return images
+    fits = len(shape) == 3 and images.ndim == 4 and images.shape[3] == shape[2]
+    if not fits or images.dtype != np.uint8 or shape[2] not in (1, 3):
+        raise ValueError(
+            f"samples {images.dtype} {list(images.shape[1:])} cannot be stretched to "
+            f"{list(shape)}: only bytes [H, W, C] with as many channels, 1 or 3, can"
+        )
+    height, width, _ = shape
+
+    def stretch(image: np.ndarray) -> np.ndarray:
+        small = Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image)
+        return np.asarray(small.resize((width, height), Image.Resampling.BILINEAR))
+
+    stretched = [stretch(image) for block in blocks(images) for image in block]
+    return np.stack(stretched).reshape(-1, *shape)

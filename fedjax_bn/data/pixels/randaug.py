@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Magnitude, Views, bounded
-from fedjax_bn.data.pixels.augment import Augment, rotate
+from fedjax_bn.data.pixels.augment import Augment, pixels_at, rotate
 from fedjax_bn.engine.backend import on_cpu
 
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # of Pillow's SMOOTH, over 13
@@ -60,17 +60,11 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
 def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
     """Returns the old pixel that is nearest to the middle of each new one; 0 outside.
 
-    Args:
-      image: [H, W, C].
-      rows, columns: (a, b, c), the old row is a row + b column + c, and likewise the old column.
+    `rows` is (a, b, c): the old row is a row + b column + c. Likewise the old column.
     """
     high, wide = image.shape[:2]
     y, x = jnp.arange(high, dtype=float)[:, None] + 0.5, jnp.arange(wide, dtype=float) + 0.5
-    old_y, old_x = (jnp.floor(a * y + b * x + c) for a, b, c in (rows, columns))
-    inside = (old_x >= 0) & (old_x < wide) & (old_y >= 0) & (old_y < high)
-    index = jnp.where(inside, old_y * wide + old_x, 0).astype(jnp.int32)
-    found = image.reshape(high * wide, -1)[index]
-    return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
+    return pixels_at(image, *(jnp.floor(a * y + b * x + c) for a, b, c in (rows, columns)))
 
 
 def _luma(image: jax.Array) -> jax.Array:
@@ -87,6 +81,7 @@ def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array) -> jax.Array
 
 
 def _contrast(image: jax.Array, strength: jax.Array) -> jax.Array:
+    # Pillow rounds the mean to a byte before it blends.
     mean = jnp.floor(_luma(image).astype(float).mean() + 0.5).astype(image.dtype)
     return _blend(jnp.full_like(image, mean), image, strength)
 
@@ -100,6 +95,7 @@ def _sharpness(image: jax.Array, strength: jax.Array) -> jax.Array:
         for column, weight in enumerate(weights)
     )
     inner = jnp.floor(smooth / 13 + 0.5).astype(image.dtype)
+    # Pillow leaves the border of one pixel as it is.
     return _blend(image.at[1:-1, 1:-1].set(inner), image, strength)
 
 

@@ -85,13 +85,9 @@ def open_image(
 ) -> tuple[Any, str, int]:
     """Returns an RGB image of Pillow, its mode in the file, and the tag of its EXIF, 1 to 8.
 
-    The tag is 1 where Pillow has turned an image that was to stay as stored.
-
-    Args:
-      content: of the file.
-      max_megapixels: as in `open_raster`.
-      orientation: "upright" turns the image by its tag, "stored" does not; Pillow itself turns
-        TIFF, which is upright with both.
+    The orientation "upright" turns the image by its tag, "stored" does not; Pillow itself turns
+    TIFF, which is upright with both. The tag is 1 where Pillow has turned an image that was to stay
+    as stored.
 
     Raises:
       ValueError, OSError: as `open_raster` and `to_rgb`.

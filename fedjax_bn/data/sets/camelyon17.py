@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
+from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import is_label, open_table
 from fedjax_bn.data.sets.folders import IMAGENET
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source

@@ -24,22 +24,22 @@ import io
 import math
 import pickle
 import pickletools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedjax_bn.data.corruptions import CHUNK, CORRUPTIONS, SEVERITIES, corrupt, groups_of
-from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels.cache import array_of_blocks
-from fedjax_bn.data.pixels.resize import resized
-from fedjax_bn.data.pools import numbered_names
+from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.regular_files import read_regular
+from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.files import corruption_named, is_label
-from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.data.source import Pool, Source, check_source, numbered_names
 from fedjax_bn.engine.inputs import class_labels
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
@@ -115,15 +115,16 @@ def load(
     count = len(origin.labels)
     of_severity = {one: slice((one - 1) * count, one * count) for one in severities}
 
-    def blocks(name: str, shown: Any) -> Iterator[np.ndarray]:
+    def make(name: str, shown: Any, write: Write) -> tuple[str, ...]:
         for severity, rows in of_severity.items():
             base = arrays[name][rows] if folder else origin.images
             for first in range(0, count, CHUNK):
                 images = base[first : first + CHUNK]
                 if not folder:
                     images = corrupt(images, name, severity, seed, first // CHUNK)
-                yield resized(images, (image_size, image_size, 3))
+                write(resized(images, (image_size, image_size, 3)))
                 shown.update(len(images))
+        return ()
 
     labels, names = (np.tile(one, len(severities)) for one in (origin.labels, origin.names))
     shape = (len(labels), image_size, image_size, 3)
@@ -141,7 +142,7 @@ def load(
             else:
                 content = hash_of(key, arrays[name]) if folder else made_of
                 file = f"cifar10_c-{name}-{image_size}-{content}"
-                images = array_of_blocks(cache, file, shape, lambda name=name: blocks(name, shown))
+                images, _ = cached_array(cache, file, shape, partial(make, name, shown))
             pools.append(Pool(name, images, labels, names))
     groups = groups_of(corruptions)
     return check_source(Source("cifar10_c", _CLASSES, tuple(pools), MEAN, STD, notes, groups, key))

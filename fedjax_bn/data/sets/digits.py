@@ -32,12 +32,11 @@ import numpy as np
 from fedjax_bn.data.division.by_class import fraction_size, stratified_sample, stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
 from fedjax_bn.data.pixels.raster import UPRIGHT
-from fedjax_bn.data.pools import numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.digit_files import ORIGINALS, SIZE, Original, mnist, to_digits
 from fedjax_bn.data.sets.folders import match_folders, subfolders
 from fedjax_bn.data.sets.npz import read_archive
-from fedjax_bn.data.source import TEST, Pool, Source, check_source
+from fedjax_bn.data.source import TEST, Pool, Source, check_source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import class_labels
 
 _HALF = (0.5,) * 3  # mean and standard deviation

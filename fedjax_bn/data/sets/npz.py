@@ -19,11 +19,10 @@ from zipfile import ZipFile
 import numpy as np
 
 from fedjax_bn.arguments.text import short
-from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pools import PARTS, numbered_names, parts_of
+from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.arrays import forms_in_npz, names_in_npz, read_npz
-from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images, check_image_dtype, class_labels
 
 _FORM = (

@@ -27,17 +27,16 @@ import numpy as np
 
 from fedjax_bn.arguments.text import short
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
-from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import decode_image
 from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, orientation_notes
-from fedjax_bn.data.pools import PARTS, numbered_names
 from fedjax_bn.data.regular_files import read_regular
+from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets import cifar10_c, domainnet
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names
 from fedjax_bn.engine.inputs import class_labels
 
 _OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}

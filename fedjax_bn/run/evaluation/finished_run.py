@@ -23,7 +23,7 @@ from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
-from fedjax_bn.data.pixels.resize import resized
+from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source

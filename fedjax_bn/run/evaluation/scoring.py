@@ -16,9 +16,8 @@ from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.data.domain import Split, select
+from fedjax_bn.data.domain import Rows, Split, select
 from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.data.rows import Rows
 from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.engine.devices import CLIENTS, apart, padded
 from fedjax_bn.engine.dtypes import parameter_dtype

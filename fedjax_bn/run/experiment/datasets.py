@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import brief, nearest
-from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
+from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.sets import (
@@ -121,11 +121,11 @@ EMBEDDED: dict[str, _Read] = {
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }
 _BOXES = {
-    "bdd100k": bdd100k,
-    "boxes": own,
-    "cityscapes": cityscapes,
-    "driving": driving,
-    "vistas": vistas,
+    "bdd100k": bdd100k.load,
+    "boxes": own.load,
+    "cityscapes": driving.load_cityscapes,
+    "driving": driving.load,
+    "vistas": driving.load_vistas,
 }
 _TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
 _FOLDERS = image_folders.IMAGE_FOLDERS
@@ -133,8 +133,7 @@ DATASETS: dict[str, _Read] = {
     **EMBEDDED,
     **{name: _read_images(partial(image_folders.load, name)) for name in _FOLDERS},
     **{
-        name: _read_images(module.load, "domains", "classes", "max_boxes")
-        for name, module in _BOXES.items()
+        name: _read_images(load, "domains", "classes", "max_boxes") for name, load in _BOXES.items()
     },
     "abide": lambda config: abide.load(
         config.data.path, cache=_cache_folder(config), **config.abide
@@ -162,12 +161,14 @@ _CHOICES = {
 
 def describe_datasets() -> dict[str, str]:
     """Returns one line on each name of `DATASETS`."""
-    modules: dict[str, ModuleType] = {"folders": folders, **_BOXES}
+    modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
-    for module in (*named, scanners, signs, synthetic):
+    for module in (*named, driving, scanners, signs, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
+    lines["cityscapes"] = "Cityscapes (Cordts et al., CVPR 2016), clear and foggy"
+    lines["vistas"] = "Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0"
     lines["morpho_mnist"] = "MNIST with strokes thinned, thickened, swollen or fractured"
     lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
     lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
