@@ -77,7 +77,6 @@ def fedig(  # type: ignore[misc] # its own default
     Args:
       model: one with at least one batch norm, images -> logits; `fedjax_bn.models.features` defines
         its features.
-      optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
       cafl: CAFL over a sample's F features: sum, the norm as printed, for a start from ImageNet's
@@ -90,12 +89,11 @@ def fedig(  # type: ignore[misc] # its own default
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
-      **options: those of `fedavg` but `server`.
+      optimizer, **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: a lambda is negative, the text of `cafl` or `mixing` is wrong, or there are both
-        adapter and gates; at `init`, the model has no batch norm; at `round`, its features are not
-        found.
+      ValueError: there are both adapter and gates; at `init`, the model has no batch norm; at
+        `round`, its features are not found.
     """
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")

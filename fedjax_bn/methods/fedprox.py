@@ -29,13 +29,8 @@ def fedprox(
     With mu = 0 it is FedAvg. The reported loss is F_k alone.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer.
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
-      **options: those of `fedavg`.
-
-    Raises:
-      ValueError: `mu` is negative.
+      model, optimizer, **options: those of `fedavg`.
     """
     learned, rest = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))

@@ -44,15 +44,13 @@ def moon(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
         experiments (5 for CIFAR-10).
       temperature: T, above 0; 0.5 as in the authors' code.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `mu` or `temperature` is out of its range, or the task is not classification; at
-        `round`, the model shows no features and does not end in a dense layer.
+      ValueError: at `round`, the model shows no features and does not end in a dense layer.
     """
     learned, rest = learning(model, classifier="moon", **options)
 

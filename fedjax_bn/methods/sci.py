@@ -38,17 +38,11 @@ class Alignment(NamedTuple):
 
 
 class _Aligned(NamedTuple):
-    """What a pass with the penalty reports.
+    """What a pass with the penalty reports."""
 
-    Attributes:
-      loss: L f[], without the penalty.
-      gradient: g_e, in the form of the masks.
-      moved: what else the loss reports, usually the moved `batch_stats`.
-    """
-
-    loss: jax.Array
-    gradient: Masks
-    moved: PyTree
+    loss: jax.Array  # L f[], without the penalty
+    gradient: Masks  # g_e, in the form of the masks
+    moved: PyTree  # what else the loss reports, usually the moved `batch_stats`
 
 
 def align(

@@ -32,9 +32,6 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     Args:
       score: usually `validation_score`.
       every: steps between scores, at least 1.
-
-    Raises:
-      ValueError: `every` is below 1.
     """
     if every < 1:
         raise ValueError(f"best_of_round: every={every} must be at least 1")

@@ -51,14 +51,13 @@ def copa(
     Args:
       model: images -> logits, with one dense layer as its classifier; `fedjax_bn.models.features`
         defines which.
-      optimizer: the local optimizer.
       gates: whether batch norms are batch-instance normalization with learned gates, as in the
         paper; test it with `adaptation.learned_alpha`. `init` adds the gates.
-      **options: those of `fedavg` but `server`.
+      optimizer, **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: the task is not classification; at `init`, the classifier is not found, or there
-        are to be gates and the model has no batch norm.
+      ValueError: at `init`, the classifier is not found, or the model has no batch norm for the
+        gates.
     """
     learned, rest = learning(model, classifier="copa", **options)
     rule = gated_statistics if gates else None

@@ -79,18 +79,16 @@ def csac(  # type: ignore[misc] # its own default
 
     Args:
       model: images -> logits, with batch norms or named modules.
-      optimizer: the local optimizer.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared in addition to logits.
       names: modules whose outputs are the stages, see `rivals.parts.stages_of`; "" for the ends of
         the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
         its last batch norm, or all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `calibration` is negative, or the task is not classification; at `init`, the model
-        has no such modules.
+      ValueError: at `init`, the model has no such modules.
     """
     learned, rest = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0

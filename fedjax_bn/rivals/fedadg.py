@@ -82,8 +82,7 @@ def fedadg(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        the size of the features is not found.
+      ValueError: at `init`, the size of the features is not found.
     """
     learned, rest = learning(model, classifier="fedadg", **options)
     steps = (
@@ -109,12 +108,7 @@ def fedadg(
 
 
 def _pulled(learned: Learning, share: float) -> Objective:
-    """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps alone.
-
-    Args:
-      learned: what is learned; variables also hold `discriminator`.
-      share: a, in [0, 1].
-    """
+    """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps alone."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received

@@ -56,16 +56,15 @@ def fedsr(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
       noise: whether z is drawn; without, it is mu.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: a weight is negative, the task is not classification, or there is a divergence
-        without noise; at `init`, the size of the features is not found.
+      ValueError: there is a divergence without noise; at `init`, the size of the features is not
+        found.
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
@@ -185,17 +184,7 @@ def _draw(
 
 
 def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
-    """Returns the variables with the collection `latent`; an existing one stays as it is.
-
-    Args:
-      key: random key of its start, PyTorch's of a dense layer.
-      model: a linen module, or what `from_nnx` makes.
-      variables: its collections.
-      noise: whether there is a deviation; without, z is mu.
-
-    Raises:
-      ValueError: the size of the model's features is not found.
-    """
+    """Returns the variables with the collection `latent`; an existing one stays as it is."""
     if LATENT in variables:
         return variables
     sizes = sizes_of(model, variables)

@@ -39,13 +39,12 @@ def fixbn(
 
     Args:
       model: one with at least one batch norm, images -> outputs.
-      optimizer: the local optimizer.
       from_round: rounds of FedAvg before, at least 0; half of all rounds in HybridBN's code, as 10
         is of the program's 20.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `from_round` is negative; at `init`, the model has no batch norm.
+      ValueError: at `init`, the model has no batch norm.
     """
     learned, rest = learning(model, **options)
 

@@ -62,15 +62,13 @@ def harmofl(  # type: ignore[misc] # its own default
 
     Args:
       model: f[B, H, W, C] -> outputs.
-      optimizer: the local optimizer.
       rho: of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: of the images that the model reads, C.
       weigh: the weighing rule.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or there is privacy; at `round`, images have
-        other channels.
+      ValueError: there is privacy; at `round`, images have other channels.
     """
     if options.get("privacy") is not None:
         raise ValueError(
@@ -100,15 +98,10 @@ def harmofl(  # type: ignore[misc] # its own default
 
 
 class _Means(NamedTuple):
-    """What the server keeps and sends.
+    """What the server keeps and sends."""
 
-    Attributes:
-      total: f[C], sum over all K clients of what they have sent, divided by K.
-      known: f[], the share of the K clients that have sent theirs.
-    """
-
-    total: jax.Array
-    known: jax.Array
+    total: jax.Array  # f[C], sum over all K clients of what they have sent, divided by K
+    known: jax.Array  # f[], the share of the K clients that have sent theirs
 
 
 def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
@@ -118,11 +111,7 @@ def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
 
 
 def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] with the means f[C] over height and width.
-
-    Raises:
-      ValueError: they are not images with so many channels.
-    """
+    """Returns images f[B, H, W, C] with the means f[C] over height and width."""
     if images.ndim != 4 or images.shape[-1] != len(mean):
         raise ValueError(
             f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "

@@ -60,12 +60,11 @@ def hbn(
 
     Args:
       model: one with at least one batch norm, images -> outputs.
-      optimizer: the local optimizer.
       momentum: of the server's step, in [0, 1]; 0.002 as in the authors' code.
-      **options: those of `fedavg` but `server`.
+      optimizer, **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: `momentum` is out of its range; at `init`, the model has no batch norm.
+      ValueError: at `init`, the model has no batch norm.
     """
     load = options.get("load")
     learned, rest = learning(model, **options)

@@ -81,8 +81,8 @@ def l2d(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        the size of the features is not found; at `round`, images have other channels.
+      ValueError: at `init`, the size of the features is not found; at `round`, images have other
+        channels.
     """
     learned, rest = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
@@ -235,17 +235,8 @@ def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None =
     The first branch is a random 1x1 convolution with dropout 0.2; the others are random k x k
     convolutions, k = 5, 9, 13, 17, whose maps are normalized by sample and channel, get a learned
     scale and shift, and return through random transposed k x k convolutions. Those larger than an
-    image are left out.
-
-    Args:
-      layers: scale and shift, see `_start_stylist`.
-      x: f[B, H, W, C], as the model reads them.
-      share: of the new style, in [0, 1].
-      key: of kernels, dropout and weights, drawn for every pass; None for kernels that are always
-        the same, no dropout, and equal weights.
-
-    Raises:
-      ValueError: they are not images with so many channels.
+    image are left out. `key` draws kernels, dropout and weights for every pass; None gives kernels
+    that are always the same, no dropout, and equal weights.
     """
     channels = layers["scale"].shape[1]
     if x.ndim != 4 or x.shape[-1] != channels:

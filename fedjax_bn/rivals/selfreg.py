@@ -50,14 +50,12 @@ def selfreg(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
       beta: of the distribution of l, above 0; 0.5 as in DomainBed.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        the size of the features is not found.
+      ValueError: at `init`, the size of the features is not found.
     """
     learned, rest = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
