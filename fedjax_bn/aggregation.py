@@ -55,7 +55,7 @@ class Aggregate(NamedTuple):
 
 
 # (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in their mean
-MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+_MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def _as_leaves(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
@@ -88,13 +88,13 @@ class ServerUpdate(NamedTuple):
 
     init: Callable[[PyTree, PyTree], ServerState]
     update: Callable[[PyTree, Aggregate, ServerState], tuple[PyTree, ServerState]]
-    message_weight: MessageWeight = _as_leaves
+    message_weight: _MessageWeight = _as_leaves
 
 
 def averaging(
     start: Callable[[PyTree, PyTree], PyTree] | None = None,
     renew: Callable[[PyTree, Aggregate], PyTree] | None = None,
-    message_weight: MessageWeight = _as_leaves,
+    message_weight: _MessageWeight = _as_leaves,
 ) -> ServerUpdate:
     r"""Returns FedAvg's step: the weighted mean replaces the shared leaves.
 
@@ -152,17 +152,11 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
 
 
 class _Noise(NamedTuple):
-    """The server's state for a privacy mechanism.
+    """The server's state for a privacy mechanism."""
 
-    Attributes:
-      inner: what the method's own step keeps.
-      key: u32[...], the words of the noise's random key.
-      rounds: i32[], rounds that had noise.
-    """
-
-    inner: PyTree
-    key: jax.Array
-    rounds: jax.Array
+    inner: PyTree  # what the method's own step keeps
+    key: jax.Array  # u32[...], the words of the noise's random key
+    rounds: jax.Array  # i32[], rounds that had noise
 
 
 def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
@@ -186,6 +180,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
                     f"{leaf.dtype}: keep it with its client by a sharing rule"
                 )
         state = server.init(shared, personal)
+        # As words: a state is saved by NumPy, which has no dtype for typed keys.
         key = jax.random.key_data(jax.random.key(privacy.seed))
         return state._replace(kept=_Noise(state.kept, key, jnp.zeros((), jnp.int32)))
 
@@ -258,6 +253,8 @@ def part_of(
       by_leaf: a weight f[] for each shared leaf, which replaces `weight`; None for the same one.
     """
     counts = upload.counts
+    # Sums are in float32 at least (float64 where JAX has it), also for a model in bfloat16: there
+    # a sum over many clients would lose those of small weight.
     weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
     share = server.message_weight(weight, upload.size, counts)
     if by_leaf is None:
@@ -309,6 +306,7 @@ def weigh_uploads(
       whole models; and the rule's new state.
     """
     counts, rows = uploads.counts, uploads.size.shape[0]
+    # A rule must not see the NaN risk of a client that failed: one NaN makes all weights NaN.
     size, risk = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
     by_leaf = None
     if isinstance(rule, Weighing):

@@ -33,12 +33,7 @@ from fedjax_bn.aggregation import (
     weigh_uploads,
 )
 from fedjax_bn.client import Client, clipping, take_part
-from fedjax_bn.engine.batches import (
-    Admission,
-    Batches,
-    Classes,
-    check_batches,
-)
+from fedjax_bn.engine.batches import Admission, Batches, Classes, check_batches
 from fedjax_bn.engine.devices import (
     Meeting,
     check_strategy,
@@ -197,7 +192,15 @@ def federate(
     plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh), admission)
 
     def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
-        _check_state(state)
+        count = state.round
+        # A donated array is deleted; without this JAX would name a buffer and not the cause.
+        concrete = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
+        if concrete and count.is_deleted():
+            raise ValueError(
+                "this state was given to an earlier round, which used up its arrays: continue with "
+                "the state that the round returned, as in `state, metrics = "
+                "method.round(state, ...)`"
+            )
         random_key(key)
         admission.check(state.shared, state.personal, batches)
 
@@ -205,6 +208,8 @@ def federate(
         random_key(key)
         admission.check(broadcast.shared, own.personal, batches)
 
+    # The state is donated: XLA writes the new personal leaves over the old ones, so that a
+    # federation of K clients needs their memory once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
@@ -260,20 +265,10 @@ def _checked(program: Any, check: Callable[..., None]) -> Any:
         check(*args, **kwargs)
         return program(*args, **kwargs)
 
+    # What callers use of a jitted function, such as `method.round.lower(...)` in run/.
     for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
         setattr(called, name, getattr(program, name))
     return called
-
-
-def _check_state(state: FederatedState) -> None:
-    """Raises ValueError for a state whose arrays were donated to an earlier round."""
-    count = state.round
-    gone = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
-    if gone and count.is_deleted():
-        raise ValueError(
-            "this state was given to an earlier round, which used up its arrays: continue with the "
-            "state that the round returned, as in `state, metrics = method.round(state, ...)`"
-        )
 
 
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
@@ -335,10 +330,11 @@ def _round(
     before = Own(state.personal, state.memory)
     early, old, batches = pad_rows((early, before, batches), total)
     given = early, old, split_batches(batches, plan.mesh)
-    # Every device gets the common part whole, so that stacked rows must not be in it.
+    # Every device gets the common part whole: rows of clients would be copied.
     common = (state._replace(personal=(), memory=()), key)
     train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
     (sums, weighing, seen), own = train_all(common, given)
+    # Padding is cut off where the state has none; on a mesh the state's own rows are padded too.
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     seen = jax.tree.map(lambda leaf: leaf[:rows], seen)
     everybody = rows if population is None else population

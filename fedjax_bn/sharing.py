@@ -37,6 +37,7 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
 
     def shared(path: tuple, leaf: Any) -> bool:
         del leaf
+        # The affine stands in "params" under the path that its statistics have in "batch_stats".
         collection, *module, _ = path
         return collection.key != STATISTICS and path_names(module) not in layers
 

@@ -182,6 +182,7 @@ def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
       client: i32[C], their numbers; a number from K on makes a padding row, which must not
         participate.
     """
+    # JAX clamps an index that is too large: a padding row starts as the last client's.
     rows = (state.weighing, state.personal, state.memory)
     weighing, personal, memory = jax.tree.map(lambda leaf: leaf[client], rows)
     weights = jnp.zeros(client.shape, state.weights.dtype)

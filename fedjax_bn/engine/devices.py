@@ -96,7 +96,7 @@ def map_and_sum(
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """sum_k function(row k of each tree), leaf by leaf, of trees [K, ...] or without leaves.
+    """Returns sum_k function(row k of each tree), leaf by leaf, of trees [K, ...] or empty ones.
 
     On CPU one row is added after another: XLA's own sum over a leading axis takes ten to forty
     times as long, where a row is large.

@@ -102,13 +102,7 @@ def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.
 
 
 def _mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
-    """Returns the images with mixed amplitudes and their own phases.
-
-    Args:
-      x: f[B, H, W, C].
-      other: f[B, H, W, C], the images that give the other amplitudes.
-      share: f[B, 1, 1, 1], of the other amplitudes, in [0, 1].
-    """
+    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of others."""
     own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
     # Cosine and sine of the phase, and not own / |own|, which is NaN at 0.
     amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)

@@ -11,12 +11,7 @@ from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import (
-    OptionsButServer,
-    learning,
-    method_of,
-    require_batch_norm,
-)
+from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.sharing import SharingRule, Variables, everything, path_names

@@ -9,13 +9,7 @@ import optax
 from fedjax_bn.arguments.ranges import RoundsOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import (
-    Options,
-    learning,
-    method_of,
-    require_batch_norm,
-    supervised,
-)
+from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm, supervised
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, statistics_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
