@@ -118,6 +118,8 @@ def averaging(
         if renew is None:
             return aggregate.mean, state
         new = renew(state.sent, aggregate)
+        # Messages are summed in float32; what is sent keeps its dtype, or the round would compile
+        # again for a state of another form.
         sent = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), new, state.sent)
         return aggregate.mean, state._replace(sent=sent)
 
@@ -212,6 +214,8 @@ def reporting(
     if not isinstance(weigh, Weighing) or weigh.report is None:
         return client, server, weigh
     report = weigh.report
+    # The pair is opened on both sides, so that neither the method's server nor the rule sees what
+    # the client sent to the other.
 
     def run(received: Received, batches: Batches, key: jax.Array) -> LocalUpdate:
         update = client.run(received, batches, key)

@@ -317,6 +317,7 @@ def _round(
     there = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, there, plan.client.epochs)
     batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
+    # Where no cohort is named, a row's number is its client's.
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:
@@ -373,6 +374,7 @@ def _train_all(
         # The upload's leaves are in the sum already: stacked they would fill the memory.
         return part, own, (upload._replace(shared=(), message=()), losses)
 
+    # Rows first: `map_and_sum` renews them in place, and hands the others out one client at a time.
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights, weighing = early, state.weighing
     if early is None:
@@ -408,6 +410,7 @@ def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) ->
       state: its state; only shapes count, here and in the batches.
       batches: a round's, without the axis K.
     """
+    # From shapes alone: nothing is trained, and a state of shapes is enough.
     sent = jax.eval_shape(broadcast_of, state)
     own = jax.eval_shape(lambda state: own_of(state, 0), state)
     batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}

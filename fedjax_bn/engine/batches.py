@@ -57,24 +57,15 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
             "set it to the number of all clients"
         )
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
-    for leaf in jax.tree.leaves(batches["label"]):
-        if len(leaf.shape) < 3 or leaf.shape[:3] != (rows, *shape[1:]):
-            raise ValueError(f"batches['label'] has shape {leaf.shape}, not [K={rows}, S, B]")
-    for name in ("image", "valid"):
-        if batches[name].shape[:3] != shape:
-            raise ValueError(
-                f"batches['{name}'] has shape {batches[name].shape}, which does not begin with "
-                f"that of 'label', {shape}"
-            )
-    for name in _BY_CLIENT:
-        if name in batches and batches[name].shape != (rows,):
-            raise ValueError(f"batches['{name}'] has shape {batches[name].shape}, not [K={rows}]")
-    for name in ("source", "validation"):
+    forms: dict[str, tuple] = {"label": ((rows, *shape[1:]), f"[K={rows}, S, B]")}
+    forms |= dict.fromkeys(("image", "valid"), (shape, f"{[*shape]} in its first axes, as 'label'"))
+    forms |= dict.fromkeys(_BY_CLIENT, ((rows,), f"[K={rows}]"))
+    forms |= dict.fromkeys(("source", "validation"), ((rows,), f"[K={rows}, ...]"))
+    for name, (start, text) in forms.items():
         for leaf in jax.tree.leaves(batches.get(name, ())):
-            if leaf.shape[:1] != (rows,):
-                raise ValueError(
-                    f"batches['{name}'] has an array of shape {leaf.shape}, not [K={rows}, ...]"
-                )
+            begins = leaf.shape[: len(start)] == start and (name != "label" or len(shape) == 3)
+            if not begins or (name in _BY_CLIENT and leaf.ndim > 1):
+                raise ValueError(f"batches['{name}'] has shape {leaf.shape}, not {text}")
     if shape[1] % epochs:
         raise ValueError(
             f"{shape[1]} steps are not {epochs} equal local epochs: pad every epoch to the same "

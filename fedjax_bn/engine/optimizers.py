@@ -17,6 +17,7 @@ import optax
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
+# States of optax.masked and of optax.partition (multi_transform).
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
 _SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
 # Others that count their own steps; a weight decay's schedule has a state without a public name.
@@ -27,6 +28,7 @@ _COUNTING = (
     optax.ConditionallyMaskState,
     optax.ConditionallyTransformState,
 )
+# These act once in several steps.
 _GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
 
 

@@ -85,6 +85,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
         if x.ndim != 4:
             raise ValueError(f"randconv needs images f[B, H, W, C], not {x.shape}")
         side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
+        # A switch computes the drawn side alone; under vmap over clients all sides are computed.
         which = jax.random.randint(side_key, (), 0, len(sides))
         changed = jax.lax.switch(which, [partial(convolved, k) for k in sides], kernel_key, x)
         if mix:

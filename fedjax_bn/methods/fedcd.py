@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import (
-    Aggregate,
     Weighing,
     WeighingRule,
     averaging,
@@ -111,15 +110,24 @@ def fedcd(  # type: ignore[misc] # its own default
         of_masks = _mask_optimizer_of(of_masks)
     learned, rest = learning(model, **options)
     trained = ("params", COLLECTION)
+    low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives texts
+
+    def within(masks: Masks) -> Masks:
+        return jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks) if bounds else masks
+
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     # One transformation with a state for each collection, even where both have one optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
-        _masked_step(gradient, each, _keep_within(bounds)),
+        _masked_step(gradient, each, within),
         share=keeping(rest.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
-        server=averaging(_no_gradient, _average_gradients, messages_by_size),
+        server=averaging(
+            _no_gradient,
+            lambda sent, aggregate: Alignment(aggregate.message, sent.rounds + 1),
+            messages_by_size,
+        ),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
         **rest,
@@ -160,6 +168,7 @@ def _masked_step(
         trained, kept = descend(
             optimizer, gradients, state.optimizer, variables, received.round, loss
         )
+        # After the optimizer: its step may leave the bounds, whatever the gradient is.
         trained[COLLECTION] = within(trained[COLLECTION])
         rounds = received.server.rounds
         # A sum that another round began, of a client that keeps its local state, starts at 0.
@@ -191,19 +200,6 @@ def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
     # Masks are personal, and the common start has one for all clients.
     zero = jax.tree.map(jnp.zeros_like, join(shared, personal)[COLLECTION])
     return Alignment(zero, jnp.zeros((), jnp.int32))
-
-
-def _average_gradients(sent: Alignment, aggregate: Aggregate) -> Alignment:
-    """g_g is the mean of the clients' g_e with the shares of their sizes."""
-    return Alignment(aggregate.message, sent.rounds + 1)
-
-
-def _keep_within(bounds: Sequence[float]) -> Callable[[Masks], Masks]:
-    """Returns the function that moves masks to the nearest ones within the bounds."""
-    if not bounds:
-        return lambda masks: masks
-    low, high = map(float, bounds)  # which the configuration gives as texts
-    return lambda masks: jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks)
 
 
 def _mask_optimizer_of(text: str) -> optax.GradientTransformation:

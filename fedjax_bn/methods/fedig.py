@@ -192,7 +192,12 @@ def _client_agnostic(
     # Without the second pass it is FedBN to the bit, and as fast.
     if lambda_1 == lambda_2 == 0 and statistics is None:
         return supervised(learned)
-    distance = _choose_distance(cafl) if isinstance(cafl, str) else cafl
+
+    def distance(features: jax.Array, mixed: jax.Array) -> jax.Array:
+        if not isinstance(cafl, str):
+            return cafl(features, mixed)
+        squares = jnp.square(features - mixed).reshape(len(features), -1)
+        return squares.sum(1) if cafl == "sum" else squares.mean(1)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
@@ -209,7 +214,7 @@ def _client_agnostic(
             batch,
             key,
             statistics=mixing(stream(key, "mixed statistics")),
-            # The gradient of CACL stops at the features: it trains the classifier alone.
+            # The gradient of CACL stops at the features, that of CAFL does not.
             wanted=["frozen features"],
         )
         gaps = distance(local.features, mixed.features)
@@ -219,23 +224,13 @@ def _client_agnostic(
     return objective
 
 
-def _choose_distance(name: str) -> Distance:
-    reductions = {"sum": jnp.sum, "mean": jnp.mean}
-    if name not in reductions:
-        raise ValueError(
-            f"fedig: cafl={name!r} must be sum (over features, as printed) or mean, or a function "
-            "(features, mixed) -> f[B]"
-        )
-    reduce = reductions[name]
-    return lambda one, other: reduce(jnp.square(one - other).reshape(len(one), -1), axis=1)
-
-
 def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
     """Returns a step of the adapter alone; the main network is frozen (Eq. 8 and 9)."""
 
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         rule = adapted_statistics(variables[COLLECTION], stream(key, "adapted statistics"))
+        # The statistics that an unseen client would have, which the adapter is to correct.
         received_statistics = {**variables, STATISTICS: received.server}
         out = forward(learned.model, received_statistics, images, statistics=rule, valid=valid)
         value = learned.task.loss(out.outputs, batch["label"], valid)

@@ -42,6 +42,7 @@ def proximal(objective: Objective, mu: float) -> Objective:
 
     def penalized(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         value, reported = objective(variables, batch, received, key)
+        # Parameters that stay with the client are None here, and have no penalty.
         start = received.shared["params"]
         now, _ = split_like(variables["params"], start)
         distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), now, start)

@@ -85,6 +85,7 @@ class Learning(NamedTuple):
         images = self.prepare(batch["image"], parameter_dtype(variables))
         if self.perturb is None:
             return images
+        # A stream of its own: dropout draws the same with and without a perturbation.
         return self.perturb(stream(key, "perturb"), images, batch["valid"])
 
     def trained(
@@ -206,6 +207,7 @@ def method_of(
         return method
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        # First `start`: the sharing rule must see the collections that it adds.
         return method.init(key, start(key, variables), num_clients)
 
     return method._replace(init=init)

@@ -66,6 +66,7 @@ def response(
         further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
         return (further, new), None
 
+    # One number a parameter suffices: the gradient is 1 in all of its entries.
     begin = (trained, start(optimizer, trained))
     (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most, dtype=steps.dtype))
     return way["params"]

@@ -138,4 +138,5 @@ def averaging_with_variate() -> ServerUpdate:
             lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
         )
 
+    # Differences count alike: c is the plain mean of the c_k, whatever the weights of the models.
     return averaging(no_variate, renew, equal_messages)

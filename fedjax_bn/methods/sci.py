@@ -62,6 +62,7 @@ def align(
       global_gradient: g_g, in the same form.
       strength: lambda, at least 0.
     """
+    # The inner gradient is part of the value: the outer one differentiates it a second time.
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)
     penalty = jax.tree.reduce(jnp.add, gaps)

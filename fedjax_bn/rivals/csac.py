@@ -149,7 +149,7 @@ def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Arr
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
-    # All pairs of stages in one matrix product.
+    # All pairs of stages in one matrix product, which is faster than a product for each pair.
     both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
     both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
 

@@ -172,9 +172,9 @@ def _with_label(x: jax.Array, label: jax.Array, kernel: jax.Array) -> jax.Array:
 def _passed(
     learned: Learning, variables: Variables, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, Output]:
-    plain, images = (
-        without(variables, GENERATOR, DISCRIMINATOR),
+    images, plain = (
         learned.read(variables, batch, key),
+        without(variables, GENERATOR, DISCRIMINATOR),
     )
     return learned.trained(plain, images, batch, key, wanted=["features"])
 
@@ -183,7 +183,7 @@ def _announcing(client: Client, share: float) -> Client:
     """Marks the steps in which the network classifies alone: the first ones with samples."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        real = batches["valid"].any(1).astype(float)
+        real = batches["valid"].any(1).astype(float)  # f[S]
         # Counted over steps with samples: padding of short clients must not shift the share.
         early = jnp.cumsum(real) - real < share * real.sum()
         return client.run(received, batches | {_ALONE: early}, key)

@@ -207,6 +207,7 @@ def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int
     spectrum, low = _spectrum(x, half)
     own, size = _signed(low, half), jnp.abs(low)
     length = jnp.where(size > 0, size, 1)
+    # The phase as cosine and sine; the frequency 0 is real, and its sign is in its amplitude.
     cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
     sine = (low.imag / length).at[:, half, half].set(0)
     # The difference is transformed back and added, so that x keeps its bits outside the window.

@@ -127,7 +127,7 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
         batch = load_first(load, batches, stream(key, "mean amplitude"))
         valid = batch["valid"]
         old, sent = received.shared[COLLECTION]["mean"], received.memory.method
-        # Over the valid images and their pixels; 0 without any.
+        # Over the valid images and their pixels; 0 without any. Padding was blanked, not left out.
         means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
         count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
         own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)

@@ -105,6 +105,7 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
         return (1 - share) * kept.astype(mean.dtype) + share * new
 
     mean, var = mixed(layer.mean, mean), mixed(layer.var, var)
+    # The mean square, and not the variance: means of it may be averaged over batches and clients.
     found = {"seen_count": count, "seen_mean": mean, "seen_square": var + jnp.square(mean)}
     return Statistics(mean, var, recorded=found)
 

@@ -87,6 +87,7 @@ def l2d(
     learned, rest = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
     goal = _diversified(learned, share_of_style, contrast, likelihood)
+    # The stylist moves by the features of the model that has just moved.
     first = gradient_step(differentiate(goal, trained), optimizer, trained)
     style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
     second = gradient_step(style, optax.sgd(rate), (STYLIST,))
@@ -258,6 +259,7 @@ def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None =
     weights = jnp.ones(len(branches), x.dtype)
     if key is not None:
         weights = jax.random.normal(weight_key, weights.shape, x.dtype)
+    # Drawn weights have both signs, so that their sum may be 0.
     weights /= jnp.where(weights.sum() == 0, 1, weights.sum())
     total = sum(w * jnp.tanh(branch) for w, branch in zip(weights, branches, strict=True))
     return share * (2 * jax.nn.sigmoid(total) - 1) + (1 - share) * x
@@ -268,6 +270,7 @@ def _convolved(key: jax.Array, side: int, x: jax.Array, padding: int) -> jax.Arr
     channels = x.shape[-1]
     bound = (channels * side**2) ** -0.5
     kernel = jax.random.uniform(key, (side, side, channels, channels), x.dtype, -bound, bound)
+    # With stride 1 the transposed convolution is a plain one with padding k - 1.
     return cpu.convolve(x, kernel, (1, 1), [(padding, padding)] * 2)
 
 

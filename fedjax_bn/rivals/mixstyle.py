@@ -70,6 +70,7 @@ def mixstyle(
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        # Their shape alone: the pass reads them itself.
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
         places, own_key = _chosen_maps(model, variables, images, names), stream(key, "mixed styles")
 

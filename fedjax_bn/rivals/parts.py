@@ -156,6 +156,7 @@ def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Arr
 
     The width m passes no gradient: f[], or f[...] of pairs.
     """
+    # A scale alone: by its gradient features would lower the distance by widening the kernels.
     relative = far / jax.lax.stop_gradient(jnp.where(width > 0, width, 1))
     return sum((jnp.exp(-relative / ratio) for ratio in ratios), jnp.zeros_like(far))
 

@@ -69,6 +69,7 @@ def randconv(
         # The first pass alone is reported and moves running statistics.
         value = loss = passes[0][0]
         if consistency:
+            # Each pass has the same dropout, so that only the convolutions differ.
             logits = jnp.stack([out.outputs for _, out in passes])
             value += consistency * masked_mean(_disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)

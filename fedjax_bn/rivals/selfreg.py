@@ -119,8 +119,8 @@ def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """
     # Padding is a class of its own, after all others.
     kind = jnp.where(valid, label, jnp.iinfo(label.dtype).max)
+    # Sorted by class in two ways, at random and in order: rank r of a class goes to rank r.
     random = jax.random.uniform(key, label.shape)
-    # The same ranks in both orders are of the same class.
     to, of = jnp.lexsort((random, kind)), jnp.argsort(kind, stable=True)
     return jnp.zeros_like(to).at[of].set(to)
 

@@ -91,6 +91,7 @@ def snr(
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
         seen: dict[str, _Restored] = {}
+        # Here and not by `hook`, since the loss needs what each layer makes of its map.
         with _restoring(variables[COLLECTION], seen):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         if not seen:

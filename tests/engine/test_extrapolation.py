@@ -177,17 +177,6 @@ def test_the_averaged_model_has_the_reported_weights():
     assert_close(state.shared, mean, rtol=1e-5, atol=1e-6)
 
 
-def test_the_risk_is_the_mean_loss_of_the_last_local_epoch():
-    batches = batches_of((9, 4, 6), epochs=2)
-    method = once(fedavg, OneNorm(), SGD, weigh=RULE, local_epochs=2)
-    everybody = {"participates": jnp.ones(3, bool)}
-    _, metrics = run_rounds(method, variables_of(OneNorm()), batches | everybody)
-    half = batches["valid"].shape[1] // 2
-    counts = np.asarray(batches["valid"].sum(2))[:, half:]
-    risks = (np.asarray(metrics["step_loss"])[:, half:] * counts).sum(1) / counts.sum(1)
-    np.testing.assert_allclose(metrics["weights"], by_hand([9, 4, 6], risks, 3.0), rtol=1e-5)
-
-
 def test_a_round_with_a_wrong_risk_changes_nothing_and_says_so():
     """A loss of exactly 0: one logit is so far ahead that float32 has no smaller loss."""
     start = variables_of(OneNorm())

@@ -32,7 +32,7 @@ from fedjax_bn.task import classification
 KEY = jax.random.key(1)
 SIZES = (7, 4)
 HALF = (0.5,)
-OTHER = ("int32", "int16", "uint16", "bool", "complex64", "<U3")
+OTHER = ("int16", "bool", "complex64", "<U3")
 
 
 def method():
@@ -88,7 +88,8 @@ def test_images_that_are_neither_bytes_nor_floats_are_refused_by_one_sentence(tm
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float16", "float64", pytest.param("bfloat16", marks=pytest.mark.slow)]
+    "dtype",
+    ["float64", *(pytest.param(n, marks=pytest.mark.slow) for n in ("float16", "bfloat16"))],
 )
 def test_floats_of_any_width_are_read_as_they_are(dtype):
     batches = host()
@@ -154,8 +155,8 @@ def test_valid_that_is_not_bool_is_refused_by_one_sentence(dtype):
 @pytest.mark.parametrize(
     "dtype",
     [
-        *("int8", "uint32", "float64"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("uint8", "int64", "float32")),
+        *("int8", "float64"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("uint8", "uint32", "int64", "float32")),
     ],
 )
 def test_labels_of_any_width_train_the_same_bits(dtype):

@@ -54,7 +54,7 @@ def after(name, batches, mesh=None, rounds=1):
 
 # Methods that differ from another one in what no device sees, such as a step on the server.
 ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "singleset", "feddc")
-ALIKE += ("fedavg", "fedavg, kept momentum", "fedadam", "fednova", "moon", "perfedavg", "fedig")
+ALIKE += ("fedavg", "fedbn", "fedadam", "fednova", "moon", "perfedavg", "fedig")
 ALIKE += ("fedbn, by risks", *RIVALS)
 
 
@@ -97,7 +97,7 @@ def test_clients_need_not_go_out_even(x64, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedbn", "fedcd", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedig", "perfedavg"))],
+    ["fedcd", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedbn", "fedig", "perfedavg"))],
 )
 def test_a_batch_over_devices_gives_the_numbers_of_one_device(x64, name):
     """Statistics, losses and gradients of both orders; batches of three on two devices."""

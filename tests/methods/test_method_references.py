@@ -225,7 +225,7 @@ CASES = {
         pytest.param("moon", "all", 1, ALL, "map", marks=pytest.mark.slow),
         ("moon", "bn_local", 2, SOME, "vmap:2"),
         pytest.param("moon strong", "bn_local", 1, SOME, "map", marks=pytest.mark.slow),
-        ("feddc", "all", 2, SOME, "map"),
+        pytest.param("feddc", "all", 2, SOME, "map", marks=pytest.mark.slow),
         ("feddc", "bn_local", 1, SOME, "vmap:2"),
         pytest.param("perfedavg", "all", 2, ALL, "map", marks=pytest.mark.slow),
         pytest.param("perfedavg", "bn_local", 1, SOME, "map", marks=pytest.mark.slow),

@@ -52,8 +52,8 @@ CASES = [
     ("perfedavg", "bn_local"),
     ("scaffold", "bn_local"),
 ]
-# Each has memory or averages of its own; the others are these with another formula.
-OFTEN = ("fedavg", "feddc", "perfedavg", "scaffold")
+# SCAFFOLD has memory and a message, Per-FedAvg reads who is valid; the others are of these forms.
+OFTEN = ("fedavg", "perfedavg", "scaffold")
 EACH = [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] not in OFTEN)) for case in CASES]
 KEY = jax.random.key(1)
 
@@ -177,11 +177,9 @@ def test_corrections_drifts_and_moments_exist_for_shared_parameters_only(
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 
 
-# The adaptive servers are one function with three formulas of the second moment.
-@pytest.mark.parametrize(
-    "name",
-    ["fedadam", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavgm", *ADAPTIVE[1:]))],
-)
+# That a server has moments of shared parameters alone is tested above, at each `make test`.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavgm", *ADAPTIVE])
 def test_server_steps_never_make_a_variance_negative(name):
     method = getattr(methods, name)(NET, SGD, eta=5.0)
     state = method.init(KEY, variables(), 3)
@@ -193,10 +191,8 @@ def test_server_steps_never_make_a_variance_negative(name):
         assert (now > 0.72 * before["norm1"]["var"]).all()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [fednova, pytest.param(functools.partial(feddc, alpha=0.0), marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # test_parity_small.py has both against PyTorch
+@pytest.mark.parametrize("make", [fednova, functools.partial(feddc, alpha=0.0)])
 def test_other_servers_leave_statistics_to_the_plain_mean(make):
     """Clients that train as FedAvg's: parameters end elsewhere, statistics at the same mean."""
     batches = together(batches_of(SIZES))
@@ -208,7 +204,7 @@ def test_other_servers_leave_statistics_to_the_plain_mean(make):
 
 
 # The others are FedAvg's clients, or a formula on the server.
-AT_THE_EDGE = ("fedadam", "feddc", "fednova", "moon", "scaffold")
+AT_THE_EDGE = ("fedadam", "feddc", "scaffold")
 
 
 @pytest.mark.parametrize(
@@ -241,12 +237,12 @@ EQUAL = (8, 8, 8)
 @pytest.mark.parametrize(
     ("method", "mode", "sizes", "rounds"),
     [
-        (scaffold, "bn_local", SIZES, 1),  # with zero variates any number of steps
-        (fednova, "all", EQUAL, 2),
         (functools.partial(fedadam, beta1=0.0, beta2=1.0, eta=0.02, tau=0.01), "all", SIZES, 2),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (scaffold, "bn_local", SIZES, 1),  # with zero variates any number of steps
+                (fednova, "all", EQUAL, 2),
                 (functools.partial(fednova, momentum=0.5), "bn_local", EQUAL, 2),
                 (functools.partial(fedavgm, beta=0.0), "bn_local", SIZES, 2),
                 (functools.partial(feddc, alpha=0.0, correction=False), "all", SIZES, 2),
@@ -272,7 +268,7 @@ def test_feddc_without_correction_is_fedprox():
     assert len({method.round.lower(*given).as_text() for method in both}) == 1
 
 
-@pytest.mark.parametrize("name", ["scaffold", "feddc"])
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("feddc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("present", [[True, True, True], [True, False, True]])
 def test_the_mean_of_the_clients_variates_is_the_servers(name, present):
     (_, _, state), _ = rounds_of(name, dict(CASES)[name], batches_of(SIZES), present)
@@ -326,8 +322,11 @@ def test_variates_with_momentum_keep_the_scale_of_a_gradient(x64):
 @pytest.mark.parametrize(
     "name",
     [
-        *("scaffold", "fednova"),  # they divide by the number of steps
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("feddc", "moon", "perfedavg")),
+        "scaffold",  # which divides by the number of steps
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fednova", "feddc", "moon", "perfedavg")
+        ),
     ],
 )
 def test_clients_may_make_different_numbers_of_local_epochs(name):

@@ -7,10 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from federations import (
+    SGD,
     OneNorm,
     assert_close,
     assert_equal,
@@ -32,7 +32,7 @@ from fedjax_bn.rivals.parts import discrepancy
 from fedjax_bn.sharing import nothing
 from fedjax_bn.state import Received
 
-KEY, SGD, NET = jax.random.key(3), optax.sgd(0.1), OneNorm()
+KEY, NET = jax.random.key(3), OneNorm()
 SIZES = (9, 4, 6)
 SMALL = {"hidden": 4, "projection": 3, "judging": 2}
 
@@ -68,7 +68,7 @@ def test_a_round_weighed_by_leaf_is_the_mean_by_hand_and_who_sits_out_does_not_c
     batches = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
     fused = fedavg(NET, SGD, weigh=by_divergence())
     ours, metrics = run_rounds(fused, variables_of(), batches)
-    alone, _ = run_rounds(fedavg(NET, SGD, share=nothing), variables_of(), batches)
+    alone, _ = run_rounds(once(fedavg, NET, SGD, share=nothing), variables_of(), batches)
     trained = jax.tree.map(lambda x: np.asarray(x)[[0, 2]], client_variables(alone))
     # Two clients are equally far from their mean.
     assert_close(ours.shared, jax.tree.map(lambda x: x.mean(0), trained), rtol=1e-9, atol=1e-12)
@@ -204,7 +204,7 @@ def test_fedadg_with_all_weight_on_cross_entropy_is_fedavg(x64):
 
 
 @pytest.mark.slow
-def test_where_the_network_classifies_alone_nobody_else_moves(x64):
+def test_where_the_network_classifies_alone_nothing_else_moves(x64):
     method = fedadg(NET, SGD, alone=1.0, **SMALL)
     start = method.init(KEY, variables_of(), 3)
     before = jax.tree.map(jnp.copy, (start.shared["generator"], start.personal))

@@ -4,20 +4,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
-from federations import CLASSES, OneNorm, assert_close, batches_of, in_float64, once, run_rounds
+from federations import (
+    CLASSES,
+    SGD,
+    OneNorm,
+    assert_close,
+    batches_of,
+    in_float64,
+    once,
+    run_rounds,
+)
 from federations import variables_of as start_of
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import copa, fedavg
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
-SGD, NET = optax.sgd(0.1), OneNorm()
+NET = OneNorm()
 
 
 def variables_of():
     return in_float64(start_of(NET))
 
 
+@pytest.mark.slow
 def test_one_client_alone_is_fedavg(x64):
     ours, theirs = (
         run_rounds(method, variables_of(), batches_of((9,)), rounds=2)[0]

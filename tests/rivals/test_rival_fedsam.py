@@ -30,13 +30,12 @@ def in_float64(model):
     return jax.tree.map(lambda x: np.asarray(x, float), variables_of(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
         (lambda *a: fedsam(*a, rho=0.0), fedavg),
-        pytest.param(
-            lambda *a: fedsam(*a, rho=0.0, variates=True), scaffold, marks=pytest.mark.slow
-        ),
+        (lambda *a: fedsam(*a, rho=0.0, variates=True), scaffold),
     ],
     ids=["fedavg", "scaffold"],
 )

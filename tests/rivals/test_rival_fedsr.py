@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from federations import (
     CLASSES,
+    SGD,
     NormNet,
     PlainNet,
     assert_close,
@@ -25,7 +25,6 @@ from fedjax_bn.rivals.fedsr import _divergence, _moments_of, _simple_representat
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
-SGD = optax.sgd(0.1)
 NET = MLP(CLASSES, hidden=(8,))
 
 
@@ -108,6 +107,7 @@ def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
     )
 
 
+@pytest.mark.slow
 def test_a_latent_that_is_the_features_is_fedavg(x64):
     """One step: mu = f, s = 0, and no weight on norm and divergence."""
     variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))

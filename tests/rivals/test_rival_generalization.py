@@ -83,7 +83,8 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     assert np.ptp(a) > 0.05
 
 
-@pytest.mark.parametrize("make", [scaffold, pytest.param(fedavg, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [scaffold, fedavg])
 def test_permuting_clients_permutes_weights_and_identical_ones_weigh_the_same(x64, make):
     variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
     method = make(PlainNet(), SGD, weigh=generalization_adjustment(first_bias, rounds=4))

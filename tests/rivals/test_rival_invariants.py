@@ -41,7 +41,7 @@ KINDS = {name: {} for name in RIVALS} | {
 NETS = {"fedwon": PlainNet()}  # the others have batch norm
 # What looks at who is valid in a batch, or keeps something of its own.
 OFTEN = [
-    pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("csd", "mixstyle", "selfreg")))
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("csd", "mixstyle")))
     for kind in KINDS
 ]
 

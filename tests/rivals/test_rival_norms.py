@@ -33,24 +33,21 @@ NUMBERS = {"TinyDetector": 8, "YOLOv5n": 8}  # of a box: where it is, whether th
 LONG = ("DenseNet121", "YOLOv5n")
 
 
-@pytest.mark.parametrize("norm", ["group", "none"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NETS]
 )
-def test_every_network_has_a_form_without_running_statistics(name, norm):
+def test_every_network_has_forms_without_running_statistics(name):
     side, fields = NETS[name]
-    net = getattr(models, name)(num_classes=3, norm=norm, **fields)
     images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
-    outputs, variables = jax.eval_shape(net.init_with_output, KEY, images)
-    assert set(variables) == {"params"}
-    sizes = {(leaf.shape[0], leaf.shape[-1]) for leaf in jax.tree.leaves(outputs)}
-    assert sizes == {(2, NUMBERS.get(name, 3))}
-    plain = jax.eval_shape(getattr(models, name)(num_classes=3, **fields).init, KEY, images)
-    assert "batch_stats" in plain
-    scales = sum(leaf.size for leaf in jax.tree.leaves(plain["batch_stats"]))
     size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
-    missing = size(plain["params"]) - size(variables["params"])
-    assert missing == {"group": 0, "none": scales}[norm]
+    plain = jax.eval_shape(getattr(models, name)(num_classes=3, **fields).init, KEY, images)
+    for norm, missing in {"group": 0, "none": size(plain["batch_stats"])}.items():
+        net = getattr(models, name)(num_classes=3, norm=norm, **fields)
+        outputs, variables = jax.eval_shape(net.init_with_output, KEY, images)
+        assert set(variables) == {"params"}
+        sizes = {(leaf.shape[0], leaf.shape[-1]) for leaf in jax.tree.leaves(outputs)}
+        assert sizes == {(2, NUMBERS.get(name, 3))}
+        assert size(plain["params"]) - size(variables["params"]) == missing
 
 
 @pytest.mark.parametrize("channels", [6, 64])

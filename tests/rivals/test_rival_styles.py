@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, OneNorm, as_maps, assert_close, batches_of, run_rounds
+from federations import CLASSES, SGD, OneNorm, as_maps, assert_close, batches_of, run_rounds
 from federations import variables_of as start_of
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
@@ -26,7 +26,7 @@ from fedjax_bn.rivals.parts import stages_of
 from fedjax_bn.rivals.snr import _head_losses, _layer, _restore, _Restored
 from fedjax_bn.state import Received
 
-KEY, SGD = jax.random.key(3), optax.sgd(0.1)
+KEY = jax.random.key(3)
 SIZES = (9, 4, 6)
 _restore, _head_losses = jax.jit(_restore), jax.jit(_head_losses)
 RANDOM = np.random.default_rng

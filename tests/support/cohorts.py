@@ -33,9 +33,8 @@ def remembering():
 
 
 OPTIONS = {
-    "fedavg, kept momentum": {"keep_optimizer": True},
     "fedbn, by risks": {"weigh": risk_extrapolation(0.8)},
-    "fedbn, remembering": {"weigh": remembering()},
+    "fedbn, remembering": {"weigh": remembering(), "keep_optimizer": True},
 }
 # But FedWon, which is FedAvg of networks without batch norm.
 NAMES = [name for name in [*methods.__all__, *OPTIONS] if name != "fedwon"]

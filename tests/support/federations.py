@@ -6,11 +6,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
+SGD = optax.sgd(0.1)  # one object, by which `once` finds a method that another file has compiled
 # Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
 RIVALS = (
     *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
