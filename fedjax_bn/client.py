@@ -251,7 +251,7 @@ def clipping(client: Client, privacy: Privacy) -> Client:
         # Clipped before the noise, which is scaled to the clip.
         shared = clipped(shared, received.shared, privacy.clip)
         if privacy.at == "client":
-            # The privacy seed is secret, the run's key is not: anyone with both could subtract it.
+            # The run's key is known: without the privacy seed anyone could subtract the noise.
             key = jax.random.fold_in(stream(key, "privacy"), privacy.seed)
             shared = with_noise(shared, key, privacy.noise * privacy.clip)
         return update._replace(variables=join(shared, personal))

@@ -320,9 +320,3 @@ def test_features_of_our_models_are_their_own():
     )
     assert_equal(features, model.apply(variables, images, method="features"))
     assert_equal(logits, model.apply(variables, images))
-
-
-def test_a_model_without_a_dense_end_is_an_error():
-    layer, x = BatchNorm(), jnp.zeros((2, 3))
-    with pytest.raises(ValueError, match=r"does not end in an nn\.Dense"):
-        features_method(layer, layer.init(KEY, x), x)

@@ -38,7 +38,7 @@ SMALL = {"hidden": 4, "projection": 3, "judging": 2}
 
 
 def variables_of():
-    return jax.tree.map(lambda x: np.asarray(x, float), start_of(NET))
+    return in_float64(start_of(NET))
 
 
 def normal(*shape, seed=0):

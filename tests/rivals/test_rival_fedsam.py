@@ -14,6 +14,7 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    in_float64,
     once,
     run_rounds,
     variables_of,
@@ -24,10 +25,6 @@ from fedjax_bn.rivals.fedsam import _ascend, sharpness_aware
 
 SIZES = (9, 4, 6)
 SGD = optax.sgd(0.1, momentum=0.5)
-
-
-def in_float64(model):
-    return jax.tree.map(lambda x: np.asarray(x, float), variables_of(model))
 
 
 @pytest.mark.slow
@@ -66,7 +63,7 @@ def step_by_hand(w, x, y, rho, eta, rate=0.1):
 
 @pytest.mark.parametrize(("rho", "eta"), [(0.5, 0.0), (0.7, 0.2)])
 def test_a_step_goes_along_the_gradient_at_the_worst_point(x64, rho, eta):
-    batches, variables = batches_of((4, 3)), in_float64(PlainNet())
+    batches, variables = batches_of((4, 3)), in_float64(variables_of(PlainNet()))
     method = fedsam(PlainNet(), optax.sgd(0.1), rho=rho, eta=eta)
     state, metrics = run_rounds(method, variables, batches)
     expected = {"kernel": np.zeros((FEATURES, CLASSES)), "bias": np.zeros(CLASSES)}

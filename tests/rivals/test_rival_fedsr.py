@@ -12,6 +12,7 @@ from federations import (
     PlainNet,
     assert_close,
     batches_of,
+    in_float64,
     run_rounds,
     variables_of,
 )
@@ -110,7 +111,7 @@ def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
 @pytest.mark.slow
 def test_a_latent_that_is_the_features_is_fedavg(x64):
     """One step: mu = f, s = 0, and no weight on norm and divergence."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
+    variables = in_float64(variables_of(NET))
     method, batches = fedsr(NET, SGD, l2r=0.0, cmi=0.0), batches_of((4, 3))
     state = method.init(KEY, variables, 2)
     eye, zero = jnp.eye(8), jnp.zeros((8, 8))

@@ -7,7 +7,15 @@ import optax
 import pytest
 
 import runs
-from federations import PlainNet, assert_close, batches_of, once, run_rounds, variables_of
+from federations import (
+    PlainNet,
+    assert_close,
+    batches_of,
+    in_float64,
+    once,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn.aggregation import generalization_adjustment, uniform
 from fedjax_bn.engine.weighing import _adjust
 from fedjax_bn.federation import client_variables, global_variables
@@ -58,7 +66,7 @@ def test_weights_stay_a_distribution_and_who_is_absent_keeps_its_own():
 
 def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     """A client's gap is taken of the model aggregated in the round before."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     rule = generalization_adjustment(first_bias, step=0.2, rounds=4)
     method, plain = fedavg(PlainNet(), SGD, weigh=rule), once(fedavg, PlainNet(), SGD)
     state, a, trained = method.init(KEY, variables, 3), np.full(3, 1 / 3), None
@@ -86,7 +94,7 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [scaffold, fedavg])
 def test_permuting_clients_permutes_weights_and_identical_ones_weigh_the_same(x64, make):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     method = make(PlainNet(), SGD, weigh=generalization_adjustment(first_bias, rounds=4))
 
     def rounds(batches, who=(0, 1, 2)):
@@ -133,7 +141,7 @@ def test_without_a_step_it_is_uniform_and_another_messages_server_sees_nothing_o
 
 
 def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     one = jax.tree.map(lambda x: x[0], batches_of((10,)))
     loss = validation_loss(PlainNet(), lambda images, dtype: images.astype(dtype))
     ours = loss(variables, Received((), (), validation=one))

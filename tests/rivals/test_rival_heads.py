@@ -11,6 +11,7 @@ from federations import (
     assert_close,
     batches_of,
     client,
+    in_float64,
     once,
     run_rounds,
     variables_of,
@@ -31,7 +32,7 @@ KEY, SIZES = jax.random.key(3), (9, 4, 6)
 NET = MLP(CLASSES, hidden=(8,))
 
 
-def in_float64(tree, seed=0):
+def random_tree(tree, seed=0):
     random = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(random.uniform(-0.9, 0.9, x.shape)), tree)
 
@@ -40,8 +41,8 @@ def started(method):
     """Random collections in the form of those that a federation starts with."""
     given = variables_of(NET)
     variables = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
-    statistics = jax.tree.map(jnp.abs, in_float64(variables["batch_stats"]))
-    return in_float64(variables) | {"batch_stats": statistics}
+    statistics = jax.tree.map(jnp.abs, random_tree(variables["batch_stats"]))
+    return random_tree(variables) | {"batch_stats": statistics}
 
 
 def batch_of(size=4):
@@ -101,7 +102,7 @@ def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
 
 @pytest.mark.slow
 def test_csd_without_specific_parts_is_fedavg(x64):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
+    variables = in_float64(variables_of(NET))
     ours, _ = run_rounds(csd(NET, SGD, specific=0.0, penalty=0.0), variables, batches_of(SIZES))
     plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
     assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
@@ -154,7 +155,7 @@ class Flat(MLP):
 
 
 def test_jigen_of_whole_images_and_no_weight_is_fedavg(x64):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
+    variables = in_float64(variables_of(NET))
     options = {"weight": 0.0, "whole": 1.0, "prepare": lambda x, d: flat(x, d)}
     net = Flat(CLASSES, hidden=(8,))
     ours, _ = run_rounds(jigen(net, SGD, **options), variables, batches_of(SIZES))
@@ -223,7 +224,7 @@ def test_features_with_noise_have_its_moments_and_without_are_themselves():
 
 
 def test_sfa_trains_by_features_with_noise(x64):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
+    variables = in_float64(variables_of(NET))
     ours, plain = (
         run_rounds(method, variables, batches_of(SIZES))[0]
         for method in (sfa(NET, SGD), once(fedavg, NET, SGD))

@@ -18,6 +18,7 @@ from federations import (
     assert_equal,
     batches_of,
     client,
+    in_float64,
     run_rounds,
     variables_of,
 )
@@ -59,7 +60,7 @@ def net_of(kind):
 
 
 def started(kind):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(net_of(kind)))
+    variables = in_float64(variables_of(net_of(kind)))
     return method_of(kind).init(KEY, variables, 3)
 
 
@@ -120,7 +121,7 @@ def test_padding_is_invisible(x64, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RIVALS)
 def test_every_client_strategy_gives_the_same_numbers(x64, name):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    variables = in_float64(variables_of(MapNet()))
     states = [
         run_rounds(
             getattr(methods, name)(MapNet(), optax.sgd(0.1), clients=c, **ON_MAPS.get(name, {})),

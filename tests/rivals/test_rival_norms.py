@@ -8,7 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, PlainNet, assert_close, batches_of, run_rounds, variables_of
+from federations import (
+    CLASSES,
+    PlainNet,
+    assert_close,
+    batches_of,
+    in_float64,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedwon
@@ -95,7 +103,7 @@ def test_an_unknown_norm_is_a_sentence():
 @pytest.mark.parametrize("clip", [0.01, 100.0])
 def test_fedwons_step_is_clipped_unit_by_unit(x64, clip):
     """A unit is an output's column of the kernel, and the whole bias."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     batches = batches_of((4,))
     state, _ = run_rounds(fedwon(PlainNet(), optax.sgd(0.5), clip=clip), variables, batches)
     w = variables["params"]["dense"]

@@ -7,7 +7,16 @@ import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, SGD, OneNorm, as_maps, assert_close, batches_of, run_rounds
+from federations import (
+    CLASSES,
+    SGD,
+    OneNorm,
+    as_maps,
+    assert_close,
+    batches_of,
+    in_float64,
+    run_rounds,
+)
 from federations import variables_of as start_of
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
@@ -41,7 +50,7 @@ class Flat(nn.Module):
 
 
 def variables_of():
-    return jax.tree.map(lambda x: np.asarray(x, float), start_of(Flat()))
+    return in_float64(start_of(Flat()))
 
 
 def normal(*shape, seed=0):
