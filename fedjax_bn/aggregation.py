@@ -248,13 +248,9 @@ class Sums(NamedTuple):
 def part_of(
     server: ServerUpdate, weight: jax.Array, upload: Upload, by_leaf: PyTree = None
 ) -> Sums:
-    """Returns one client's part of the sums.
+    """Returns one client's part of the sums, with weight w_k f[].
 
-    Args:
-      server: weighs the message.
-      weight: w_k f[].
-      upload: of the client.
-      by_leaf: a weight f[] for each shared leaf, which replaces `weight`; None for the same one.
+    `by_leaf` has a weight f[] for each shared leaf, which replaces `weight`; None for the same one.
     """
     counts = upload.counts
     # Sums are in float32 at least (float64 where JAX has it), also for a model in bfloat16: there
@@ -335,13 +331,8 @@ def conclude(
     """Makes the server's step from the sums; returns the state, and whether it is finite, bool[].
 
     A step that is not finite is dropped: the shared leaves and the server's state stay as they are.
-
-    Args:
-      server: the step.
-      state: before the round.
-      sums: over the clients that count.
-      counts: bool[C], which clients count.
-      population: the number of all clients.
+    `state` is that before the round, `sums` are over the clients that count (`counts` bool[C]), and
+    `population` is the number of all clients.
     """
     # The division comes last, so that clients add to sums in any order and on any device.
     mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
@@ -362,11 +353,7 @@ def serve(
 ) -> FederatedState:
     """Returns the state after a round; the clients' own parts are those of before.
 
-    Args:
-      server: the server's step.
-      weigh: the weighing rule.
-      state: before the round.
-      uploads: stacked, of all rows of the state or of some.
+    `uploads` are stacked, of all rows of the state or of some.
     """
     rows, given = state.weights.shape[0], uploads.client.shape[0]
     population = rows if uploads.population is None else uploads.population.max()

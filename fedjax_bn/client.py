@@ -200,8 +200,7 @@ def run_steps(
     A step without any valid sample (padding of a client with fewer batches) changes nothing.
 
     Args:
-      step: the local step.
-      received: what the client starts the round with.
+      step, received: the local step, and what the client starts the round with.
       variables: the collections to train, usually `join(received.shared, received.personal)`.
       state: the local step's state before the first step.
       batches: {"image": [S, B, ...], "label": i32[S, B] or a tree, "valid": bool[S, B],
@@ -272,11 +271,8 @@ def take_part(
     A client that sits out costs no time if clients are mapped one after another.
 
     Args:
-      client: its functions.
-      broadcast: what the server sent.
-      own: the client's personal leaves and memory.
-      batches: a round's, without the axis K, with "client" i32[].
-      key: the run's.
+      client, broadcast, own: its functions, what the server sent, and what the client has.
+      batches: a round's, without the axis K, with "client" i32[]; `key` is the run's.
       divided: whether several devices share the client's samples while others have other clients.
         Then a client that sits out trains too, and the result is dropped: in a branch that only
         some devices take, a reduction would wait for the others forever.

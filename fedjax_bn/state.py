@@ -145,12 +145,7 @@ def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedSt
 def client_variables(state: FederatedState, k: int | None = None) -> Variables:
     """Returns the model that each internal client would use now.
 
-    Args:
-      state: of the federation.
-      k: a client; None for all.
-
-    Returns:
-      Collections of client k, or of all clients with leading axis K.
+    These are the collections of client k; for None of all clients, with a leading axis K.
     """
     if k is not None:
         # A copy: the next round donates the state, and with it its arrays.

@@ -35,15 +35,9 @@ _BY_CLIENT = ("participates", "size", "client")
 
 
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:
-    """Checks keys and shapes of a round's batches.
+    """Raises ValueError if a key of a round's batches is missing or unknown, or a shape wrong.
 
-    Args:
-      batches: as above.
-      rows: C, the rows of the state.
-      epochs: E.
-
-    Raises:
-      ValueError: a key is missing or unknown, or a shape does not fit; the message names it.
+    The state has C rows, and S steps are E epochs.
     """
     missing, unknown = set(REQUIRED) - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
@@ -90,9 +84,7 @@ def blank_padding(batch: Batches) -> Batches:
 def owned_samples(batches: Batches, epochs: int) -> jax.Array:
     """Returns i32[], the samples of one client, by default the valid ones of its largest epoch.
 
-    Args:
-      batches: one client's, "valid" bool[S, B], optionally with "size" i32[].
-      epochs: E.
+    Its batches have "valid" bool[S, B], optionally "size" i32[]; S steps are E equal epochs.
     """
     if "size" in batches:
         return batches["size"]
@@ -102,11 +94,8 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
 def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
     """Returns bool[S], the steps of a client's last local epoch with a valid sample.
 
-    A client that makes fewer local epochs than others has epochs without valid samples.
-
-    Args:
-      valid: bool[S, B], S steps of E equal epochs.
-      epochs: E.
+    A client that makes fewer local epochs than others has epochs without valid samples; `valid` is
+    bool[S, B], and S steps are E equal epochs.
     """
     # Counted from the end, since padding epochs follow the real ones.
     real = valid.reshape(epochs, -1).any(1)

@@ -103,6 +103,7 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
             w[counts] = _least_variance(risks[counts].astype(np.float64))
         return w
 
+    # SciPy runs on the host: XLA must know the form of what comes back.
     form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
 

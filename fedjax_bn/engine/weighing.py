@@ -251,6 +251,7 @@ def _adjust(
     """Returns the weights f[C] after an adjustment by gaps f[C]; those present keep their sum."""
     largest = jnp.abs(gaps).max()
     relative = gaps / jnp.where(largest > 0, largest, 1)
+    # Those present share what they had: the others' weights stay, and so does the sum of all.
     mass = jnp.where(present, weights, 0).sum()
     mean = mass / jnp.maximum(present.sum(dtype=weights.dtype), 1)
     moved = jnp.where(present, jnp.clip(weights + steps * relative * mean, 0, 1), 0)

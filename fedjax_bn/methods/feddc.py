@@ -116,6 +116,7 @@ def _penalized(gradient: Gradient, alpha: float) -> Gradient:
         pull = received.memory
         now, _ = split_like(variables["params"], pull)
         shared, personal = split_like(gradients["params"], pull)
+        # h_k - x and c - c_k are in the pull already; w alone changes from step to step.
         shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, now, pull)
         return gradients | {"params": join(shared, personal)}, reported
 

@@ -61,6 +61,7 @@ class Options(OptionsButServer, total=False):
     server: ServerUpdate | None
 
 
+# How `learning` hands what is learned to `method_of`, among the options in between.
 class _Learned(Options, total=False):
     learned: "Learning"
 
@@ -154,6 +155,7 @@ def learning(
       ValueError: an argument or an option has the wrong type, such as a name instead of a function;
         the method needs a classifier, and the task is another.
     """
+    # `federate` checks them again, but a method wraps some before, such as `share`.
     check_choices(**options)
     for name, value in (("prepare", prepare), ("perturb", perturb)):
         if value is not None and not callable(value):

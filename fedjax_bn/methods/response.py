@@ -93,13 +93,7 @@ def check_rate(
 def check_fresh(
     method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError if clients keep a momentum, with which a response does not begin.
-
-    Args:
-      method: for the message.
-      optimizer: the local optimizer.
-      options: those of `federation.federate`.
-    """
+    """Raises ValueError if the options let clients keep a momentum, which a response lacks."""
     try:
         remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
     except Exception:  # its masks are over parameters that are not known yet

@@ -74,12 +74,8 @@ def aligned_objective(
 ) -> Callable[..., tuple[jax.Array, tuple[jax.Array, _Aligned]]]:
     """Returns `objective(variables, batch, received, key) -> (L_e f[], (L_e, Aligned))`.
 
-    L is the task's loss of the masked model. `received.server` is an `Alignment`; as long as it
-    holds no round there is no penalty.
-
-    Args:
-      learned: what is learned.
-      strength: lambda, at least 0.
+    L is the task's loss of the masked model, lambda the `strength`. `received.server` is an
+    `Alignment`; as long as it holds no round there is no penalty.
     """
 
     def objective(

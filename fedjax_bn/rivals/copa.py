@@ -71,6 +71,7 @@ def copa(
         loss, out = learned.trained(
             variables, images, batch, key, statistics=rule, wanted=["features"]
         )
+        # The others' classifiers are arrays, all applied in one product.
         others = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
         if "bias" in received.server:
             others += received.server["bias"][:, None]
@@ -155,6 +156,7 @@ def _path(model: Any, variables: Variables) -> tuple[str, ...]:
 
 
 def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
+    # A mean of classifiers would be another one than those that travel in the messages.
     def rule(variables: Variables) -> PyTree:
         path = ("params", *_path(model, variables))
 

@@ -202,6 +202,7 @@ def _resized(x: jax.Array) -> jax.Array:
 
 def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
     """The model that the client froze, and whether it has frozen one."""
+    # Of the right form; it is replaced at the end of the client's first round, before it is read.
     model = without(join(shared, personal), COLLECTION)
     return {"model": model, "trained": jnp.zeros((), bool)}
 

@@ -61,7 +61,8 @@ def csd(
     def start(key: jax.Array, variables: Variables) -> Variables:
         if SPECIFIC in variables:
             return variables
-        # W_j and their biases from N(0, 0.1), c from N(0.1, 1e-4), e from N(0, 1e-4), deviations.
+        # As the authors start them, with deviations: W_j and their biases from N(0, 0.1), c from
+        # N(0.1, 1e-4), e from N(0, 1e-4).
         sizes = sizes_of(model, variables)
         keys = jax.random.split(stream(key, "decomposed head"), 4)
         shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())

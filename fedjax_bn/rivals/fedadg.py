@@ -127,6 +127,7 @@ def _discriminating(learned: Learning) -> Objective:
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
+        # A pass of its own, since the network has moved after that of the first step.
         _, out = _passed(learned, variables, batch, key)
         own, label = variables[DISCRIMINATOR], batch["label"]
         made = _generated(variables[GENERATOR], label, key)

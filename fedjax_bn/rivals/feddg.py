@@ -162,7 +162,7 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         batch = load_first(load, batches, stream(key, "sent amplitudes"))
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
-        order = jnp.argsort(~valid, stable=True)[:count]
+        order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
         found = _amplitudes(learned.prepare(batch["image"], dtype)[order], half)
         known = valid[order] & ~received.memory.method
 

@@ -156,6 +156,7 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
         mean, deviation = _moments_of(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
+        # A mean of probabilities, in logarithms: small ones would underflow.
         logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
         return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(_DRAWS, logs.dtype))
 

@@ -59,6 +59,7 @@ def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
     """Returns the rule of the running statistics, which stay, if `fixed`; else of the pass."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        # Always computed, since one program serves the rounds before and after.
         plain = statistics_of(None, layer, x, valid)
 
         def choose(kept: jax.Array, new: jax.Array) -> jax.Array:

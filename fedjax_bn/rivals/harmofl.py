@@ -160,7 +160,8 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
             state.sent,
             aggregate.message,
         )
-        # The method's own step comes first: it averages the collection like any leaf.
+        # The method's own step comes first: it averages the collection like any leaf, and what it
+        # makes of it is then replaced.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
         some = means.known > 0
         mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)

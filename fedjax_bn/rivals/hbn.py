@@ -165,8 +165,9 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
         mean, found = aggregate.mean, aggregate.message
+        # Under a sharing rule by which clients keep their statistics there is nothing to move.
         if len(jax.tree.leaves(shared[STATISTICS])) < len(jax.tree.leaves(found)):
-            return mean, state  # clients keep them
+            return mean, state
         return {**mean, STATISTICS: _each_layer(moved, shared[STATISTICS], found)}, state
 
     return ServerUpdate(averaging().init, update, message_weight=messages_by_size)

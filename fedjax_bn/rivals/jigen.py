@@ -111,6 +111,7 @@ def _shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:
         )
     high, wide = (side // _TILES for side in images.shape[1:3])
 
+    # Each image has an order of its own; pixels beyond the last whole tile stay.
     def one(image: jax.Array, tiles: jax.Array) -> jax.Array:
         inner = image[: _TILES * high, : _TILES * wide]
         cut = inner.reshape(_TILES, high, _TILES, wide, -1).swapaxes(1, 2)

@@ -184,6 +184,7 @@ def _by_class(
     """
     both = jnp.concatenate([z, other])
     far = squared_distances(both, both)
+    # f[classes, B], by which sums within each class are products of matrices.
     members = jax.nn.one_hot(label, classes, dtype=z.dtype).T * valid.astype(z.dtype)
     count, owned = members.sum(1), jnp.tile(members, 2)
     pairs = jnp.maximum(2 * count * (2 * count - 1), 1)
@@ -245,6 +246,7 @@ def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None =
             f"l2d gives styles to images f[B, H, W, C={channels}], not {x.shape}: give it their "
             "number of channels (l2d.channels)"
         )
+    # Kernels without padding: a larger one than the image would give no output.
     sides = [side for side in SIDES if side <= min(x.shape[1:3])]
     drawn = jax.random.key(_FIXED) if key is None else key
     color_key, drop_key, weight_key, *keys = jax.random.split(drawn, 3 + 2 * len(sides))

@@ -72,6 +72,7 @@ def stages_of(
     def last(name: str) -> str | None:
         parts = (path for path in known if path.startswith(f"{name}_"))
         alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (name in known)
+        # By length first, so that layer1_10 comes after layer1_9.
         return max(alike, key=lambda path: (len(path), path), default=None)
 
     wanted = [names_in(names)] if names else ends

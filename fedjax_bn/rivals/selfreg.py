@@ -98,6 +98,7 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
         projected = _project(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
         gap += feature * _gap(out.features, projected, pair, share)
+        # The better the classes are learned, the less the gap counts; this weight has no gradient.
         factor = jax.lax.stop_gradient(jnp.minimum(loss, 1))
         return loss + factor * masked_mean(gap, valid), (loss, out.moved)
 

@@ -18,6 +18,7 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    begun,
     client,
     in_float64,
     once,
@@ -122,7 +123,7 @@ def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(x64):
 def test_nobody_takes_part_and_nothing_changes():
     method = once(fedbn, OneNorm(), SGD)
     batches = batches_of(SIZES) | {"participates": jnp.zeros(3, bool)}
-    state = method.init(jax.random.key(0), variables_of(OneNorm()), 3)
+    state = begun(method, jax.random.key(0), variables_of(OneNorm()), 3)
     before = jax.tree.map(np.array, state)
     after, metrics = method.round(state, batches, jax.random.key(0))
     assert_equal(after._replace(round=before.round), before)
@@ -136,7 +137,7 @@ def test_nobody_takes_part_and_nothing_changes():
 def test_a_step_of_the_server_that_is_not_finite_is_reported_and_not_taken(huge):
     method = huge(PlainNet(), optax.sgd(100.0), eta=3e38)
     variables, batches = variables_of(PlainNet()), batches_of(SIZES)
-    before = jax.tree.map(jnp.copy, method.init(jax.random.key(0), variables, len(SIZES)))
+    before = jax.tree.map(jnp.copy, begun(method, jax.random.key(0), variables, len(SIZES)))
     state, metrics = run_rounds(method, variables, batches)
     assert not metrics["server_finite"]
     assert metrics["finite"].all()
@@ -168,7 +169,7 @@ def test_a_round_compiles_once():
 def test_a_round_is_reproducible_and_keys_differ_between_rounds_and_clients():
     same = jax.tree.map(lambda x: np.repeat(x, 2, 0), batches_of((8,)))
     method = fedavg(DropoutNet(), optax.sgd(0.0))
-    state = method.init(jax.random.key(0), variables_of(DropoutNet()), 2)
+    state = begun(method, jax.random.key(0), variables_of(DropoutNet()), 2)
     losses = []
     for _ in range(2):
         state, metrics = method.round(state, same, jax.random.key(5))
@@ -296,7 +297,7 @@ def test_bytes_are_standardized_on_the_device(make):
 def test_keeping_batch_norm_local_needs_a_batch_norm(make):
     method = make(PlainNet(), SGD)
     with pytest.raises(ValueError, match="has no batch norm"):
-        method.init(jax.random.key(0), variables_of(PlainNet()), 3)
+        begun(method, jax.random.key(0), variables_of(PlainNet()), 3)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_keeping_batch_norm_local_needs_a_batch_norm(make):
 def test_batches_that_do_not_fit_are_named(change, message):
     batches = {k: v for k, v in (batches_of(SIZES) | change).items() if v is not None}
     method = once(fedavg, OneNorm(), SGD)
-    state = method.init(jax.random.key(0), variables_of(OneNorm()), 3)
+    state = begun(method, jax.random.key(0), variables_of(OneNorm()), 3)
     with pytest.raises(ValueError, match=message):
         method.round(state, batches, jax.random.key(0))
 

@@ -14,6 +14,7 @@ from federations import (
     OneNorm,
     assert_equal,
     batches_of,
+    begun,
     client,
     once,
     variables_of,
@@ -40,7 +41,7 @@ def method():
 
 
 def state():
-    return method().init(KEY, variables_of(OneNorm()), 2)
+    return begun(method(), KEY, variables_of(OneNorm()), 2)
 
 
 def host(batches=None):
@@ -53,7 +54,7 @@ def of_round(batches):
 
 def of_client(batches):
     one = client(batches, 0) | {"client": jnp.int32(0)}
-    return method().client(broadcast_of(state()), own_of(state(), 0), one, KEY)
+    return method().client(broadcast_of(state()), jax.jit(own_of)(state(), 0), one, KEY)
 
 
 def read_npz(folder, images, labels):

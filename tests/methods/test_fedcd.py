@@ -15,6 +15,9 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    begun,
+    client_variables,
+    global_variables,
     in_float64,
     run_rounds,
     variables_of,
@@ -22,7 +25,6 @@ from federations import (
 )
 from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.methods.fedcd import _mask_optimizer_of
 from fedjax_bn.models import MLP, masks
@@ -162,12 +164,12 @@ def test_masks_stay_with_their_clients_and_an_unseen_one_gets_their_mean(share):
 def test_a_client_that_sits_out_or_is_not_finite_keeps_its_mask_and_gives_no_gradient():
     batches = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
     method = method_of()
-    state = method.init(KEY, start(), 3)
+    state = begun(method, KEY, start(), 3)
     after, _ = method.round(state, batches, KEY)
     own = after.personal["mask"]["features"]
     np.testing.assert_array_equal(own[1], np.ones(8))
     poison = with_value(batches, 1, np.nan) | {"participates": jnp.ones(3, bool)}
-    poisoned, metrics = method.round(method.init(KEY, start(), 3), poison, KEY)
+    poisoned, metrics = method.round(begun(method, KEY, start(), 3), poison, KEY)
     assert_equal(poisoned.server, after.server)
     assert_equal(poisoned.shared, after.shared)
     np.testing.assert_array_equal(metrics["finite"], [True, False, True])
@@ -204,7 +206,7 @@ def test_a_word_spells_where_the_masks_are_and_what_trains_them():
     made = {"names": ("features", "a"), "bounds": (0.0, 1.0), "mask_optimizer": SGD}
     both = [method_of(**options) for options in (word, made)]
     variables = start()
-    given = jax.eval_shape(lambda: both[0].init(KEY, variables, 3)), batches_of(SIZES), KEY
+    given = jax.eval_shape(lambda: begun(both[0], KEY, variables, 3)), batches_of(SIZES), KEY
     assert len({method.round.lower(*given).as_text() for method in both}) == 1
     none = _mask_optimizer_of("none")
     np.testing.assert_array_equal(none.update(jnp.ones(3), none.init(jnp.ones(3)))[0], 0)

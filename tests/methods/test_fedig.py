@@ -10,9 +10,15 @@ import optax
 import pytest
 
 import norm_nets as nets
-from federations import assert_close, assert_equal, client
+from federations import (
+    assert_close,
+    assert_equal,
+    begun,
+    client,
+    client_variables,
+    global_variables,
+)
 from fedjax_bn.aggregation import ServerState
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.methods.fedig import _adapter_step, _client_agnostic, fedig
 from fedjax_bn.methods.learning import learning, supervised
@@ -57,7 +63,7 @@ def start(model=MODEL):
 
 
 def run(method, variables, batches, rounds=2):
-    state = method.init(KEY, variables, batches["label"].shape[0])
+    state = begun(method, KEY, variables, batches["label"].shape[0])
     for _ in range(rounds):
         state, metrics = method.round(state, batches, KEY)
     return state, metrics
@@ -187,7 +193,7 @@ def test_with_both_lambdas_0_it_is_fedbn_with_the_same_keys(x64):
 def test_the_server_sends_the_mean_statistics_of_the_last_round(x64):
     variables, _ = start(Tiny())
     method = fedig(Tiny(), optax.sgd(0.1))
-    state = method.init(KEY, variables, 3)
+    state = begun(method, KEY, variables, 3)
     assert_equal(state.server.sent, variables["batch_stats"])
     batches = batches_of(steps=1) | {
         "size": np.asarray([5, 1, 2], np.int32),
@@ -205,8 +211,8 @@ def test_clients_train_with_what_the_server_sends(x64):
     """Other global statistics give other parameters, the first step's loss stays."""
     variables, global_ = start(Tiny())
     method, batches = fedig(Tiny(), optax.sgd(0.1), mixing="constant:u=0.5"), batches_of(steps=1)
-    plain, metrics = method.round(method.init(KEY, variables, 3), batches, KEY)
-    state = method.init(KEY, variables, 3)
+    plain, metrics = method.round(begun(method, KEY, variables, 3), batches, KEY)
+    state = begun(method, KEY, variables, 3)
     other, same = method.round(state._replace(server=ServerState(sent=global_)), batches, KEY)
     assert_equal(metrics["loss"], same["loss"])
     scales = [np.asarray(state.personal["params"]["n"]["scale"]) for state in (plain, other)]
@@ -248,7 +254,7 @@ def test_an_adapters_step_moves_only_the_adapter(x64):
 def test_an_adapter_is_made_at_init_where_there_is_none():
     variables, _ = start()
     method = fedig(MODEL, optax.sgd(0.1), adapter=True)
-    state = jax.eval_shape(lambda: method.init(KEY, variables, 2))
+    state = jax.eval_shape(lambda: begun(method, KEY, variables, 2))
     assert set(state.shared["adapter"]) == {"block/inner", "middle"}  # "last" has no spatial axes
 
 

@@ -15,7 +15,10 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    begun,
     client,
+    client_variables,
+    global_variables,
     in_float64,
     once,
     run_rounds,
@@ -23,7 +26,7 @@ from federations import (
     with_value,
 )
 from fedjax_bn import methods
-from fedjax_bn.federation import FederatedMethod, client_variables, global_variables
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods import (
     fedadam,
     fedavg,
@@ -72,7 +75,7 @@ def rounds_of(name: str, mode: str, batches: dict, present: list | None = None, 
     """Two rounds, the second with some clients only; always the same compiled program."""
     method = method_of(name, mode, clients)
     count = len(batches["label"])
-    state = method.init(KEY, variables(), count)
+    state = begun(method, KEY, variables(), count)
     states = [jax.device_get(state)]
     for participates in (count * [True], present or count * [True]):
         some = batches | {"participates": np.asarray(participates)}
@@ -94,7 +97,7 @@ def test_identical_clients_aggregate_to_themselves(name, mode, size, seed):
     (_, first, later), _ = rounds_of(name, mode, three)
     for tree in (client_variables(later), later.memory):
         assert_close(client(tree, 1), client(tree, 0), rtol=1e-4, atol=1e-5)
-    state = method_of(name, mode).init(KEY, variables(), 3)
+    state = begun(method_of(name, mode), KEY, variables(), 3)
     one = {"participates": np.asarray([False, True, False])}
     alone, _ = method_of(name, mode).round(state, three | one, KEY)
     assert_close(global_variables(first), global_variables(alone), rtol=1e-4, atol=1e-5)
@@ -167,7 +170,7 @@ def test_an_update_that_is_not_finite_reaches_nothing(name, mode):
 def test_corrections_drifts_and_moments_exist_for_shared_parameters_only(
     name, memories, servers, mode
 ):
-    state = method_of(name, mode).init(KEY, variables(), 3)
+    state = begun(method_of(name, mode), KEY, variables(), 3)
     shapes = [leaf.shape for leaf in jax.tree.leaves(state.shared["params"])]
     assert len(shapes) == {"all": 6, "bn_local": 4}[mode]
     assert [leaf.shape for leaf in jax.tree.leaves(state.server)] == servers * shapes
@@ -188,7 +191,7 @@ AT_THE_EDGE = ("fedadam", "feddc", "scaffold")
 def test_every_method_works_where_nothing_is_shared(name):
     """Traced only: the rule that leaves a server, and corrections, the least to work with."""
     method = getattr(methods, name)(NET, SGD, share=nothing)
-    state = method.init(KEY, variables(), 3)
+    state = begun(method, KEY, variables(), 3)
     after, _ = jax.eval_shape(method.round, state, batches_of(SIZES), KEY)
     assert_equal(*(jax.tree.map(lambda x: (x.shape, str(x.dtype)), s) for s in (after, state)))
 
@@ -231,7 +234,7 @@ def test_degenerate_settings_are_fedavg(method, mode, sizes, rounds):
 def test_feddc_without_correction_is_fedprox():
     """Their rounds are one program."""
     both = feddc(NET, SGD, alpha=0.3, correction=False), fedprox(NET, SGD, mu=0.3)
-    given = both[0].init(KEY, variables(), 3), batches_of(SIZES), KEY
+    given = begun(both[0], KEY, variables(), 3), batches_of(SIZES), KEY
     assert len({method.round.lower(*given).as_text() for method in both}) == 1
 
 
@@ -325,7 +328,7 @@ def test_adaptive_servers_follow_the_papers_algorithm(x64, name):
     plain = once(fedavg, PlainNet(), SGD)
     x, m, v = start, 0.0, 0.01**2
     beta1 = 0.0 if name == "fedadagrad" else 0.9
-    state = method.init(KEY, start, 3)
+    state = begun(method, KEY, start, 3)
     for _ in range(3):
         state, _ = method.round(state, batches_of(SIZES), KEY)
         mean = global_variables(run_rounds(plain, x, batches_of(SIZES))[0])
@@ -340,7 +343,7 @@ def test_adaptive_servers_follow_the_papers_algorithm(x64, name):
 def test_fedavgm_follows_the_papers_algorithm(x64):
     start = in_float64(variables_of(PlainNet()))
     method, plain = fedavgm(PlainNet(), SGD, eta=0.7, beta=0.8), once(fedavg, PlainNet(), SGD)
-    x, v, state = start, 0.0, method.init(KEY, start, 3)
+    x, v, state = start, 0.0, begun(method, KEY, start, 3)
     for _ in range(3):
         state, _ = method.round(state, batches_of(SIZES), KEY)
         mean = global_variables(run_rounds(plain, x, batches_of(SIZES))[0])

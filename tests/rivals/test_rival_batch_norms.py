@@ -13,11 +13,12 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    begun,
+    global_variables,
     once,
     run_rounds,
 )
 from federations import variables_of as start_of
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fixbn, hbn
 from fedjax_bn.sharing import all_but_statistics
 
@@ -76,7 +77,7 @@ def test_a_step_of_fixbns_clients_is_the_step_of_the_pooled_data(x64):
 def test_hbn_lies_between_fedavg_and_fixbn(x64, share, plain):
     variables, batches = variables_of(), batches_of((4, 3, 2))
     method = once(hbn, NET, SGD)
-    state = method.init(KEY, variables, 3)
+    state = begun(method, KEY, variables, 3)
     personal = jax.tree.map(lambda t: jnp.full_like(t, share), state.personal)
     assert [leaf.shape for leaf in jax.tree.leaves(personal)] == [(3, 8)]
     state, _ = method.round(state._replace(personal=personal), batches, KEY)
@@ -93,7 +94,7 @@ def test_hbns_server_moves_towards_the_pooled_hybrid_moments(x64, t):
     """
     variables, batches = variables_of(MapNet()), batches_of(SIZES)
     method = once(hbn, MapNet(), SGD, momentum=0.25)
-    start = method.init(KEY, variables, 3)
+    start = begun(method, KEY, variables, 3)
     start = start._replace(personal=jax.tree.map(lambda x: jnp.full_like(x, t), start.personal))
     state, _ = method.round(start, batches, KEY)
     old, new = variables["batch_stats"]["norm"], state.shared["batch_stats"]["norm"]
@@ -117,7 +118,7 @@ def test_hbns_server_moves_towards_the_pooled_hybrid_moments(x64, t):
 
 def test_hbn_leaves_statistics_alone_that_clients_keep():
     method = hbn(NET, SGD, share=all_but_statistics, momentum=0.5)
-    state = method.init(KEY, start_of(NET), 3)
+    state = begun(method, KEY, start_of(NET), 3)
     before = jax.tree.map(np.array, state.personal["batch_stats"])
     after, _ = method.round(state, batches_of(SIZES), KEY)
     assert_equal(after.personal["batch_stats"], before)

@@ -12,12 +12,14 @@ from federations import (
     OneNorm,
     assert_close,
     batches_of,
+    begun,
+    client_variables,
+    global_variables,
     in_float64,
     once,
     run_rounds,
 )
 from federations import variables_of as start_of
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import copa, fedavg
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
@@ -41,7 +43,7 @@ def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alo
     """By hand: three classifiers as arrays, the others' constant."""
     method, variables = once(copa, NET, SGD, gates=False), variables_of()
     batches = batches_of((4, 3, 2))
-    state = method.init(KEY, variables, 3)
+    state = begun(method, KEY, variables, 3)
     random = np.random.default_rng(0)
     heads = {
         "kernel": random.normal(size=(3, 8, CLASSES)),
@@ -74,7 +76,7 @@ def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alo
 
 def test_the_server_keeps_every_clients_last_classifier(x64):
     method, batches = copa(NET, SGD), batches_of(SIZES)
-    state = method.init(KEY, variables_of(), 3)
+    state = begun(method, KEY, variables_of(), 3)
     for present in (jnp.ones(3, bool), jnp.asarray([True, False, True])):
         state, _ = method.round(state, batches | {"participates": present}, KEY)
         own = client_variables(state)["params"]["c"]

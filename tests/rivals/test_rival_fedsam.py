@@ -14,12 +14,12 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    global_variables,
     in_float64,
     once,
     run_rounds,
     variables_of,
 )
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedsam, scaffold
 from fedjax_bn.rivals.fedsam import _ascend, sharpness_aware
 

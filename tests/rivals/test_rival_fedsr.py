@@ -12,12 +12,14 @@ from federations import (
     PlainNet,
     assert_close,
     batches_of,
+    begun,
+    client_variables,
+    global_variables,
     in_float64,
     run_rounds,
     variables_of,
 )
 from fedjax_bn import adaptation
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedsr
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
@@ -37,7 +39,7 @@ def random_tree(tree, seed=0):
 def started(**options):
     """Random collections in the form of those that a federation starts with."""
     method, given = fedsr(NET, SGD, **options), variables_of(NET)
-    form = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
+    form = jax.eval_shape(lambda: global_variables(begun(method, KEY, given, 1)))
     return random_tree(form)
 
 
@@ -113,7 +115,7 @@ def test_a_latent_that_is_the_features_is_fedavg(x64):
     """One step: mu = f, s = 0, and no weight on norm and divergence."""
     variables = in_float64(variables_of(NET))
     method, batches = fedsr(NET, SGD, l2r=0.0, cmi=0.0), batches_of((4, 3))
-    state = method.init(KEY, variables, 2)
+    state = begun(method, KEY, variables, 2)
     eye, zero = jnp.eye(8), jnp.zeros((8, 8))
     layers = {
         "mean": {"kernel": eye, "bias": jnp.zeros(8)},

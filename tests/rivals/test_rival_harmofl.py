@@ -11,13 +11,14 @@ from federations import (
     as_maps,
     assert_close,
     batches_of,
+    begun,
+    global_variables,
     in_float64,
     once,
     variables_of,
 )
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedsam, harmofl
 from fedjax_bn.rivals.harmofl import _harmonize
 
@@ -44,7 +45,7 @@ def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
     variables = in_float64(variables_of(MapNet()))
     batches = batches_of(SIZES)
     method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps)
-    state, _ = method.round(method.init(KEY, variables, 3), batches, KEY)
+    state, _ = method.round(begun(method, KEY, variables, 3), batches, KEY)
     m = np.asarray(state.shared["amplitude"]["mean"])
     first = [np.asarray(batches["image"][k, 0, : min(size, 4)]) for k, size in enumerate(SIZES)]
     np.testing.assert_allclose(m, [np.mean([x.mean() for x in first])], rtol=1e-12)
@@ -73,7 +74,7 @@ def test_the_shared_mean_is_of_all_clients_that_ever_took_part_whoever_came_firs
     level = jnp.asarray([10.0, 20.0]).reshape(2, *(1,) * (batches["image"].ndim - 1))
     batches["image"] = jnp.broadcast_to(level, batches["image"].shape)
     method = once(harmofl, MapNet(), SGD, channels=1, prepare=as_maps, weigh=by_size)
-    state = method.init(KEY, variables_of(MapNet()), 2)
+    state = begun(method, KEY, variables_of(MapNet()), 2)
     seen = np.zeros(2, bool)
     for present in rounds:
         state, _ = method.round(state, batches | {"participates": jnp.asarray(present, bool)}, KEY)

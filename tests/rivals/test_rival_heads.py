@@ -11,13 +11,14 @@ from federations import (
     assert_close,
     batches_of,
     client,
+    client_variables,
+    global_variables,
     in_float64,
     once,
     run_rounds,
     variables_of,
 )
 from fedjax_bn import adaptation
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import csd, fedavg, jigen, selfreg, sfa
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP

@@ -13,12 +13,12 @@ from federations import (
     PlainNet,
     assert_close,
     batches_of,
+    global_variables,
     in_float64,
     run_rounds,
     variables_of,
 )
 from fedjax_bn import models
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedwon
 from fedjax_bn.models.layers import _GroupNorm, _standardized, _standardized_convolve, norm_of
 

@@ -14,12 +14,12 @@ from federations import (
     as_maps,
     assert_close,
     batches_of,
+    global_variables,
     in_float64,
     run_rounds,
 )
 from federations import variables_of as start_of
 from fedjax_bn import models
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.rivals.feddg import _amplitudes, _with_amplitudes

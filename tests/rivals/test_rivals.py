@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import norm_nets as nets
-from federations import OneNorm
+from federations import OneNorm, in_float64
+from federations import variables_of as small_variables
 from fedjax_bn import adaptation, sharing
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.adaptation.instance import _crop_and_flip
@@ -140,17 +141,12 @@ def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
 
 def test_initial_without_affine_is_batch_norm_before_training(x64):
     model, images = OneNorm(), np.random.default_rng(0).normal(size=(4, 6))
-    trained, fresh = (
-        jax.tree.map(lambda leaf: leaf.astype(float), model.init(key, np.float32(images)))
-        for key in jax.random.split(jax.random.key(1))
-    )
-    trained["batch_stats"] = jax.tree.map(lambda leaf: leaf + 0.3, trained["batch_stats"])
-    kept, norms = (
-        sharing.split(tree, sharing.all_but_batch_norm(tree))[part]
-        for part, tree in enumerate((trained, fresh))
-    )
+    trained = in_float64(small_variables(model))
+    kept, norms = sharing.split(trained, sharing.all_but_batch_norm(trained))
+    norms["params"]["a"] = {"scale": np.ones(8), "bias": np.zeros(8)}
+    norms["batch_stats"]["a"] = {"mean": np.zeros(8), "var": np.ones(8)}
     ours = predict(choose_adaptation("initial:affine=False", model).adaptation, trained, images)
-    expected = model.apply(sharing.join(kept, norms), images)
+    expected = jax.jit(model.apply)(sharing.join(kept, norms), images)
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
 
 

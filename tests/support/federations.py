@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_bn import federation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.normalization import BatchNorm
 
@@ -142,10 +143,15 @@ def batches_of(sizes, batch=4, epochs=1, seed=0, steps=None):
     }
 
 
+def begun(method, key, variables, num_clients):
+    """The state before the first round, by one program and not by one for each leaf."""
+    return jax.jit(method.init, static_argnums=2)(key, variables, num_clients)
+
+
 def run_rounds(method, variables, batches, rounds=1, key=None):
     """The state and the last metrics after some rounds."""
     key = jax.random.key(1) if key is None else key
-    state = jax.jit(method.init, static_argnums=2)(key, variables, len(batches["valid"]))
+    state = begun(method, key, variables, len(batches["valid"]))
     for _ in range(rounds):
         state, metrics = method.round(state, batches, key)
     return state, metrics
@@ -159,6 +165,11 @@ def assert_close(ours, theirs, rtol=1e-6, atol=1e-7):
 def assert_equal(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+# One program for each form of a state, not one for each leaf.
+client_variables = jax.jit(federation.client_variables)
+global_variables = jax.jit(federation.global_variables)
 
 
 def client(tree, k):
