@@ -64,6 +64,7 @@ from fedjax_bn.state import (
     take_rows,
     with_own,
 )
+from fedjax_bn.task import Task
 
 __all__ = [
     "Broadcast",
@@ -219,42 +220,38 @@ def federate(
     )
 
 
-def check_choices(
-    *,
-    share: Any = everything,
-    weigh: Any = None,
-    server: Any = None,
-    privacy: Any = None,
-    clients: str = "auto",
-    load: Any = None,
-    **others: Any,
-) -> None:
-    """Raises ValueError for an option of a wrong type, such as a name instead of a function.
+def _or_none(kind: type | None = None) -> Callable[[Any], bool]:
+    """Returns the check for None, a function, or an instance of `kind`."""
+    return lambda x: x is None or (isinstance(x, kind) if kind else callable(x))
 
-    Args:
-      share, weigh, server, privacy, clients: as in `federate`.
-      load: as in `client.train_locally`.
-      **others: options that are not checked here.
-    """
-    del others
-    check_strategy(clients, 2**31)  # how many clients there are is known at `init`
-    rule = weigh is None or isinstance(weigh, Weighing) or callable(weigh)
-    step = server is None or isinstance(server, ServerUpdate)
-    choices = (
-        ("share", share, callable(share), "a sharing rule: give a function variables -> booleans, "
-         "such as everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
-        ("weigh", weigh, rule, "a weighing rule: give a function (sizes, risks) -> weights, such "
-         "as by_size or uniform of fedjax_bn.aggregation"),
-        ("server", server, step, "a server's step: give a ServerUpdate, such as averaging() of "
-         "fedjax_bn.aggregation"),
-        ("privacy", privacy, privacy is None or isinstance(privacy, Privacy),
-         "a mechanism: give engine.privacy.gaussian(clip, noise)"),
-        ("load", load, load is None or callable(load), "a function: give load(source, batch, key) "
-         "-> batch, such as fedjax_bn.client.augmenting(augment)"),
-    )  # fmt: skip
-    for name, value, fits, wanted in choices:
-        if not fits:
-            raise ValueError(f"{name}={value!r} is not {wanted}")
+
+# Options that a name or a number is easily given for: what fits, and what to give.
+_CHOICES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "share": (callable, "a sharing rule: give a function variables -> booleans, such as "
+              "everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
+    "weigh": (lambda x: isinstance(x, Weighing) or _or_none()(x), "a weighing rule: give a "
+              "function (sizes, risks) -> weights, such as by_size or uniform of "
+              "fedjax_bn.aggregation"),
+    "server": (_or_none(ServerUpdate), "a server's step: give a ServerUpdate, such as averaging() "
+               "of fedjax_bn.aggregation"),
+    "privacy": (_or_none(Privacy), "a mechanism: give engine.privacy.gaussian(clip, noise)"),
+    "load": (_or_none(), "a function: give load(source, batch, key) -> batch, such as "
+             "fedjax_bn.client.augmenting(augment)"),
+    "prepare": (_or_none(), "a function: give one, such as "
+                "fedjax_bn.data.pixels.images.standardize()"),
+    "perturb": (_or_none(), "a function: give one, such as fedjax_bn.engine.perturb.randconv()"),
+    "task": (_or_none(Task), "a task: give a Task, such as fedjax_bn.task.classification()"),
+}  # fmt: skip
+
+
+def check_choices(**options: Any) -> None:
+    """Raises ValueError for an option of a wrong type, such as a name instead of a function."""
+    check_strategy(
+        options.get("clients", "auto"), 2**31
+    )  # the number of clients is known at `init`
+    for name, (fits, wanted) in _CHOICES.items():
+        if name in options and not fits(options[name]):
+            raise ValueError(f"{name}={options[name]!r} is not {wanted}")
 
 
 def _checked(program: Any, check: Callable[..., None]) -> Any:

@@ -155,19 +155,8 @@ def learning(
       ValueError: an argument or an option has the wrong type, such as a name instead of a function;
         the method needs a classifier, and the task is another.
     """
-    # `federate` checks them again, but a method wraps some before, such as `share`.
-    check_choices(**options)
-    for name, value in (("prepare", prepare), ("perturb", perturb)):
-        if value is not None and not callable(value):
-            raise ValueError(
-                f"{name}={value!r} is not a function: give one, such as "
-                "fedjax_bn.data.pixels.images.standardize() for prepare, or "
-                "fedjax_bn.engine.perturb.randconv() for perturb"
-            )
-    if task is not None and not isinstance(task, Task):
-        raise ValueError(
-            f"task={task!r} is not a task: give a Task, such as fedjax_bn.task.classification()"
-        )
+    # `federate` checks its own again, but a method wraps some of them before, such as `share`.
+    check_choices(prepare=prepare, perturb=perturb, task=task, **options)
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
     if classifier:
         require_classifier(classifier, learned.task)
