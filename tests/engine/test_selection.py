@@ -197,6 +197,15 @@ def first_round(config, prepared=None):
     return jax.device_get(opened.compile(state)(state)[0]), opened.note
 
 
+def test_a_config_key_sets_the_steps_between_scores(tiny, monkeypatch):
+    seen = []
+    select = "fedjax_bn.run.experiment.method.best_of_round"
+    monkeypatch.setattr(select, lambda score, every: seen.append(every))
+    prepare(runs.config(local_selection=3), traced=False)
+    assert set(seen) == {3}
+
+
+@pytest.mark.slow
 def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
     keys = {"local_selection": 1, "rounds": 1}
     prepared = prepare(runs.config(**keys), traced=False)
