@@ -66,7 +66,8 @@ def test_masks_that_cancel_leave_the_sums_of_a_round_as_they_are(x64, make, serv
         uploads.append(method.client(broadcast_of(state), jax.jit(own_of)(state, k), mine, KEY)[1])
         assert int(uploads[-1].size) == size
     # A client weighs its part itself: by its number of samples, which the sum of weights divides.
-    parts = [part_of(server, jnp.asarray(float(upload.size)), upload) for upload in uploads]
+    part = jax.jit(lambda weight, upload: part_of(server, weight, upload))
+    parts = [part(float(upload.size), upload) for upload in uploads]
     vectors = list(map(encoded, parts))
     seen = masked(vectors)
     total = np.sum(seen, axis=0, dtype=np.uint64)

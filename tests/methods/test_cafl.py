@@ -148,6 +148,7 @@ def test_only_a_method_with_cafl_has_a_note_on_it():
     assert fedig(Pair(), optax.sgd(0.1), lambda_2=0.0).notes == ()
 
 
+@pytest.mark.slow  # that notes of a method come there is tested with those on privacy
 def test_a_run_says_at_start_in_config_json_and_in_the_report_what_cafl_is(monkeypatch, tmp_path):
     runs.install(monkeypatch)
     said, config = [], runs.config(method="fedig", rounds=1)

@@ -113,7 +113,7 @@ def method_and_state(name, model=NETWORK, images=IMAGES):
 
 APART = ("fedbn", "scaffold", "fedcd")  # without a message, with one, weighed by risks
 # What asks for the platform: rules for batch norms, gradients of gradients, convolutions of data.
-OFTEN = (*APART, "fediga", "feddg", "hbn", "l2d", "perfedavg")
+OFTEN = (*APART, "fediga", "feddg", "hbn", "l2d")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
 NET = MLP(CLASSES, hidden=(8,))
+_alike, _project = jax.jit(_alike), jax.jit(_project)
 
 
 def random_tree(tree, seed=0):
@@ -197,7 +198,7 @@ def test_selfregs_objective_is_pytorchs(x64):
     *keys, share = jax.random.split(jax.random.fold_in(KEY, 12), 3)
     pair = [np.asarray(_alike(k, batch["label"], batch["valid"]))[:4] for k in keys]
     two, three = map(torch.tensor, pair)
-    lam = float(jax.random.beta(share, 0.5, 0.5, (), float))
+    lam = float(jax.jit(lambda key: jax.random.beta(key, 0.5, 0.5, (), float))(share))
     mse = functional.mse_loss
     o3, q3 = (lam * x[two] + (1 - lam) * x[three] for x in (o, q))
     ce = functional.cross_entropy(o, y.long())
