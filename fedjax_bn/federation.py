@@ -67,21 +67,10 @@ from fedjax_bn.state import (
 from fedjax_bn.task import Task
 
 __all__ = [
-    "Broadcast",
-    "FederatedMethod",
-    "FederatedState",
-    "Own",
-    "Upload",
-    "broadcast_of",
-    "client_variables",
-    "federate",
-    "global_variables",
-    "own_of",
-    "put_rows",
-    "take_rows",
-    "traffic",
-    "with_own",
-]
+    "Broadcast", "FederatedMethod", "FederatedState", "Own", "Upload", "broadcast_of",
+    "client_variables", "federate", "global_variables", "own_of", "put_rows", "take_rows",
+    "traffic", "with_own",
+]  # fmt: skip
 
 PyTree = Any
 Metrics = dict[str, jax.Array]

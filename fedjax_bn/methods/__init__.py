@@ -44,43 +44,11 @@ if TYPE_CHECKING:
     from fedjax_bn.rivals.snr import snr
 
 __all__ = [
-    "copa",
-    "csac",
-    "csd",
-    "fedadagrad",
-    "fedadam",
-    "fedadg",
-    "fedavg",
-    "fedavgm",
-    "fedbn",
-    "fedcd",
-    "feddc",
-    "feddg",
-    "fedig",
-    "fediga",
-    "fednova",
-    "fedprox",
-    "fedsam",
-    "fedsr",
-    "fedwon",
-    "fedyogi",
-    "fixbn",
-    "harmofl",
-    "hbn",
-    "jigen",
-    "l2d",
-    "mixstyle",
-    "moon",
-    "perfedavg",
-    "randconv",
-    "rsc",
-    "scaffold",
-    "selfreg",
-    "sfa",
-    "silobn",
-    "singleset",
-    "snr",
-]
+    "copa", "csac", "csd", "fedadagrad", "fedadam", "fedadg", "fedavg", "fedavgm", "fedbn", "fedcd",
+    "feddc", "feddg", "fedig", "fediga", "fednova", "fedprox", "fedsam", "fedsr", "fedwon",
+    "fedyogi", "fixbn", "harmofl", "hbn", "jigen", "l2d", "mixstyle", "moon", "perfedavg",
+    "randconv", "rsc", "scaffold", "selfreg", "sfa", "silobn", "singleset", "snr",
+]  # fmt: skip
 
 USUAL = "fedbn"  # the method of a configuration that names none
 

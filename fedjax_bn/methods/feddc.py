@@ -78,14 +78,10 @@ def feddc(
     return method_of(
         gradient_step(_penalized(differentiate(objective), alpha), optimizer),
         server=averaging_with_variate(),
-        memory=_no_drift,
+        memory=lambda *start: _Drift(no_variate(*start), no_variate(*start)),
         finish=_renew_drift(optimizer, learning_rate),
         **rest,
     )
-
-
-def _no_drift(shared: PyTree, personal: PyTree) -> _Drift:
-    return _Drift(no_variate(shared, personal), no_variate(shared, personal))
 
 
 def _pulled(alpha: float, train: Train) -> Train:
