@@ -41,6 +41,7 @@ class Score(NamedTuple):
         if valid is None:
             valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
         kept = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
+        # On the host, where counts are summed in 64 bits; as one batch, since `of_all` reads many.
         return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], kept)))
 
 
@@ -87,6 +88,7 @@ def confusion(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """
     outputs, labels = _answers(outputs, labels)
     classes = outputs.shape[-1]
+    # Class and answer as one number, so that all pairs are counted at once.
     pairs = labels.astype(np.int64) * classes + outputs.argmax(-1)
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 

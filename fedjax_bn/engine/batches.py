@@ -129,6 +129,7 @@ class Admission:
         variables = join(_shapes(shared), _shapes(own, rows))
         read = (*REQUIRED, "source")
         one = {name: _shapes(batches[name], rows) for name in read if name in batches}
+        # From shapes, so that it costs a trace of the model's forward pass, once for each form.
         self._found[form] = self._classes(variables, one)
         return self._found[form], known
 

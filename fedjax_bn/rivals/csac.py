@@ -156,6 +156,7 @@ def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Arr
     def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
         return by_distances(t, s, between, valid, RATIOS)
 
+    # By a gradient the attention would turn to the pairs that differ least.
     each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
     gaps = each(within(mine, mine), within(theirs, theirs), both)
     return (jax.lax.stop_gradient(attention) * gaps).sum()
@@ -174,6 +175,7 @@ def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
 
     def one(name: str) -> jax.Array:
         x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
+        # An output with fewer than two spatial axes counts as a map of one row, or of one pixel.
         positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
         x = x.reshape(len(x), *positions, x.shape[-1])
         # The layer commutes with sampling: it is first where it has fewer positions then.

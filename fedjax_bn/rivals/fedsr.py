@@ -140,7 +140,7 @@ def _divergence(
     scale = reference["scale"].astype(mean.dtype)
     m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
     r = jax.nn.softplus(v)
-    own = jnp.abs(scale) * deviation
+    own = jnp.abs(scale) * deviation  # training may make C negative
     distance = jnp.square(own) + jnp.square(scale * mean - m)
     return (jnp.log(r) - jnp.log(own) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
 

@@ -130,7 +130,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
             return forward(learned.model, variables, images, **options).recorded
 
         def mean_of_steps(layer: PyTree) -> PyTree:
-            count = layer["seen_count"]  # f[S]
+            count = layer["seen_count"]  # f[S]; 0 in steps of padding
             share = (count / jnp.maximum(count.sum(), 1))[:, None]
             return {name: (share * layer[f"seen_{name}"]).sum(0) for name in ("mean", "square")}
 

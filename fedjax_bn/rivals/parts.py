@@ -146,6 +146,7 @@ def by_distances(
     def mean(pairs: jax.Array) -> jax.Array:
         return jnp.einsum("a,ab,b->", shares, pairs, shares)
 
+    # The width is the mean over all pairs of (x, y): a quarter is within each, a half between them.
     parts = ((within_x, 1), (within_y, 1), (between, -2))
     width: Any = sum(abs(sign) / 4 * mean(far) for far, sign in parts)
     gaps = (sign * mean(kernel(far, width, ratios)) for far, sign in parts)

@@ -58,7 +58,7 @@ def after(name, batches, mesh=None, rounds=1):
 
 # Methods that differ from another one in what no device sees, such as a step on the server.
 ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "singleset", "feddc")
-ALIKE += ("fedavg", "fedbn", "fedadam", "fednova", "moon", "perfedavg", "fedig")
+ALIKE += ("fedavg", "fedbn", "fedcd", "fedadam", "fednova", "moon", "perfedavg", "fedig")
 ALIKE += ("fedbn, by risks", *RIVALS)
 
 

@@ -169,12 +169,13 @@ def test_every_adaptation_is_lowered_for_accelerators(name):
 
 SIDES = {"AlexNet": 64, "DigitCNN": 28, "MLP": 8, "TwoLayer": 8}
 SMALL = {"DenseNet": {"block_sizes": (1, 1)}, "ResNet": {"stage_sizes": (1, 1), "bottleneck": True}}
-LARGE = ("DenseNet121", "ResNet10", "ResNet18", "ResNet50", "TwoLayer")
-LARGE += ("YOLOv5", "YOLOv5n", "YOLOv5s")
+# One network of each kind of layers.
+OFTEN_MODELS = ("DenseNet", "DigitCNN", "ResNet", "TinyDetector")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in models.__all__]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN_MODELS)) for n in models.__all__],
 )
 def test_every_model_is_lowered_for_accelerators(name):
     """Its gradient on a batch, and what it says of as many images as a CPU takes in chunks."""
