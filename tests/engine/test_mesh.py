@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import runs
 from cohorts import KEY, NAMES, OPTIONS
-from federations import ON_MAPS, RIVALS, MapNet, assert_close, batches_of, in_float64, variables_of
+from federations import ON_MAPS, MapNet, assert_close, batches_of, in_float64, variables_of
 from fedjax_bn import methods
 from fedjax_bn.state import client_variables, put_rows, take_rows
 
@@ -56,14 +56,12 @@ def after(name, batches, mesh=None, rounds=1):
     return state._replace(personal=(), memory=()), clients, metrics
 
 
-# Methods that differ from another one in what no device sees, such as a step on the server.
-ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "singleset", "feddc")
-ALIKE += ("fedavg", "fedbn", "fedcd", "fedadam", "fednova", "moon", "perfedavg", "fedig")
-ALIKE += ("fedbn, by risks", *RIVALS)
+# A rule that remembers, and a message; devices see nothing else of the other methods.
+OFTEN = ("fedbn, remembering", "scaffold")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in NAMES]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES]
 )
 def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name):
     """Two rounds of one program, in which nothing but what is shared is reduced, and numbers."""
