@@ -1,4 +1,4 @@
-"""Risk extrapolation aggregation: closed form, SLSQP, what is refused, and every method with it."""
+"""Risk extrapolation aggregation: closed form, SLSQP, what is refused, and rounds with it."""
 
 import itertools
 
@@ -20,11 +20,9 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn import methods
 from fedjax_bn.aggregation import _needs_risks, by_size, risk_extrapolation
 from fedjax_bn.engine.extrapolation import _least_variance, equal_risks
 from fedjax_bn.methods import fedavg
-from fedjax_bn.models import MLP
 from fedjax_bn.run.errors import ConfigError, RiskError
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.files import workdir
@@ -150,18 +148,6 @@ def test_the_engine_sees_that_the_rule_needs_risks():
     for solver in ("closed_form", "slsqp"):
         assert _needs_risks(risk_extrapolation(0.5, solver), 4)
         assert _needs_risks(jax.jit(risk_extrapolation(0.5, solver)), 4)
-
-
-@pytest.mark.slow  # FedCD has the rule by default, in every test
-@pytest.mark.parametrize("name", ["scaffold", "fedadam", "moon"])
-def test_every_method_takes_it_and_reports_its_weights(name):
-    net = MLP(3, hidden=(8,))
-    method = getattr(methods, name)(net, optax.sgd(0.1), weigh=risk_extrapolation(0.8))
-    batches = batches_of((9, 4, 6)) | {"participates": jnp.asarray([True, True, False])}
-    state, metrics = run_rounds(method, variables_of(net), batches)
-    expected = by_hand([9, 4], metrics["risk"][:2], 0.8)
-    np.testing.assert_allclose(metrics["weights"], [*expected, 0], rtol=1e-5)
-    np.testing.assert_array_equal(state.weights, metrics["weights"])
 
 
 def test_the_averaged_model_has_the_reported_weights():

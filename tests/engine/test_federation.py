@@ -54,18 +54,6 @@ def test_one_step_of_fedavg_is_a_step_on_the_pooled_gradient(x64):
     np.testing.assert_allclose(metrics["loss"] @ metrics["weights"], pooled, rtol=1e-10)
 
 
-@pytest.mark.slow  # test_methods.py and test_parity_small.py have scaffold
-@pytest.mark.parametrize(("make", "clients"), [(fedbn, "vmap:2"), (fedavg, "vmap")])
-def test_every_client_strategy_gives_the_same_numbers(make, clients):
-    batches = batches_of(SIZES) | {"participates": jnp.array([True, False, True])}
-    variables = variables_of(DropoutNet())
-    states = [
-        run_rounds(once(make, DropoutNet(), SGD, clients=c), variables, batches, rounds=2)
-        for c in ("map", clients)
-    ]
-    assert_close(*states, rtol=2e-5, atol=1e-6)
-
-
 def test_padding_changes_nothing(x64):
     method = fedbn(OneNorm(), optax.sgd(0.1, momentum=0.9))
     variables = in_float64(variables_of(OneNorm()))

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +26,7 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.methods.fedcd import _mask_optimizer_of
-from fedjax_bn.models import MLP, masks
+from fedjax_bn.models import masks
 from fedjax_bn.models.forward import forward
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
@@ -260,27 +259,6 @@ def test_it_is_served_by_any_adaptation_with_the_mean_mask():
     plain = {**masks.take(served)[0], "params": served["params"] | {"c": scaled}}
     ours, _ = running(NET).predict(served, (), images)
     np.testing.assert_allclose(ours, NET.apply(plain, images), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_mask_of_a_model_that_shows_its_features_trains_as_that_of_one_that_does_not():
-    class Hidden(nn.Module):
-        """The same layers as `MLP`, without methods."""
-
-        @nn.compact
-        def __call__(self, x):
-            return MLP(3, hidden=(8,), name="net")(x)
-
-    def shown():
-        net = MLP(3, hidden=(8,))
-        variables = variables_of(net)
-        return run_rounds(fedcd(net, SGD), variables, batches_of(SIZES), 2)[0], variables
-
-    state, variables = shown()
-    nested = {name: {"net": tree} for name, tree in variables.items()}
-    other, _ = run_rounds(fedcd(Hidden(), SGD), nested, batches_of(SIZES), 2)
-    assert_close(other.personal["mask"], state.personal["mask"], rtol=1e-5, atol=1e-6)
-    assert_close(other.shared["params"]["net"], state.shared["params"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
