@@ -55,7 +55,7 @@ class Aggregate(NamedTuple):
 
 
 # (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in their mean
-MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+_MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def _as_leaves(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
@@ -88,13 +88,13 @@ class ServerUpdate(NamedTuple):
 
     init: Callable[[PyTree, PyTree], ServerState]
     update: Callable[[PyTree, Aggregate, ServerState], tuple[PyTree, ServerState]]
-    message_weight: MessageWeight = _as_leaves
+    message_weight: _MessageWeight = _as_leaves
 
 
 def averaging(
     start: Callable[[PyTree, PyTree], PyTree] | None = None,
     renew: Callable[[PyTree, Aggregate], PyTree] | None = None,
-    message_weight: MessageWeight = _as_leaves,
+    message_weight: _MessageWeight = _as_leaves,
 ) -> ServerUpdate:
     r"""Returns FedAvg's step: the weighted mean replaces the shared leaves.
 
@@ -118,6 +118,8 @@ def averaging(
         if renew is None:
             return aggregate.mean, state
         new = renew(state.sent, aggregate)
+        # Messages are summed in float32; what is sent keeps its dtype, or the round would compile
+        # again for a state of another form.
         sent = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), new, state.sent)
         return aggregate.mean, state._replace(sent=sent)
 
@@ -152,17 +154,11 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
 
 
 class _Noise(NamedTuple):
-    """The server's state for a privacy mechanism.
+    """The server's state for a privacy mechanism."""
 
-    Attributes:
-      inner: what the method's own step keeps.
-      key: u32[...], the words of the noise's random key.
-      rounds: i32[], rounds that had noise.
-    """
-
-    inner: PyTree
-    key: jax.Array
-    rounds: jax.Array
+    inner: PyTree  # what the method's own step keeps
+    key: jax.Array  # u32[...], the words of the noise's random key
+    rounds: jax.Array  # i32[], rounds that had noise
 
 
 def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
@@ -186,6 +182,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
                     f"{leaf.dtype}: keep it with its client by a sharing rule"
                 )
         state = server.init(shared, personal)
+        # As words: a state is saved by NumPy, which has no dtype for typed keys.
         key = jax.random.key_data(jax.random.key(privacy.seed))
         return state._replace(kept=_Noise(state.kept, key, jnp.zeros((), jnp.int32)))
 
@@ -217,6 +214,8 @@ def reporting(
     if not isinstance(weigh, Weighing) or weigh.report is None:
         return client, server, weigh
     report = weigh.report
+    # The pair is opened on both sides, so that neither the method's server nor the rule sees what
+    # the client sent to the other.
 
     def run(received: Received, batches: Batches, key: jax.Array) -> LocalUpdate:
         update = client.run(received, batches, key)
@@ -249,15 +248,13 @@ class Sums(NamedTuple):
 def part_of(
     server: ServerUpdate, weight: jax.Array, upload: Upload, by_leaf: PyTree = None
 ) -> Sums:
-    """Returns one client's part of the sums.
+    """Returns one client's part of the sums, with weight w_k f[].
 
-    Args:
-      server: weighs the message.
-      weight: w_k f[].
-      upload: of the client.
-      by_leaf: a weight f[] for each shared leaf, which replaces `weight`; None for the same one.
+    `by_leaf` has a weight f[] for each shared leaf, which replaces `weight`; None for the same one.
     """
     counts = upload.counts
+    # Sums are in float32 at least (float64 where JAX has it), also for a model in bfloat16: there
+    # a sum over many clients would lose those of small weight.
     weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
     share = server.message_weight(weight, upload.size, counts)
     if by_leaf is None:
@@ -309,6 +306,7 @@ def weigh_uploads(
       whole models; and the rule's new state.
     """
     counts, rows = uploads.counts, uploads.size.shape[0]
+    # A rule must not see the NaN risk of a client that failed: one NaN makes all weights NaN.
     size, risk = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
     by_leaf = None
     if isinstance(rule, Weighing):
@@ -333,13 +331,8 @@ def conclude(
     """Makes the server's step from the sums; returns the state, and whether it is finite, bool[].
 
     A step that is not finite is dropped: the shared leaves and the server's state stay as they are.
-
-    Args:
-      server: the step.
-      state: before the round.
-      sums: over the clients that count.
-      counts: bool[C], which clients count.
-      population: the number of all clients.
+    `state` is that before the round, `sums` are over the clients that count (`counts` bool[C]), and
+    `population` is the number of all clients.
     """
     # The division comes last, so that clients add to sums in any order and on any device.
     mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
@@ -360,11 +353,7 @@ def serve(
 ) -> FederatedState:
     """Returns the state after a round; the clients' own parts are those of before.
 
-    Args:
-      server: the server's step.
-      weigh: the weighing rule.
-      state: before the round.
-      uploads: stacked, of all rows of the state or of some.
+    `uploads` are stacked, of all rows of the state or of some.
     """
     rows, given = state.weights.shape[0], uploads.client.shape[0]
     population = rows if uploads.population is None else uploads.population.max()

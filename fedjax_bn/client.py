@@ -200,8 +200,7 @@ def run_steps(
     A step without any valid sample (padding of a client with fewer batches) changes nothing.
 
     Args:
-      step: the local step.
-      received: what the client starts the round with.
+      step, received: the local step, and what the client starts the round with.
       variables: the collections to train, usually `join(received.shared, received.personal)`.
       state: the local step's state before the first step.
       batches: {"image": [S, B, ...], "label": i32[S, B] or a tree, "valid": bool[S, B],
@@ -210,12 +209,15 @@ def run_steps(
       load: as in `train_locally`.
     """
     load, source = load or look_up, batches.get("source")
+    # The source has no axis S: it is read by all steps, and not scanned over.
     steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+    # A key a step, so that a part of a round draws what the whole round would.
     keys = key if key.ndim else jax.random.split(key, steps["valid"].shape[0])
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
         # Padding is blanked after `load`, because its numbers point anywhere in the source.
+        # `load` has a stream of its own: with or without augmentation dropout draws the same.
         batch = blank_padding(load(source, batch, stream(key, "load")))
         variables, state = carry
         *new, loss = step.update(variables, state, batch, received, key)
@@ -248,6 +250,7 @@ def clipping(client: Client, privacy: Privacy) -> Client:
         # Clipped before the noise, which is scaled to the clip.
         shared = clipped(shared, received.shared, privacy.clip)
         if privacy.at == "client":
+            # The run's key is known: without the privacy seed anyone could subtract the noise.
             key = jax.random.fold_in(stream(key, "privacy"), privacy.seed)
             shared = with_noise(shared, key, privacy.noise * privacy.clip)
         return update._replace(variables=join(shared, personal))
@@ -268,11 +271,8 @@ def take_part(
     A client that sits out costs no time if clients are mapped one after another.
 
     Args:
-      client: its functions.
-      broadcast: what the server sent.
-      own: the client's personal leaves and memory.
-      batches: a round's, without the axis K, with "client" i32[].
-      key: the run's.
+      client, broadcast, own: its functions, what the server sent, and what the client has.
+      batches: a round's, without the axis K, with "client" i32[]; `key` is the run's.
       divided: whether several devices share the client's samples while others have other clients.
         Then a client that sits out trains too, and the result is dropped: in a branch that only
         some devices take, a reduction would wait for the others forever.
@@ -284,18 +284,11 @@ def take_part(
     who, size = batches["client"], owned_samples(batches, client.epochs)
     key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
     validation = batches.get("validation", ())
-    data = {name: batches[name] for name in ("image", "label", "valid")}
-    data |= {"source": batches["source"]} if "source" in batches else {}
+    read = ("image", "label", "valid", "source")
+    data = {name: batches[name] for name in read if name in batches}
     last = last_epoch(batches["valid"], client.epochs)
-    received = Received(
-        broadcast.shared,
-        own.personal,
-        own.memory,
-        broadcast.message,
-        validation,
-        broadcast.round,
-        who,
-    )
+    start = (broadcast.shared, own.personal, own.memory)
+    received = Received(*start, broadcast.message, validation, broadcast.round, who)
 
     @functools.partial(jax.jit, inline=True)  # traced once, though `idle` asks for its form too
     def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
@@ -305,10 +298,11 @@ def take_part(
         finite = all_finite((shared, new, update.message, update.losses))
         # The leaves and the memory leave as `shared` and `new`, and need not be returned twice.
         rest = update._replace(variables={}, memory=())
-        # A client that fails keeps what is its own.
+        # A client whose update is not finite keeps what is its own; its upload is left out later.
         return where_tree(finite, new, own), shared, rest, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
+        # Both branches of a `cond` must have one form, so that this one uploads zeros.
         like = jax.eval_shape(train, received)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         return own, *nothing[1:3], jnp.ones((), bool)

@@ -33,12 +33,7 @@ from fedjax_bn.aggregation import (
     weigh_uploads,
 )
 from fedjax_bn.client import Client, clipping, take_part
-from fedjax_bn.engine.batches import (
-    Admission,
-    Batches,
-    Classes,
-    check_batches,
-)
+from fedjax_bn.engine.batches import Admission, Batches, Classes, check_batches
 from fedjax_bn.engine.devices import (
     Meeting,
     check_strategy,
@@ -69,23 +64,13 @@ from fedjax_bn.state import (
     take_rows,
     with_own,
 )
+from fedjax_bn.task import Task
 
 __all__ = [
-    "Broadcast",
-    "FederatedMethod",
-    "FederatedState",
-    "Own",
-    "Upload",
-    "broadcast_of",
-    "client_variables",
-    "federate",
-    "global_variables",
-    "own_of",
-    "put_rows",
-    "take_rows",
-    "traffic",
-    "with_own",
-]
+    "Broadcast", "FederatedMethod", "FederatedState", "Own", "Upload", "broadcast_of",
+    "client_variables", "federate", "global_variables", "own_of", "put_rows", "take_rows",
+    "traffic", "with_own",
+]  # fmt: skip
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
@@ -197,7 +182,15 @@ def federate(
     plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh), admission)
 
     def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
-        _check_state(state)
+        count = state.round
+        # A donated array is deleted; without this JAX would name a buffer and not the cause.
+        concrete = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
+        if concrete and count.is_deleted():
+            raise ValueError(
+                "this state was given to an earlier round, which used up its arrays: continue with "
+                "the state that the round returned, as in `state, metrics = "
+                "method.round(state, ...)`"
+            )
         random_key(key)
         admission.check(state.shared, state.personal, batches)
 
@@ -205,6 +198,8 @@ def federate(
         random_key(key)
         admission.check(broadcast.shared, own.personal, batches)
 
+    # The state is donated: XLA writes the new personal leaves over the old ones, so that a
+    # federation of K clients needs their memory once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
@@ -214,42 +209,38 @@ def federate(
     )
 
 
-def check_choices(
-    *,
-    share: Any = everything,
-    weigh: Any = None,
-    server: Any = None,
-    privacy: Any = None,
-    clients: str = "auto",
-    load: Any = None,
-    **others: Any,
-) -> None:
-    """Raises ValueError for an option of a wrong type, such as a name instead of a function.
+def _or_none(kind: type | None = None) -> Callable[[Any], bool]:
+    """Returns the check for None, a function, or an instance of `kind`."""
+    return lambda x: x is None or (isinstance(x, kind) if kind else callable(x))
 
-    Args:
-      share, weigh, server, privacy, clients: as in `federate`.
-      load: as in `client.train_locally`.
-      **others: options that are not checked here.
-    """
-    del others
-    check_strategy(clients, 2**31)  # how many clients there are is known at `init`
-    rule = weigh is None or isinstance(weigh, Weighing) or callable(weigh)
-    step = server is None or isinstance(server, ServerUpdate)
-    choices = (
-        ("share", share, callable(share), "a sharing rule: give a function variables -> booleans, "
-         "such as everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
-        ("weigh", weigh, rule, "a weighing rule: give a function (sizes, risks) -> weights, such "
-         "as by_size or uniform of fedjax_bn.aggregation"),
-        ("server", server, step, "a server's step: give a ServerUpdate, such as averaging() of "
-         "fedjax_bn.aggregation"),
-        ("privacy", privacy, privacy is None or isinstance(privacy, Privacy),
-         "a mechanism: give engine.privacy.gaussian(clip, noise)"),
-        ("load", load, load is None or callable(load), "a function: give load(source, batch, key) "
-         "-> batch, such as fedjax_bn.client.augmenting(augment)"),
-    )  # fmt: skip
-    for name, value, fits, wanted in choices:
-        if not fits:
-            raise ValueError(f"{name}={value!r} is not {wanted}")
+
+# Options that a name or a number is easily given for: what fits, and what to give.
+_CHOICES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "share": (callable, "a sharing rule: give a function variables -> booleans, such as "
+              "everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
+    "weigh": (lambda x: isinstance(x, Weighing) or _or_none()(x), "a weighing rule: give a "
+              "function (sizes, risks) -> weights, such as by_size or uniform of "
+              "fedjax_bn.aggregation"),
+    "server": (_or_none(ServerUpdate), "a server's step: give a ServerUpdate, such as averaging() "
+               "of fedjax_bn.aggregation"),
+    "privacy": (_or_none(Privacy), "a mechanism: give engine.privacy.gaussian(clip, noise)"),
+    "load": (_or_none(), "a function: give load(source, batch, key) -> batch, such as "
+             "fedjax_bn.client.augmenting(augment)"),
+    "prepare": (_or_none(), "a function: give one, such as "
+                "fedjax_bn.data.pixels.images.standardize()"),
+    "perturb": (_or_none(), "a function: give one, such as fedjax_bn.engine.perturb.randconv()"),
+    "task": (_or_none(Task), "a task: give a Task, such as fedjax_bn.task.classification()"),
+}  # fmt: skip
+
+
+def check_choices(**options: Any) -> None:
+    """Raises ValueError for an option of a wrong type, such as a name instead of a function."""
+    check_strategy(
+        options.get("clients", "auto"), 2**31
+    )  # the number of clients is known at `init`
+    for name, (fits, wanted) in _CHOICES.items():
+        if name in options and not fits(options[name]):
+            raise ValueError(f"{name}={options[name]!r} is not {wanted}")
 
 
 def _checked(program: Any, check: Callable[..., None]) -> Any:
@@ -260,20 +251,10 @@ def _checked(program: Any, check: Callable[..., None]) -> Any:
         check(*args, **kwargs)
         return program(*args, **kwargs)
 
+    # What callers use of a jitted function, such as `method.round.lower(...)` in run/.
     for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
         setattr(called, name, getattr(program, name))
     return called
-
-
-def _check_state(state: FederatedState) -> None:
-    """Raises ValueError for a state whose arrays were donated to an earlier round."""
-    count = state.round
-    gone = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
-    if gone and count.is_deleted():
-        raise ValueError(
-            "this state was given to an earlier round, which used up its arrays: continue with the "
-            "state that the round returned, as in `state, metrics = method.round(state, ...)`"
-        )
 
 
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
@@ -322,6 +303,7 @@ def _round(
     there = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, there, plan.client.epochs)
     batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
+    # Where no cohort is named, a row's number is its client's.
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:
@@ -335,10 +317,11 @@ def _round(
     before = Own(state.personal, state.memory)
     early, old, batches = pad_rows((early, before, batches), total)
     given = early, old, split_batches(batches, plan.mesh)
-    # Every device gets the common part whole, so that stacked rows must not be in it.
+    # Every device gets the common part whole: rows of clients would be copied.
     common = (state._replace(personal=(), memory=()), key)
     train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
     (sums, weighing, seen), own = train_all(common, given)
+    # Padding is cut off where the state has none; on a mesh the state's own rows are padded too.
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     seen = jax.tree.map(lambda leaf: leaf[:rows], seen)
     everybody = rows if population is None else population
@@ -377,6 +360,7 @@ def _train_all(
         # The upload's leaves are in the sum already: stacked they would fill the memory.
         return part, own, (upload._replace(shared=(), message=()), losses)
 
+    # Rows first: `map_and_sum` renews them in place, and hands the others out one client at a time.
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights, weighing = early, state.weighing
     if early is None:
@@ -412,6 +396,7 @@ def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) ->
       state: its state; only shapes count, here and in the batches.
       batches: a round's, without the axis K.
     """
+    # From shapes alone: nothing is trained, and a state of shapes is enough.
     sent = jax.eval_shape(broadcast_of, state)
     own = jax.eval_shape(lambda state: own_of(state, 0), state)
     batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}

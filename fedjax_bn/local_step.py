@@ -68,6 +68,7 @@ def differentiate(objective: Objective, collections: tuple[str, ...] = ("params"
             return objective({**variables, **trained}, batch, received, key)
 
         trained = {name: variables[name] for name in collections}
+        # The value is not reported: a method's loss differs from what it minimizes.
         (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(trained)
         return wait_for_all(gradients), reported
 

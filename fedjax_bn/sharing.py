@@ -37,6 +37,7 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
 
     def shared(path: tuple, leaf: Any) -> bool:
         del leaf
+        # The affine stands in "params" under the path that its statistics have in "batch_stats".
         collection, *module, _ = path
         return collection.key != STATISTICS and path_names(module) not in layers
 
@@ -62,6 +63,7 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
       shared: True if clients share the collection instead, whatever `share` says.
     """
 
+    # The inner rule does not see the collection: it may look for batch norms, or name all leaves.
     def rule(variables: Variables) -> PyTree:
         own = {name: tree for name, tree in variables.items() if name == collection}
         return {**share(without(variables, collection)), **(everything if shared else nothing)(own)}

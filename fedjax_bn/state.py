@@ -145,12 +145,7 @@ def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedSt
 def client_variables(state: FederatedState, k: int | None = None) -> Variables:
     """Returns the model that each internal client would use now.
 
-    Args:
-      state: of the federation.
-      k: a client; None for all.
-
-    Returns:
-      Collections of client k, or of all clients with leading axis K.
+    These are the collections of client k; for None of all clients, with a leading axis K.
     """
     if k is not None:
         # A copy: the next round donates the state, and with it its arrays.
@@ -182,6 +177,7 @@ def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
       client: i32[C], their numbers; a number from K on makes a padding row, which must not
         participate.
     """
+    # JAX clamps an index that is too large: a padding row starts as the last client's.
     rows = (state.weighing, state.personal, state.memory)
     weighing, personal, memory = jax.tree.map(lambda leaf: leaf[client], rows)
     weights = jnp.zeros(client.shape, state.weights.dtype)

@@ -41,6 +41,7 @@ class Score(NamedTuple):
         if valid is None:
             valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
         kept = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
+        # On the host, where counts are summed in 64 bits; as one batch, since `of_all` reads many.
         return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], kept)))
 
 
@@ -60,7 +61,7 @@ class Task(NamedTuple):
 
 
 def classification() -> Task:
-    """Mean cross entropy, and accuracy in percent."""
+    """Returns the task of mean cross entropy, whose score is accuracy in percent."""
     return Task(cross_entropy, Score("accuracy", _count_right, _share_right), classifies=True)
 
 
@@ -87,6 +88,7 @@ def confusion(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """
     outputs, labels = _answers(outputs, labels)
     classes = outputs.shape[-1]
+    # Class and answer as one number, so that all pairs are counted at once.
     pairs = labels.astype(np.int64) * classes + outputs.argmax(-1)
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
@@ -112,12 +114,13 @@ def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.
       valid: bool[B].
     """
     label, known = known_labels(label, logits.shape[-1])
+    # A label outside the classes is 0 here, so that its row is finite, and counts nowhere.
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
     return masked_mean(losses, valid & known)
 
 
 def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
-    """i32[2]: right answers and samples; arguments as in `cross_entropy`."""
+    """Returns right answers and samples, i32[2]; arguments as in `cross_entropy`."""
     label, known = known_labels(label, logits.shape[-1])
     valid = valid & known
     right = (logits.argmax(-1).astype(label.dtype) == label) & valid
@@ -125,13 +128,13 @@ def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.A
 
 
 def _share_right(counts: jax.Array) -> jax.Array:
-    """Accuracy f[] in percent, of counts i32[batches, 2]; 0 without samples."""
+    """Returns the accuracy f[] in percent, of counts i32[batches, 2]; 0 without samples."""
     right, samples = counts.sum(0)
     return 100 * right / samples.clip(1)  # in float64 where the counts are NumPy's
 
 
 def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mean f[] of `values` f[N] with weights (or a mask) [N]; 0 where all weights are 0."""
+    """Returns the mean f[] of `values` f[N] by weights (or a mask) [N]; 0 if all weights are 0."""
     weights = weights.astype(values.dtype)
     # Not the product alone: NaN times 0 is NaN.
     values = jnp.where(weights > 0, values, 0)

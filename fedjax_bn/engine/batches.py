@@ -35,15 +35,9 @@ _BY_CLIENT = ("participates", "size", "client")
 
 
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:
-    """Checks keys and shapes of a round's batches.
+    """Raises ValueError if a key of a round's batches is missing or unknown, or a shape wrong.
 
-    Args:
-      batches: as above.
-      rows: C, the rows of the state.
-      epochs: E.
-
-    Raises:
-      ValueError: a key is missing or unknown, or a shape does not fit; the message names it.
+    The state has C rows, and S steps are E epochs.
     """
     missing, unknown = set(REQUIRED) - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
@@ -57,24 +51,15 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
             "set it to the number of all clients"
         )
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
-    for leaf in jax.tree.leaves(batches["label"]):
-        if len(leaf.shape) < 3 or leaf.shape[:3] != (rows, *shape[1:]):
-            raise ValueError(f"batches['label'] has shape {leaf.shape}, not [K={rows}, S, B]")
-    for name in ("image", "valid"):
-        if batches[name].shape[:3] != shape:
-            raise ValueError(
-                f"batches['{name}'] has shape {batches[name].shape}, which does not begin with "
-                f"that of 'label', {shape}"
-            )
-    for name in _BY_CLIENT:
-        if name in batches and batches[name].shape != (rows,):
-            raise ValueError(f"batches['{name}'] has shape {batches[name].shape}, not [K={rows}]")
-    for name in ("source", "validation"):
+    forms: dict[str, tuple] = {"label": ((rows, *shape[1:]), f"[K={rows}, S, B]")}
+    forms |= dict.fromkeys(("image", "valid"), (shape, f"{[*shape]} in its first axes, as 'label'"))
+    forms |= dict.fromkeys(_BY_CLIENT, ((rows,), f"[K={rows}]"))
+    forms |= dict.fromkeys(("source", "validation"), ((rows,), f"[K={rows}, ...]"))
+    for name, (start, text) in forms.items():
         for leaf in jax.tree.leaves(batches.get(name, ())):
-            if leaf.shape[:1] != (rows,):
-                raise ValueError(
-                    f"batches['{name}'] has an array of shape {leaf.shape}, not [K={rows}, ...]"
-                )
+            begins = leaf.shape[: len(start)] == start and (name != "label" or len(shape) == 3)
+            if not begins or (name in _BY_CLIENT and leaf.ndim > 1):
+                raise ValueError(f"batches['{name}'] has shape {leaf.shape}, not {text}")
     if shape[1] % epochs:
         raise ValueError(
             f"{shape[1]} steps are not {epochs} equal local epochs: pad every epoch to the same "
@@ -99,9 +84,7 @@ def blank_padding(batch: Batches) -> Batches:
 def owned_samples(batches: Batches, epochs: int) -> jax.Array:
     """Returns i32[], the samples of one client, by default the valid ones of its largest epoch.
 
-    Args:
-      batches: one client's, "valid" bool[S, B], optionally with "size" i32[].
-      epochs: E.
+    Its batches have "valid" bool[S, B], optionally "size" i32[]; S steps are E equal epochs.
     """
     if "size" in batches:
         return batches["size"]
@@ -111,11 +94,8 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
 def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
     """Returns bool[S], the steps of a client's last local epoch with a valid sample.
 
-    A client that makes fewer local epochs than others has epochs without valid samples.
-
-    Args:
-      valid: bool[S, B], S steps of E equal epochs.
-      epochs: E.
+    A client that makes fewer local epochs than others has epochs without valid samples; `valid` is
+    bool[S, B], and S steps are E equal epochs.
     """
     # Counted from the end, since padding epochs follow the real ones.
     real = valid.reshape(epochs, -1).any(1)
@@ -149,6 +129,7 @@ class Admission:
         variables = join(_shapes(shared), _shapes(own, rows))
         read = (*REQUIRED, "source")
         one = {name: _shapes(batches[name], rows) for name in read if name in batches}
+        # From shapes, so that it costs a trace of the model's forward pass, once for each form.
         self._found[form] = self._classes(variables, one)
         return self._found[form], known
 

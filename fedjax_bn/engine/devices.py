@@ -82,6 +82,7 @@ def map_and_sum(
 
     whole = num_clients - num_clients % size
     groups = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), stacked)
+    # Only the form of a part is needed, for the zeros from which the sum starts.
     like, *_ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], (rows, *stacked)))
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), rows
     begins = jnp.arange(0, whole, size, dtype=jnp.int32)
@@ -96,7 +97,7 @@ def map_and_sum(
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """sum_k function(row k of each tree), leaf by leaf, of trees [K, ...] or without leaves.
+    """Returns sum_k function(row k of each tree), leaf by leaf, of trees [K, ...] or empty ones.
 
     On CPU one row is added after another: XLA's own sum over a leading axis takes ten to forty
     times as long, where a row is large.
@@ -106,6 +107,7 @@ def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     if not on_cpu():
         return jax.tree.map(lambda x: x.sum(0), jax.vmap(function)(*stacked))
 
+    # Leaf dtypes are those of `function`, which widens halves before they are added.
     def add(total: PyTree, rows: tuple) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, function(*rows)), None
 
@@ -200,6 +202,7 @@ def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, Py
     size = -(-batches["valid"].shape[2] // devices) * devices
     over = NamedSharding(mesh, PartitionSpec(CLIENTS, None, BATCH))
     sampled = {name: pad_rows(batches[name], size, axis=2) for name in ("image", "label", "valid")}
+    # A constraint, from which XLA derives how to divide all that is computed from the samples.
     return batches | jax.lax.with_sharding_constraint(sampled, over)
 
 
@@ -254,7 +257,8 @@ def on_each_device(
         return sums, jax.tree.map(lambda all_, leaf: all_.astype(leaf.dtype), met, rows)
 
     by_client = PartitionSpec(CLIENTS)
-    # Nothing is differentiated through the reduction, so that check_vma has nothing to find.
+    # Nothing is differentiated through the reduction, so that check_vma has nothing to find. Only
+    # the clients axis is manual: XLA itself divides along "batch" and inserts the reductions there.
     return jax.shard_map(
         functools.partial(function, Meeting(together, mine)),
         mesh=mesh,

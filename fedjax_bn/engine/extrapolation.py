@@ -19,12 +19,10 @@ import numpy as np
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 
-Solver = Literal["closed_form", "slsqp"]
-
 
 @bounded
 def risk_extrapolation(
-    eta: AtLeast0 = 0.5, solver: Solver = "closed_form"
+    eta: AtLeast0 = 0.5, solver: Literal["closed_form", "slsqp"] = "closed_form"
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the weighing rule c_e = softmax(eta w_e + p_e) with w of Eq. 17.
 
@@ -105,23 +103,18 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
             w[counts] = _least_variance(risks[counts].astype(np.float64))
         return w
 
+    # SciPy runs on the host: XLA must know the form of what comes back.
     form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
 
 
 def _least_variance(risks: np.ndarray) -> np.ndarray:
-    """Solves Eq. 17 by sequential least squares (SLSQP), as the paper does without details.
+    """Returns w f64[K] in [0, 1] that solves Eq. 17 by sequential least squares (SLSQP).
 
     The unknowns here are v_e = w_e R_e, in which the variance is as curved along one client as
     along any other, scaled to a mean of 1, and ftol is 1e-12. In w_e itself, even with risks
     divided by their mean, SciPy stops at weights that are wrong by up to 0.6 where risks range from
     1e-4 to 1e2; with its default ftol it returns the start point.
-
-    Args:
-      risks: f64[K], positive.
-
-    Returns:
-      w f64[K], in [0, 1], which sums to 1.
     """
     from scipy.optimize import minimize
 

@@ -47,7 +47,7 @@ def in_lines(text: str, width: int = 30, most: int = 255) -> str:
 
 
 def _spelled(one: str) -> str:
-    """A character in those of ASCII: a letter's sound where its Unicode name has it."""
+    """Returns a character in those of ASCII: a letter's sound where its Unicode name has it."""
     name = unicodedata.name(one, "")
     if sound := re.search(r"(?:LETTER|SYLLABLE|VOWEL SIGN)(?: SMALL)? ([A-Z]+)$", name):
         return sound[1].lower()
@@ -63,7 +63,7 @@ def _font_with(one: str) -> str:
 
 @cache
 def _fonts() -> dict[str, str]:
-    """Family -> file, the usual one first and then those of many scripts."""
+    """Returns family -> file, the usual one first and then those of many scripts."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
     usual = findfont(FontProperties())

@@ -119,6 +119,7 @@ def known_labels(
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)
+    # Narrow dtypes could not hold the number of classes that they are compared with.
     if labels.dtype.itemsize < 4 or labels.dtype == jnp.uint32:  # too large uint32 become < 0
         labels = labels.astype(jnp.float32 if floating else jnp.int32)
     known = (labels >= 0) & (labels < classes)

@@ -17,9 +17,6 @@ PyTree = Any
 def to_named(tree: PyTree) -> dict[str, np.ndarray]:
     """Returns the leaves of a tree on the host, by name, in the tree's order.
 
-    Args:
-      tree: of arrays.
-
     Raises:
       ValueError: two leaves have one name, as of a dict with the keys "a/b" and, within "a", "b".
     """
@@ -41,10 +38,7 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     Args:
       arrays: name -> array; a dtype that NumPy does not have, such as bfloat16, may have become
         bytes of the same width on the way (`|V2`).
-      like: arrays or `jax.ShapeDtypeStruct`s.
-
-    Returns:
-      The tree with NumPy arrays.
+      like: arrays or `jax.ShapeDtypeStruct`s; what is returned has NumPy arrays.
 
     Raises:
       ValueError: a name is missing or unknown, or an array has another shape or dtype; the message
@@ -81,11 +75,7 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
 
 
 def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError if a number of received arrays is not finite, or a variance is negative.
-
-    Args:
-      arrays: name -> real numbers [...].
-    """
+    """Raises ValueError if a number of named arrays is not finite, or a variance is negative."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise ValueError(f"the array {name:.80} is not finite")

@@ -17,6 +17,7 @@ import optax
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
+# States of optax.masked and of optax.partition (multi_transform).
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
 _SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
 # Others that count their own steps; a weight decay's schedule has a state without a public name.
@@ -27,6 +28,7 @@ _COUNTING = (
     optax.ConditionallyMaskState,
     optax.ConditionallyTransformState,
 )
+# These act once in several steps.
 _GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
 
 
@@ -81,18 +83,14 @@ def descend(
     round: jax.Array | int,
     loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
-    """Makes one step of an optimizer.
+    """Makes one step of an optimizer; returns the moved collections, and its new state.
 
     Args:
-      optimizer: the local optimizer.
-      gradients: {collection: tree}; these collections move.
-      state: before the step.
-      variables: the model's collections, these among them.
+      optimizer, state: the local optimizer, and its state before the step.
+      gradients: {collection: tree}; these collections of `variables` move.
+      variables: the model's collections.
       round: i32[], rounds finished.
       loss: f[], of the batch.
-
-    Returns:
-      The moved collections, and the optimizer's new state.
     """
     trained = {name: variables[name] for name in gradients}
     # Masks and labels of users have the form of the parameters; the engine trains collections.
@@ -112,6 +110,7 @@ def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) ->
 
 def scheduled(optimizer: optax.GradientTransformation) -> bool:
     """Returns whether rates change by a schedule; False if one number does not show it."""
+    # A state shows schedules by its type; no parameters are known where a method is made.
     try:
         return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, _InRound))
     except Exception:  # its masks are over the parameters
@@ -145,11 +144,10 @@ def check_rounds(
     keep: bool,
     steps: int | None = None,
 ) -> None:
-    """Checks an optimizer against rounds of so many steps.
+    """Checks a local optimizer against rounds of so many steps.
 
     Args:
-      optimizer: the local optimizer.
-      trained: {collection: tree} that it trains; only names and shapes count.
+      optimizer, trained: the optimizer, and {collection: tree} that it trains, or their shapes.
       keep: whether clients keep its state between rounds.
       steps: S of a round; None if not known yet.
 
@@ -251,6 +249,7 @@ def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: in
         return moved
 
     moved = False
+    # Evaluated now, also while a round is traced: the outcome decides whether to raise an error.
     with jax.ensure_compile_time_eval():
         one = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
         one = _seen_by(optimizer, one)

@@ -85,6 +85,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
         if x.ndim != 4:
             raise ValueError(f"randconv needs images f[B, H, W, C], not {x.shape}")
         side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
+        # A switch computes the drawn side alone; under vmap over clients all sides are computed.
         which = jax.random.randint(side_key, (), 0, len(sides))
         changed = jax.lax.switch(which, [partial(convolved, k) for k in sides], kernel_key, x)
         if mix:
@@ -102,13 +103,7 @@ def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.
 
 
 def _mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
-    """Returns the images with mixed amplitudes and their own phases.
-
-    Args:
-      x: f[B, H, W, C].
-      other: f[B, H, W, C], the images that give the other amplitudes.
-      share: f[B, 1, 1, 1], of the other amplitudes, in [0, 1].
-    """
+    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of others."""
     own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
     # Cosine and sine of the phase, and not own / |own|, which is NaN at 0.
     amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)

@@ -166,6 +166,7 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
         return float(dp.get_epsilon_gaussian(noise / math.sqrt(rounds), delta))
     from dp_accounting.rdp import RdpAccountant
 
+    # Data that are replaced move the sum twice as far as data that are left out: half the noise.
     drawn, population = cohort
     one = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(noise / 2))
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)

@@ -17,39 +17,29 @@ from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
 # measure(variables, received) -> f[], of a model on a client's own validation samples
-Measure = Callable[[Variables, Any], jax.Array]
+_Measure = Callable[[Variables, Any], jax.Array]
 
 
 def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """p_k = n_k / sum_j n_j (FedAvg, McMahan et al. 2017, Algorithm 1).
+    """Returns p_k = n_k / sum_j n_j f[K] (FedAvg, McMahan et al. 2017, Algorithm 1).
 
-    Args:
-      sizes: i32[K], samples a client owns.
-      risks: f[K], not used.
-
-    Returns:
-      f[K] that sums to 1; all 0 if every size is 0.
+    `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
     """
     del risks
     return normalize(sizes)
 
 
 def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """p_k = 1/K over the clients with at least one sample (FedBN, authors' digits and Office code).
+    """Returns p_k = 1/K f[K] over the clients with samples (the code of FedBN's authors).
 
-    Args:
-      sizes: i32[K], samples a client owns.
-      risks: f[K], not used.
-
-    Returns:
-      f[K] that sums to 1; all 0 if every size is 0.
+    `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
     """
     del risks
     return normalize(sizes > 0)
 
 
 def normalize(weights: jax.Array) -> jax.Array:
-    """Scales nonnegative `weights` [K] to sum 1, in the default float dtype; zeros stay zeros.
+    """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; 0 stays 0.
 
     One NaN makes all NaN.
     """
@@ -74,7 +64,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     weights = jnp.asarray(weights)
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
     shares = weights / weights.sum()
-    # Not a dot product: TPUs would multiply in bfloat16.
+    # Not a dot product: TPUs would multiply float32 in bfloat16.
     return restore(sum_over(weighted, stacked, shares), stacked)
 
 
@@ -179,7 +169,7 @@ def _distances(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 @bounded
 def generalization_adjustment(
-    measure: Measure | None = None,
+    measure: _Measure | None = None,
     *,
     metric: Literal["loss", "accuracy"] = "loss",
     step: AtLeast0 = 0.2,
@@ -258,16 +248,10 @@ def generalization_adjustment(
 def _adjust(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
-    """Returns the weights f[C] after one adjustment; the clients present keep their sum.
-
-    Args:
-      weights: f[C], in [0, 1].
-      gaps: f[C], 0 without one.
-      steps: s_r, f[C] or f[].
-      present: bool[C], whose weights move.
-    """
+    """Returns the weights f[C] after an adjustment by gaps f[C]; those present keep their sum."""
     largest = jnp.abs(gaps).max()
     relative = gaps / jnp.where(largest > 0, largest, 1)
+    # Those present share what they had: the others' weights stay, and so does the sum of all.
     mass = jnp.where(present, weights, 0).sum()
     mean = mass / jnp.maximum(present.sum(dtype=weights.dtype), 1)
     moved = jnp.where(present, jnp.clip(weights + steps * relative * mean, 0, 1), 0)

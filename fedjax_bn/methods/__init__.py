@@ -1,16 +1,18 @@
 """Federated methods; all return a `federation.FederatedMethod`.
 
-The papers' own have a file each here. Those that the papers compare with are in `fedjax_bn.rivals`
-and are imported at their first use.
+The papers' own are here. Those that the papers compare with are in `fedjax_bn.rivals` and are
+imported at their first use. Every method takes a model, a local optimizer and the options of
+`fedavg`; a model "images -> logits" means that the task must be classification. A number outside
+the range that its description states, or an option of a wrong type, raises ValueError when the
+method is made.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
+from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_bn.methods.fedavg import fedavg
-from fedjax_bn.methods.fedavgm import fedavgm
-from fedjax_bn.methods.fedbn import fedbn
+from fedjax_bn.methods.fedbn import fedbn, silobn, singleset
 from fedjax_bn.methods.fedcd import fedcd
 from fedjax_bn.methods.feddc import feddc
 from fedjax_bn.methods.fedig import fedig, fediga
@@ -19,8 +21,6 @@ from fedjax_bn.methods.fedprox import fedprox
 from fedjax_bn.methods.moon import moon
 from fedjax_bn.methods.perfedavg import perfedavg
 from fedjax_bn.methods.scaffold import scaffold
-from fedjax_bn.methods.silobn import silobn
-from fedjax_bn.methods.singleset import singleset
 
 if TYPE_CHECKING:
     from fedjax_bn.rivals.copa import copa
@@ -44,43 +44,11 @@ if TYPE_CHECKING:
     from fedjax_bn.rivals.snr import snr
 
 __all__ = [
-    "copa",
-    "csac",
-    "csd",
-    "fedadagrad",
-    "fedadam",
-    "fedadg",
-    "fedavg",
-    "fedavgm",
-    "fedbn",
-    "fedcd",
-    "feddc",
-    "feddg",
-    "fedig",
-    "fediga",
-    "fednova",
-    "fedprox",
-    "fedsam",
-    "fedsr",
-    "fedwon",
-    "fedyogi",
-    "fixbn",
-    "harmofl",
-    "hbn",
-    "jigen",
-    "l2d",
-    "mixstyle",
-    "moon",
-    "perfedavg",
-    "randconv",
-    "rsc",
-    "scaffold",
-    "selfreg",
-    "sfa",
-    "silobn",
-    "singleset",
-    "snr",
-]
+    "copa", "csac", "csd", "fedadagrad", "fedadam", "fedadg", "fedavg", "fedavgm", "fedbn", "fedcd",
+    "feddc", "feddg", "fedig", "fediga", "fednova", "fedprox", "fedsam", "fedsr", "fedwon",
+    "fedyogi", "fixbn", "harmofl", "hbn", "jigen", "l2d", "mixstyle", "moon", "perfedavg",
+    "randconv", "rsc", "scaffold", "selfreg", "sfa", "silobn", "singleset", "snr",
+]  # fmt: skip
 
 USUAL = "fedbn"  # the method of a configuration that names none
 

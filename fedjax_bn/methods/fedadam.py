@@ -1,6 +1,7 @@
-r"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021): adaptive steps of the server.
+r"""Optimizers at the server: FedAvgM, and FedAdam, FedYogi and FedAdagrad.
 
-With the clients' mean change $\Delta = \sum_k p_k y_k - x$ (Algorithm 2):
+FedAvgM is by Hsu, Qi & Brown (2019), the adaptive ones by Reddi et al. (ICLR 2021), Algorithm 2,
+with the clients' mean change $\Delta = \sum_k p_k y_k - x$:
 
 $m' = \beta_1 m + (1 - \beta_1) \Delta$
 
@@ -12,8 +13,8 @@ $v' = v + \Delta^2$ (FedAdagrad)
 
 $x' = x + \eta m' / (\sqrt{v'} + \tau)$
 
-m starts at 0, v at tau^2, and no bias is corrected. Both exist for shared parameters only; running
-statistics are plainly averaged.
+m starts at 0, v at tau^2, and no bias is corrected. Moments exist for shared parameters only;
+running statistics are plainly averaged.
 """
 
 from collections.abc import Callable
@@ -47,16 +48,11 @@ def fedadam(
     """FedAvg with Adam at the server. With beta1 = 0, beta2 = 1 and eta = 2 tau it is FedAvg.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer.
       eta: the server's learning rate, above 0.
       beta1: memory of the first moment, in [0, 1).
       beta2: memory of the second moment, in [0, 1].
       tau: degree of adaptivity, above 0, in units of the parameters.
-      **options: those of `fedavg`.
-
-    Raises:
-      ValueError: an argument is out of its range.
+      model, optimizer, **options: those of `fedavg`.
     """
     server = _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
@@ -103,6 +99,29 @@ def fedadagrad(
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
 
 
+@bounded
+def fedavgm(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    eta: Above0 = 1.0,
+    beta: Share = 0.9,
+    **options: Unpack[OptionsButServer],
+) -> FederatedMethod:
+    r"""FedAvg with momentum at the server (FedAvgM).
+
+    $v' = \beta v + (x - \sum_k p_k y_k)$ and $x' = x - \eta v'$
+
+    With beta = 0 and eta = 1 it is FedAvg.
+
+    Args:
+      eta: the server's learning rate, above 0.
+      beta: the server's momentum, in [0, 1).
+      model, optimizer, **options: those of `fedavg`.
+    """
+    return fedavg(model, optimizer, server=server_optimizer(optax.sgd(eta, beta)), **options)
+
+
 class _Moments(NamedTuple):
     """m and v, trees like the shared parameters."""
 
@@ -115,11 +134,7 @@ def _adaptive(
 ) -> optax.GradientTransformation:
     """Returns the server's step as an optax transformation, whose gradient is -Delta.
 
-    Args:
-      second_moment: the rule of v, `(v, Delta^2) -> v`.
-      eta: the server's learning rate.
-      beta1: memory of the first moment.
-      tau: degree of adaptivity; v starts at its square.
+    `second_moment` is the rule of v, `(v, Delta^2) -> v`.
     """
 
     def init(params: PyTree) -> _Moments:

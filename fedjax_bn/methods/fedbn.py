@@ -1,4 +1,4 @@
-"""FedBN (Li et al., ICLR 2021): batch norm stays with its client. FedAvg in all else."""
+"""FedAvg with another sharing rule: FedBN, SiloBN, and SingleSet, which shares nothing."""
 
 from typing import Any, Unpack
 
@@ -8,26 +8,61 @@ from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import Options
-from fedjax_bn.sharing import SharingRule, all_but_batch_norm
+from fedjax_bn.sharing import SharingRule, all_but_batch_norm, all_but_statistics, nothing
+
+# Each has `share` as an argument with its own default; `Options` has it too, hence the ignores.
 
 
 @bounded
-def fedbn(  # type: ignore[misc] # its own default
+def fedbn(  # type: ignore[misc]
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = all_but_batch_norm,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg over all leaves but scale, bias, mean and variance of batch norms (Algorithm 1).
+    """FedBN (Li et al., ICLR 2021): batch norm stays with its client. FedAvg in all else.
+
+    All leaves are averaged but scale, bias, mean and variance of batch norms (Algorithm 1).
 
     Args:
       model: one with at least one batch norm, images -> outputs.
-      optimizer: the local optimizer.
       share: which leaves are averaged.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
       ValueError: at `init`, where the model has no batch norm.
+    """
+    return fedavg(model, optimizer, share=share, **options)
+
+
+@bounded
+def silobn(  # type: ignore[misc]
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    share: SharingRule = all_but_statistics,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    """SiloBN (Andreux et al. 2020): running statistics stay with their client.
+
+    All other leaves are averaged, scale and bias of batch norms among them. Arguments and errors
+    are those of `fedbn`.
+    """
+    return fedavg(model, optimizer, share=share, **options)
+
+
+@bounded
+def singleset(  # type: ignore[misc]
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    share: SharingRule = nothing,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    """SingleSet (the baseline of FedBN, Section 5): every client trains alone.
+
+    No leaf is shared; an unseen client receives the mean of the clients' models. Arguments are
+    those of `fedbn`, for any model.
     """
     return fedavg(model, optimizer, share=share, **options)

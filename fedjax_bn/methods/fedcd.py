@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import (
-    Aggregate,
     Weighing,
     WeighingRule,
     averaging,
@@ -79,7 +78,6 @@ def fedcd(  # type: ignore[misc] # its own default
 
     Args:
       model: images -> outputs; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
       names: what is masked, "features" (all taps of a detector, `tap0` and so on) or paths of
@@ -89,11 +87,11 @@ def fedcd(  # type: ignore[misc] # its own default
         optional momentum and weight_decay, `adam:learning_rate=0.001` or `none`; "" for
         `optimizer`, with a state of its own.
       weigh: the weighing rule; `risk_extrapolation(eta)` by default.
-      **options: those of `fedavg` but `server`; `share` is `everything` by default.
+      optimizer, **options: those of `fedavg` but `server`; `share` is `everything` by default.
 
     Raises:
-      ValueError: an argument is out of its range, nothing is named, or both `weigh` and another
-        `eta` are given; at `init`, the model has no intermediate of a name.
+      ValueError: nothing is named, or both `weigh` and another `eta` are given; at `init`, the
+        model has no intermediate of a name.
     """
     # Only `risk_extrapolation` reads eta, so that another one beside a rule is a mistake.
     if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
@@ -112,15 +110,24 @@ def fedcd(  # type: ignore[misc] # its own default
         of_masks = _mask_optimizer_of(of_masks)
     learned, rest = learning(model, **options)
     trained = ("params", COLLECTION)
+    low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives texts
+
+    def within(masks: Masks) -> Masks:
+        return jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks) if bounds else masks
+
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     # One transformation with a state for each collection, even where both have one optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
-        _masked_step(gradient, each, _keep_within(bounds)),
+        _masked_step(gradient, each, within),
         share=keeping(rest.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
-        server=averaging(_no_gradient, _average_gradients, messages_by_size),
+        server=averaging(
+            _no_gradient,
+            lambda sent, aggregate: Alignment(aggregate.message, sent.rounds + 1),
+            messages_by_size,
+        ),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
         **rest,
@@ -128,32 +135,22 @@ def fedcd(  # type: ignore[misc] # its own default
 
 
 class _Progress(NamedTuple):
-    """The state of the local step.
+    """The state of the local step."""
 
-    Attributes:
-      optimizer: that of parameters and masks.
-      total: sum of g_e over the valid samples of the last local epoch so far.
-      count: i32[], how many these are.
-      rounds: i32[], the server's `rounds` when the sum began.
-    """
-
-    optimizer: PyTree
-    total: PyTree
-    count: jax.Array  # type: ignore[assignment]
-    rounds: jax.Array
+    optimizer: PyTree  # of parameters and masks
+    total: PyTree  # sum of g_e over the valid samples of the last local epoch so far
+    count: jax.Array  # type: ignore[assignment] # i32[], how many these are
+    rounds: jax.Array  # i32[], the server's `rounds` when the sum began
 
 
 def _masked_step(
     gradient: Gradient,
     optimizer: optax.GradientTransformation,
-    within: Callable[[PyTree], PyTree] = lambda masks: masks,
+    within: Callable[[PyTree], PyTree],
 ) -> LocalStep:
     """Returns one step of parameters and masks along the gradient of L_e; it sums up g_e.
 
-    Args:
-      gradient: of L_e with respect to parameters and masks.
-      optimizer: of both.
-      within: masks -> masks, after each step.
+    `within` maps masks to masks after each step.
     """
 
     def trained_of(variables: Variables) -> Variables:
@@ -171,6 +168,7 @@ def _masked_step(
         trained, kept = descend(
             optimizer, gradients, state.optimizer, variables, received.round, loss
         )
+        # After the optimizer: its step may leave the bounds, whatever the gradient is.
         trained[COLLECTION] = within(trained[COLLECTION])
         rounds = received.server.rounds
         # A sum that another round began, of a client that keeps its local state, starts at 0.
@@ -204,25 +202,8 @@ def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
     return Alignment(zero, jnp.zeros((), jnp.int32))
 
 
-def _average_gradients(sent: Alignment, aggregate: Aggregate) -> Alignment:
-    """g_g is the mean of the clients' g_e with the shares of their sizes."""
-    return Alignment(aggregate.message, sent.rounds + 1)
-
-
-def _keep_within(bounds: Sequence[float]) -> Callable[[Masks], Masks]:
-    """Returns the function that moves masks to the nearest ones within the bounds."""
-    if not bounds:
-        return lambda masks: masks
-    low, high = map(float, bounds)  # which the configuration gives as texts
-    return lambda masks: jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks)
-
-
 def _mask_optimizer_of(text: str) -> optax.GradientTransformation:
-    """Reads `sgd:learning_rate=0.1:weight_decay=0.01`, `adam:learning_rate=0.001` or `none`.
-
-    Raises:
-      ValueError: an unknown name or key, or a value of the wrong type or out of its range.
-    """
+    """Reads `sgd:learning_rate=0.1:weight_decay=0.01`, `adam:learning_rate=0.001` or `none`."""
 
     def sgd(
         learning_rate: Above0, momentum: Share = 0.0, weight_decay: AtLeast0 = 0.0

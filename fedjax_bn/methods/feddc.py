@@ -21,15 +21,10 @@ PyTree = Any
 
 
 class _Drift(NamedTuple):
-    """What a client remembers, trees like the shared parameters.
+    """What a client remembers, trees like the shared parameters."""
 
-    Attributes:
-      drift: h_k, the sum of its changes y_k - x so far.
-      variate: c_k, its estimate of its gradient.
-    """
-
-    drift: PyTree
-    variate: PyTree
+    drift: PyTree  # h_k, the sum of its changes y_k - x so far
+    variate: PyTree  # c_k, its estimate of its gradient
 
 
 @bounded
@@ -60,18 +55,16 @@ def feddc(
     taking part both are the same.
 
     Args:
-      model: images -> outputs.
       optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
       alpha: strength of the penalty, at least 0; 0.1 by default, as the paper has for CIFAR-10
         to our knowledge; its authors' example has 0.01.
       correction: whether drifts h_k and variates c_k exist; without them it is FedProx with mu =
         alpha, and FedAvg where alpha = 0.
       learning_rate: as in `scaffold`.
-      **options: those of `fedavg`.
+      model, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `alpha` is negative, or `learning_rate` is not positive, or clients keep a
-        momentum.
+      ValueError: clients keep a momentum.
     """
     check_rate("feddc", optimizer, learning_rate)
     if correction and learning_rate is None:
@@ -85,14 +78,10 @@ def feddc(
     return method_of(
         gradient_step(_penalized(differentiate(objective), alpha), optimizer),
         server=averaging_with_variate(),
-        memory=_no_drift,
+        memory=lambda *start: _Drift(no_variate(*start), no_variate(*start)),
         finish=_renew_drift(optimizer, learning_rate),
         **rest,
     )
-
-
-def _no_drift(shared: PyTree, personal: PyTree) -> _Drift:
-    return _Drift(no_variate(shared, personal), no_variate(shared, personal))
 
 
 def _pulled(alpha: float, train: Train) -> Train:
@@ -123,6 +112,7 @@ def _penalized(gradient: Gradient, alpha: float) -> Gradient:
         pull = received.memory
         now, _ = split_like(variables["params"], pull)
         shared, personal = split_like(gradients["params"], pull)
+        # h_k - x and c - c_k are in the pull already; w alone changes from step to step.
         shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, now, pull)
         return gradients | {"params": join(shared, personal)}, reported
 

@@ -76,7 +76,6 @@ def fedig(  # type: ignore[misc] # its own default
     Args:
       model: one with at least one batch norm, images -> logits; `fedjax_bn.models.features` defines
         its features.
-      optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
       cafl: CAFL over a sample's F features: sum, the norm as printed, for a start from ImageNet's
@@ -89,12 +88,11 @@ def fedig(  # type: ignore[misc] # its own default
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
-      **options: those of `fedavg` but `server`.
+      optimizer, **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: a lambda is negative, the text of `cafl` or `mixing` is wrong, or there are both
-        adapter and gates; at `init`, the model has no batch norm; at `round`, its features are not
-        found.
+      ValueError: there are both adapter and gates; at `init`, the model has no batch norm; at
+        `round`, its features are not found.
     """
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
@@ -193,7 +191,12 @@ def _client_agnostic(
     # Without the second pass it is FedBN to the bit, and as fast.
     if lambda_1 == lambda_2 == 0 and statistics is None:
         return supervised(learned)
-    distance = _choose_distance(cafl) if isinstance(cafl, str) else cafl
+
+    def distance(features: jax.Array, mixed: jax.Array) -> jax.Array:
+        if not isinstance(cafl, str):
+            return cafl(features, mixed)
+        squares = jnp.square(features - mixed).reshape(len(features), -1)
+        return squares.sum(1) if cafl == "sum" else squares.mean(1)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
@@ -210,7 +213,7 @@ def _client_agnostic(
             batch,
             key,
             statistics=mixing(stream(key, "mixed statistics")),
-            # The gradient of CACL stops at the features: it trains the classifier alone.
+            # The gradient of CACL stops at the features, that of CAFL does not.
             wanted=["frozen features"],
         )
         gaps = distance(local.features, mixed.features)
@@ -220,23 +223,13 @@ def _client_agnostic(
     return objective
 
 
-def _choose_distance(name: str) -> Distance:
-    reductions = {"sum": jnp.sum, "mean": jnp.mean}
-    if name not in reductions:
-        raise ValueError(
-            f"fedig: cafl={name!r} must be sum (over features, as printed) or mean, or a function "
-            "(features, mixed) -> f[B]"
-        )
-    reduce = reductions[name]
-    return lambda one, other: reduce(jnp.square(one - other).reshape(len(one), -1), axis=1)
-
-
 def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
     """Returns a step of the adapter alone; the main network is frozen (Eq. 8 and 9)."""
 
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         rule = adapted_statistics(variables[COLLECTION], stream(key, "adapted statistics"))
+        # The statistics that an unseen client would have, which the adapter is to correct.
         received_statistics = {**variables, STATISTICS: received.server}
         out = forward(learned.model, received_statistics, images, statistics=rule, valid=valid)
         value = learned.task.loss(out.outputs, batch["label"], valid)

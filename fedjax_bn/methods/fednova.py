@@ -39,15 +39,13 @@ def fednova(
     normalized, running statistics plainly averaged with p_k. With equal steps it is FedAvg.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer.
       momentum: rho of the local SGD, in [0, 1), whose rate is one in all steps of a round. By
         default a_k is the optimizer's response (see `methods.response`): the same for SGD, and
         right for Nesterov's momentum and schedules too.
-      **options: those of `fedavg`.
+      model, optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `momentum` is outside [0, 1), or clients keep theirs between rounds.
+      ValueError: clients keep their momentum between rounds.
     """
     check_fresh("fednova", optimizer, options)
     finish = _upload_direction(optimizer, momentum)
@@ -86,12 +84,7 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
 
 
 def _momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
-    """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form.
-
-    Args:
-      steps: tau, f[...].
-      momentum: rho in [0, 1).
-    """
+    """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form, for steps tau f[...]."""
     rest = momentum * (1 - momentum**steps) / (1 - momentum)
     return (steps - rest) / (1 - momentum)
 

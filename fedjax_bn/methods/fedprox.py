@@ -29,13 +29,8 @@ def fedprox(
     With mu = 0 it is FedAvg. The reported loss is F_k alone.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer.
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
-      **options: those of `fedavg`.
-
-    Raises:
-      ValueError: `mu` is negative.
+      model, optimizer, **options: those of `fedavg`.
     """
     learned, rest = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))
@@ -47,6 +42,7 @@ def proximal(objective: Objective, mu: float) -> Objective:
 
     def penalized(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         value, reported = objective(variables, batch, received, key)
+        # Parameters that stay with the client are None here, and have no penalty.
         start = received.shared["params"]
         now, _ = split_like(variables["params"], start)
         distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), now, start)

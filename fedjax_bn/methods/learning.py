@@ -14,14 +14,7 @@ from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import ServerUpdate, Weighing, WeighingRule
 from fedjax_bn.arguments.ranges import bounded
-from fedjax_bn.client import (
-    Client,
-    Finish,
-    Load,
-    Train,
-    look_up,
-    train_locally,
-)
+from fedjax_bn.client import Client, Finish, Load, Train, look_up, train_locally
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.batches import REQUIRED
 from fedjax_bn.engine.dtypes import parameter_dtype
@@ -68,6 +61,7 @@ class Options(OptionsButServer, total=False):
     server: ServerUpdate | None
 
 
+# How `learning` hands what is learned to `method_of`, among the options in between.
 class _Learned(Options, total=False):
     learned: "Learning"
 
@@ -92,6 +86,7 @@ class Learning(NamedTuple):
         images = self.prepare(batch["image"], parameter_dtype(variables))
         if self.perturb is None:
             return images
+        # A stream of its own: dropout draws the same with and without a perturbation.
         return self.perturb(stream(key, "perturb"), images, batch["valid"])
 
     def trained(
@@ -160,18 +155,8 @@ def learning(
       ValueError: an argument or an option has the wrong type, such as a name instead of a function;
         the method needs a classifier, and the task is another.
     """
-    check_choices(**options)
-    for name, value in (("prepare", prepare), ("perturb", perturb)):
-        if value is not None and not callable(value):
-            raise ValueError(
-                f"{name}={value!r} is not a function: give one, such as "
-                "fedjax_bn.data.pixels.images.standardize() for prepare, or "
-                "fedjax_bn.engine.perturb.randconv() for perturb"
-            )
-    if task is not None and not isinstance(task, Task):
-        raise ValueError(
-            f"task={task!r} is not a task: give a Task, such as fedjax_bn.task.classification()"
-        )
+    # `federate` checks its own again, but a method wraps some of them before, such as `share`.
+    check_choices(prepare=prepare, perturb=perturb, task=task, **options)
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
     if classifier:
         require_classifier(classifier, learned.task)
@@ -213,6 +198,7 @@ def method_of(
         return method
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        # First `start`: the sharing rule must see the collections that it adds.
         return method.init(key, start(key, variables), num_clients)
 
     return method._replace(init=init)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, AtLeast0, bounded
-from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
@@ -44,15 +43,13 @@ def moon(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
         experiments (5 for CIFAR-10).
       temperature: T, above 0; 0.5 as in the authors' code.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `mu` or `temperature` is out of its range, or the task is not classification; at
-        `round`, the model shows no features and does not end in a dense layer.
+      ValueError: at `round`, the model shows no features and does not end in a dense layer.
     """
     learned, rest = learning(model, classifier="moon", **options)
 
@@ -75,7 +72,12 @@ def moon(
     return method_of(
         gradient_step(differentiate(objective), optimizer),
         memory=lambda shared, personal: shared,
-        finish=_remember_shared,
+        # The client keeps its trained shared leaves for the next round.
+        finish=lambda received, trained: (
+            trained.variables,
+            split_like(trained.variables, received.shared)[0],
+            (),
+        ),
         **rest,
     )
 
@@ -86,9 +88,3 @@ def _cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:
     # Bounded inside the root, so that the gradient is finite where a vector is 0.
     norms = jnp.maximum(square_x, epsilon**2) * jnp.maximum(square_y, epsilon**2)
     return (x * y).sum(-1) * jax.lax.rsqrt(norms)
-
-
-def _remember_shared(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    """The client keeps its trained shared leaves for the next round."""
-    shared, _ = split_like(trained.variables, received.shared)
-    return trained.variables, shared, ()

@@ -45,14 +45,10 @@ def perfedavg(
     reported loss is the second half's at the adapted point. Test it with `personalize`.
 
     Args:
-      model: images -> outputs.
       optimizer: the local optimizer, which applies the gradient.
       inner_rate: learning rate of the adapting step, at least 0, alpha in the paper.
       second_order: whether to differentiate through the adapting step (the paper's Eq. 6).
-      **options: those of `fedavg`.
-
-    Raises:
-      ValueError: `inner_rate` is negative.
+      model, **options: those of `fedavg`.
     """
     learned, rest = learning(model, **options)
     gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
@@ -91,9 +87,6 @@ def personalize(
 
     Returns:
       The adapted collections.
-
-    Raises:
-      ValueError: `inner_rate` is negative.
     """
     key, statistics = options.pop("key", None), options.pop("statistics", None)
     learned, unknown = learning(model, **options)

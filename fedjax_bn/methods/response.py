@@ -66,6 +66,7 @@ def response(
         further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
         return (further, new), None
 
+    # One number a parameter suffices: the gradient is 1 in all of its entries.
     begin = (trained, start(optimizer, trained))
     (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most, dtype=steps.dtype))
     return way["params"]
@@ -92,13 +93,7 @@ def check_rate(
 def check_fresh(
     method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError if clients keep a momentum, with which a response does not begin.
-
-    Args:
-      method: for the message.
-      optimizer: the local optimizer.
-      options: those of `federation.federate`.
-    """
+    """Raises ValueError if the options let clients keep a momentum, which a response lacks."""
     try:
         remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
     except Exception:  # its masks are over parameters that are not known yet

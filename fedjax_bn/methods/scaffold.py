@@ -44,15 +44,13 @@ def scaffold(
     gradient, where tau_k lr would make it up to 1 / (1 - momentum) times as large.
 
     Args:
-      model: images -> outputs.
       optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
       learning_rate: lr as in the equation, for an optimizer without schedule; by default found by
         the optimizer's response, in each round that of its rates.
-      **options: those of `fedavg`.
+      model, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `learning_rate` is not positive or is given beside a schedule, or clients keep a
-        momentum.
+      ValueError: `learning_rate` is given beside a schedule, or clients keep a momentum.
     """
     check_rate("scaffold", optimizer, learning_rate)
     if learning_rate is None:
@@ -140,4 +138,5 @@ def averaging_with_variate() -> ServerUpdate:
             lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
         )
 
+    # Differences count alike: c is the plain mean of the c_k, whatever the weights of the models.
     return averaging(no_variate, renew, equal_messages)

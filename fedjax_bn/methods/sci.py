@@ -38,17 +38,11 @@ class Alignment(NamedTuple):
 
 
 class _Aligned(NamedTuple):
-    """What a pass with the penalty reports.
+    """What a pass with the penalty reports."""
 
-    Attributes:
-      loss: L f[], without the penalty.
-      gradient: g_e, in the form of the masks.
-      moved: what else the loss reports, usually the moved `batch_stats`.
-    """
-
-    loss: jax.Array
-    gradient: Masks
-    moved: PyTree
+    loss: jax.Array  # L f[], without the penalty
+    gradient: Masks  # g_e, in the form of the masks
+    moved: PyTree  # what else the loss reports, usually the moved `batch_stats`
 
 
 def align(
@@ -68,6 +62,7 @@ def align(
       global_gradient: g_g, in the same form.
       strength: lambda, at least 0.
     """
+    # The inner gradient is part of the value: the outer one differentiates it a second time.
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)
     penalty = jax.tree.reduce(jnp.add, gaps)
@@ -79,12 +74,8 @@ def aligned_objective(
 ) -> Callable[..., tuple[jax.Array, tuple[jax.Array, _Aligned]]]:
     """Returns `objective(variables, batch, received, key) -> (L_e f[], (L_e, Aligned))`.
 
-    L is the task's loss of the masked model. `received.server` is an `Alignment`; as long as it
-    holds no round there is no penalty.
-
-    Args:
-      learned: what is learned.
-      strength: lambda, at least 0.
+    L is the task's loss of the masked model, lambda the `strength`. `received.server` is an
+    `Alignment`; as long as it holds no round there is no penalty.
     """
 
     def objective(

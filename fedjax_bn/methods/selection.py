@@ -32,9 +32,6 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     Args:
       score: usually `validation_score`.
       every: steps between scores, at least 1.
-
-    Raises:
-      ValueError: `every` is below 1.
     """
     if every < 1:
         raise ValueError(f"best_of_round: every={every} must be at least 1")
@@ -59,7 +56,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             variables, state, best, passed = carry
             some, keys = inputs
             done = run_steps(step, received, variables, state, some | source, keys, load)
-            passed += len(done.counts)
+            passed += len(done.counts)  # steps of padding too: `Trained.steps` leaves them out
             value = score(done.variables, received).astype(worst.dtype)
             # > is False for NaN, so that a model with such a score is never kept.
             best = where_tree(value > best[1], (done.variables, value, passed), best)

@@ -11,12 +11,7 @@ from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import (
-    OptionsButServer,
-    learning,
-    method_of,
-    require_batch_norm,
-)
+from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.sharing import SharingRule, Variables, everything, path_names
@@ -51,14 +46,13 @@ def copa(
     Args:
       model: images -> logits, with one dense layer as its classifier; `fedjax_bn.models.features`
         defines which.
-      optimizer: the local optimizer.
       gates: whether batch norms are batch-instance normalization with learned gates, as in the
         paper; test it with `adaptation.learned_alpha`. `init` adds the gates.
-      **options: those of `fedavg` but `server`.
+      optimizer, **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: the task is not classification; at `init`, the classifier is not found, or there
-        are to be gates and the model has no batch norm.
+      ValueError: at `init`, the classifier is not found, or the model has no batch norm for the
+        gates.
     """
     learned, rest = learning(model, classifier="copa", **options)
     rule = gated_statistics if gates else None
@@ -77,6 +71,7 @@ def copa(
         loss, out = learned.trained(
             variables, images, batch, key, statistics=rule, wanted=["features"]
         )
+        # The others' classifiers are arrays, all applied in one product.
         others = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
         if "bias" in received.server:
             others += received.server["bias"][:, None]
@@ -161,6 +156,7 @@ def _path(model: Any, variables: Variables) -> tuple[str, ...]:
 
 
 def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
+    # A mean of classifiers would be another one than those that travel in the messages.
     def rule(variables: Variables) -> PyTree:
         path = ("params", *_path(model, variables))
 

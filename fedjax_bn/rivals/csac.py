@@ -79,18 +79,16 @@ def csac(  # type: ignore[misc] # its own default
 
     Args:
       model: images -> logits, with batch norms or named modules.
-      optimizer: the local optimizer.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared in addition to logits.
       names: modules whose outputs are the stages, see `rivals.parts.stages_of`; "" for the ends of
         the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
         its last batch norm, or all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `calibration` is negative, or the task is not classification; at `init`, the model
-        has no such modules.
+      ValueError: at `init`, the model has no such modules.
     """
     learned, rest = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0
@@ -151,13 +149,14 @@ def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Arr
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
-    # All pairs of stages in one matrix product.
+    # All pairs of stages in one matrix product, which is faster than a product for each pair.
     both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
     both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
 
     def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
         return by_distances(t, s, between, valid, RATIOS)
 
+    # By a gradient the attention would turn to the pairs that differ least.
     each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
     gaps = each(within(mine, mine), within(theirs, theirs), both)
     return (jax.lax.stop_gradient(attention) * gaps).sum()
@@ -176,6 +175,7 @@ def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
 
     def one(name: str) -> jax.Array:
         x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
+        # An output with fewer than two spatial axes counts as a map of one row, or of one pixel.
         positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
         x = x.reshape(len(x), *positions, x.shape[-1])
         # The layer commutes with sampling: it is first where it has fewer positions then.
@@ -204,6 +204,7 @@ def _resized(x: jax.Array) -> jax.Array:
 
 def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
     """The model that the client froze, and whether it has frozen one."""
+    # Of the right form; it is replaced at the end of the client's first round, before it is read.
     model = without(join(shared, personal), COLLECTION)
     return {"model": model, "trained": jnp.zeros((), bool)}
 

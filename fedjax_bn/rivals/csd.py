@@ -46,15 +46,13 @@ def csd(
 
     Args:
       model: images -> logits, with a dense classifier; `fedjax_bn.models.features` defines which.
-      optimizer: the local optimizer.
       directions: number of specific classifiers, the rank less one; 1 in the authors' PACS code.
       specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
       penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`, the
-        size of the features is not found.
+      ValueError: at `init`, the size of the features is not found.
     """
     learned, rest = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
@@ -63,7 +61,8 @@ def csd(
     def start(key: jax.Array, variables: Variables) -> Variables:
         if SPECIFIC in variables:
             return variables
-        # W_j and their biases from N(0, 0.1), c from N(0.1, 1e-4), e from N(0, 1e-4), deviations.
+        # As the authors start them, with deviations: W_j and their biases from N(0, 0.1), c from
+        # N(0.1, 1e-4), e from N(0, 1e-4).
         sizes = sizes_of(model, variables)
         keys = jax.random.split(stream(key, "decomposed head"), 4)
         shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())

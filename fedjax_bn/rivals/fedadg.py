@@ -82,8 +82,7 @@ def fedadg(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        the size of the features is not found.
+      ValueError: at `init`, the size of the features is not found.
     """
     learned, rest = learning(model, classifier="fedadg", **options)
     steps = (
@@ -109,12 +108,7 @@ def fedadg(
 
 
 def _pulled(learned: Learning, share: float) -> Objective:
-    """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps alone.
-
-    Args:
-      learned: what is learned; variables also hold `discriminator`.
-      share: a, in [0, 1].
-    """
+    """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps alone."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
@@ -133,6 +127,7 @@ def _discriminating(learned: Learning) -> Objective:
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
+        # A pass of its own, since the network has moved after that of the first step.
         _, out = _passed(learned, variables, batch, key)
         own, label = variables[DISCRIMINATOR], batch["label"]
         made = _generated(variables[GENERATOR], label, key)
@@ -178,9 +173,9 @@ def _with_label(x: jax.Array, label: jax.Array, kernel: jax.Array) -> jax.Array:
 def _passed(
     learned: Learning, variables: Variables, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, Output]:
-    plain, images = (
-        without(variables, GENERATOR, DISCRIMINATOR),
+    images, plain = (
         learned.read(variables, batch, key),
+        without(variables, GENERATOR, DISCRIMINATOR),
     )
     return learned.trained(plain, images, batch, key, wanted=["features"])
 
@@ -189,7 +184,7 @@ def _announcing(client: Client, share: float) -> Client:
     """Marks the steps in which the network classifies alone: the first ones with samples."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        real = batches["valid"].any(1).astype(float)
+        real = batches["valid"].any(1).astype(float)  # f[S]
         # Counted over steps with samples: padding of short clients must not shift the share.
         early = jnp.cumsum(real) - real < share * real.sum()
         return client.run(received, batches | {_ALONE: early}, key)

@@ -57,18 +57,16 @@ def feddg(
 
     Args:
       model: f[B, H, W, C] -> outputs.
-      optimizer: the local optimizer.
       spectra: how many images each client shows all others, at least 1, and at most a batch.
       half: half side of the window, at least 0.
       drawn: whether l ~ U(0, 1) for each sample; else 0.
       inner_rate: of the inner step, at least 0; 0.001 as in the authors' code.
       clip: largest entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: of the images that the model reads, C.
-      **options: those of `fedavg` but `server`.
+      optimizer, **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: an argument is out of its range, or `spectra` is not named; at `round`, samples
-        are not such images.
+      ValueError: `spectra` is not named; at `round`, samples are not such images.
     """
     if not spectra:
         raise ValueError(
@@ -164,7 +162,7 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         batch = load_first(load, batches, stream(key, "sent amplitudes"))
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
-        order = jnp.argsort(~valid, stable=True)[:count]
+        order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
         found = _amplitudes(learned.prepare(batch["image"], dtype)[order], half)
         known = valid[order] & ~received.memory.method
 
@@ -196,13 +194,6 @@ def _amplitudes(x: jax.Array, half: int) -> jax.Array:
 
     They are |F x|, except the frequency 0, which is real, the sum of the pixels, and keeps its
     sign: so the values do not depend on the zero of the standardized images.
-
-    Args:
-      x: f[B, H, W, C].
-      half: b, at least 0.
-
-    Raises:
-      ValueError: they are not images of at least 2 b + 1 pixels a side.
     """
     _, low = _spectrum(x, half)
     return _signed(low, half)
@@ -211,18 +202,12 @@ def _amplitudes(x: jax.Array, half: int) -> jax.Array:
 def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
     """Returns F^-1((share |F x| + (1 - share) other) e^(i angle F x)) within the window.
 
-    Args:
-      x: f[B, H, W, C].
-      other: f[B, 2 b + 1, 2 b + 1, C], amplitudes of other images.
-      share: f[B, 1, 1, 1] or f[], the share of its own amplitudes, in [0, 1].
-      half: b.
-
-    Raises:
-      ValueError: as `_amplitudes`.
+    `other` holds amplitudes f[B, 2 b + 1, 2 b + 1, C]; the share is f[B, 1, 1, 1] or f[].
     """
     spectrum, low = _spectrum(x, half)
     own, size = _signed(low, half), jnp.abs(low)
     length = jnp.where(size > 0, size, 1)
+    # The phase as cosine and sine; the frequency 0 is real, and its sign is in its amplitude.
     cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
     sine = (low.imag / length).at[:, half, half].set(0)
     # The difference is transformed back and added, so that x keeps its bits outside the window.

@@ -45,17 +45,16 @@ def fedsam(
     Differs from Caldarola's code: running statistics move in the first pass only, one move a step.
 
     Args:
-      model: images -> outputs.
       optimizer: the local optimizer, which applies the gradient at w + e.
       rho: how far the point is, at least 0; 0.05 as in HarmoFL's code. Caldarola et al. have 0.1
         for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge; their published script
         (debcaldarola/fedsam) has placeholders.
       eta: of ASAM if above 0, at least 0; 0.2 in Caldarola et al., to our knowledge.
       variates: whether clients keep SCAFFOLD's variates.
-      **options: those of `fedavg`; with `variates` not `server`.
+      model, **options: those of `fedavg`; with `variates` not `server`.
 
     Raises:
-      ValueError: `rho` or `eta` is negative, or with `variates` clients keep a momentum.
+      ValueError: with `variates`, clients keep a momentum.
     """
     learned, rest = learning(model, **options)
     gradient = sharpness_aware(differentiate(supervised(learned)), rho, eta)
@@ -81,14 +80,7 @@ def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradien
 
 
 def _ascend(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
-    """Returns w + rho T^2 g / ||T g||; w where the gradient is 0.
-
-    Args:
-      params: w.
-      gradients: g, in the same form.
-      rho: at least 0.
-      eta: T = |w| + eta for kernels if above 0, else T = 1.
-    """
+    """Returns w + rho T^2 g / ||T g||, see `fedsam`; w where the gradient is 0."""
 
     def scale(w: jax.Array) -> jax.Array:
         return jnp.abs(w) + eta if eta > 0 and w.ndim > 1 else jnp.ones((), w.dtype)

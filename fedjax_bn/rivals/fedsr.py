@@ -56,16 +56,15 @@ def fedsr(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
       noise: whether z is drawn; without, it is mu.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: a weight is negative, the task is not classification, or there is a divergence
-        without noise; at `init`, the size of the features is not found.
+      ValueError: there is a divergence without noise; at `init`, the size of the features is not
+        found.
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
@@ -141,7 +140,7 @@ def _divergence(
     scale = reference["scale"].astype(mean.dtype)
     m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
     r = jax.nn.softplus(v)
-    own = jnp.abs(scale) * deviation
+    own = jnp.abs(scale) * deviation  # training may make C negative
     distance = jnp.square(own) + jnp.square(scale * mean - m)
     return (jnp.log(r) - jnp.log(own) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
 
@@ -157,6 +156,7 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
         mean, deviation = _moments_of(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
+        # A mean of probabilities, in logarithms: small ones would underflow.
         logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
         return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(_DRAWS, logs.dtype))
 
@@ -185,17 +185,7 @@ def _draw(
 
 
 def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
-    """Returns the variables with the collection `latent`; an existing one stays as it is.
-
-    Args:
-      key: random key of its start, PyTorch's of a dense layer.
-      model: a linen module, or what `from_nnx` makes.
-      variables: its collections.
-      noise: whether there is a deviation; without, z is mu.
-
-    Raises:
-      ValueError: the size of the model's features is not found.
-    """
+    """Returns the variables with the collection `latent`; an existing one stays as it is."""
     if LATENT in variables:
         return variables
     sizes = sizes_of(model, variables)

@@ -38,7 +38,7 @@ def fedwon(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `clip` is negative; at `init`, the model has a batch norm.
+      ValueError: at `init`, the model has a batch norm.
     """
     if clip:
         # The clipping comes first: momentum gathers clipped gradients.

@@ -9,13 +9,7 @@ import optax
 from fedjax_bn.arguments.ranges import RoundsOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import (
-    Options,
-    learning,
-    method_of,
-    require_batch_norm,
-    supervised,
-)
+from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm, supervised
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, statistics_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -39,13 +33,12 @@ def fixbn(
 
     Args:
       model: one with at least one batch norm, images -> outputs.
-      optimizer: the local optimizer.
       from_round: rounds of FedAvg before, at least 0; half of all rounds in HybridBN's code, as 10
         is of the program's 20.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `from_round` is negative; at `init`, the model has no batch norm.
+      ValueError: at `init`, the model has no batch norm.
     """
     learned, rest = learning(model, **options)
 
@@ -66,6 +59,7 @@ def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
     """Returns the rule of the running statistics, which stay, if `fixed`; else of the pass."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        # Always computed, since one program serves the rounds before and after.
         plain = statistics_of(None, layer, x, valid)
 
         def choose(kept: jax.Array, new: jax.Array) -> jax.Array:

@@ -62,15 +62,13 @@ def harmofl(  # type: ignore[misc] # its own default
 
     Args:
       model: f[B, H, W, C] -> outputs.
-      optimizer: the local optimizer.
       rho: of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: of the images that the model reads, C.
       weigh: the weighing rule.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or there is privacy; at `round`, images have
-        other channels.
+      ValueError: there is privacy; at `round`, images have other channels.
     """
     if options.get("privacy") is not None:
         raise ValueError(
@@ -100,15 +98,10 @@ def harmofl(  # type: ignore[misc] # its own default
 
 
 class _Means(NamedTuple):
-    """What the server keeps and sends.
+    """What the server keeps and sends."""
 
-    Attributes:
-      total: f[C], sum over all K clients of what they have sent, divided by K.
-      known: f[], the share of the K clients that have sent theirs.
-    """
-
-    total: jax.Array
-    known: jax.Array
+    total: jax.Array  # f[C], sum over all K clients of what they have sent, divided by K
+    known: jax.Array  # f[], the share of the K clients that have sent theirs
 
 
 def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
@@ -118,11 +111,7 @@ def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
 
 
 def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] with the means f[C] over height and width.
-
-    Raises:
-      ValueError: they are not images with so many channels.
-    """
+    """Returns images f[B, H, W, C] with the means f[C] over height and width."""
     if images.ndim != 4 or images.shape[-1] != len(mean):
         raise ValueError(
             f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "
@@ -138,7 +127,7 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
         batch = load_first(load, batches, stream(key, "mean amplitude"))
         valid = batch["valid"]
         old, sent = received.shared[COLLECTION]["mean"], received.memory.method
-        # Over the valid images and their pixels; 0 without any.
+        # Over the valid images and their pixels; 0 without any. Padding was blanked, not left out.
         means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
         count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
         own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)
@@ -171,7 +160,8 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
             state.sent,
             aggregate.message,
         )
-        # The method's own step comes first: it averages the collection like any leaf.
+        # The method's own step comes first: it averages the collection like any leaf, and what it
+        # makes of it is then replaced.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
         some = means.known > 0
         mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)

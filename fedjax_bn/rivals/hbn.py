@@ -60,12 +60,11 @@ def hbn(
 
     Args:
       model: one with at least one batch norm, images -> outputs.
-      optimizer: the local optimizer.
       momentum: of the server's step, in [0, 1]; 0.002 as in the authors' code.
-      **options: those of `fedavg` but `server`.
+      optimizer, **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: `momentum` is out of its range; at `init`, the model has no batch norm.
+      ValueError: at `init`, the model has no batch norm.
     """
     load = options.get("load")
     learned, rest = learning(model, **options)
@@ -106,6 +105,7 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
         return (1 - share) * kept.astype(mean.dtype) + share * new
 
     mean, var = mixed(layer.mean, mean), mixed(layer.var, var)
+    # The mean square, and not the variance: means of it may be averaged over batches and clients.
     found = {"seen_count": count, "seen_mean": mean, "seen_square": var + jnp.square(mean)}
     return Statistics(mean, var, recorded=found)
 
@@ -130,7 +130,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
             return forward(learned.model, variables, images, **options).recorded
 
         def mean_of_steps(layer: PyTree) -> PyTree:
-            count = layer["seen_count"]  # f[S]
+            count = layer["seen_count"]  # f[S]; 0 in steps of padding
             share = (count / jnp.maximum(count.sum(), 1))[:, None]
             return {name: (share * layer[f"seen_{name}"]).sum(0) for name in ("mean", "square")}
 
@@ -165,8 +165,9 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
         mean, found = aggregate.mean, aggregate.message
+        # Under a sharing rule by which clients keep their statistics there is nothing to move.
         if len(jax.tree.leaves(shared[STATISTICS])) < len(jax.tree.leaves(found)):
-            return mean, state  # clients keep them
+            return mean, state
         return {**mean, STATISTICS: _each_layer(moved, shared[STATISTICS], found)}, state
 
     return ServerUpdate(averaging().init, update, message_weight=messages_by_size)

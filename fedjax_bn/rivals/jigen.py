@@ -47,15 +47,14 @@ def jigen(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       weight: of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
       whole: probability that an image stays, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
       permutations: how many there are, P, from 1 to 71; 30 in the authors' scripts.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        the size of the features is not found; at `round`, samples are not images of at least 3x3.
+      ValueError: at `init`, the size of the features is not found; at `round`, samples are not
+        images of at least 3x3.
     """
     learned, rest = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
@@ -105,17 +104,14 @@ def _draw_orders(key: jax.Array, size: int, whole: float, count: int) -> jax.Arr
 
 
 def _shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] whose place i shows tile `tiles`[b, i] i32[B, 9], row by row.
-
-    Raises:
-      ValueError: they are not images of at least 3x3.
-    """
+    """Returns images f[B, H, W, C] whose place i shows tile `tiles`[b, i] i32[B, 9], row by row."""
     if images.ndim != 4 or min(images.shape[1:3]) < _TILES:
         raise ValueError(
             f"jigen shuffles the tiles of images f[B, H, W, C] of at least 3x3, not {images.shape}"
         )
     high, wide = (side // _TILES for side in images.shape[1:3])
 
+    # Each image has an order of its own; pixels beyond the last whole tile stay.
     def one(image: jax.Array, tiles: jax.Array) -> jax.Array:
         inner = image[: _TILES * high, : _TILES * wide]
         cut = inner.reshape(_TILES, high, _TILES, wide, -1).swapaxes(1, 2)

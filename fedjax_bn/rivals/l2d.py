@@ -81,12 +81,13 @@ def l2d(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        the size of the features is not found; at `round`, images have other channels.
+      ValueError: at `init`, the size of the features is not found; at `round`, images have other
+        channels.
     """
     learned, rest = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
     goal = _diversified(learned, share_of_style, contrast, likelihood)
+    # The stylist moves by the features of the model that has just moved.
     first = gradient_step(differentiate(goal, trained), optimizer, trained)
     style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
     second = gradient_step(style, optax.sgd(rate), (STYLIST,))
@@ -183,6 +184,7 @@ def _by_class(
     """
     both = jnp.concatenate([z, other])
     far = squared_distances(both, both)
+    # f[classes, B], by which sums within each class are products of matrices.
     members = jax.nn.one_hot(label, classes, dtype=z.dtype).T * valid.astype(z.dtype)
     count, owned = members.sum(1), jnp.tile(members, 2)
     pairs = jnp.maximum(2 * count * (2 * count - 1), 1)
@@ -235,17 +237,8 @@ def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None =
     The first branch is a random 1x1 convolution with dropout 0.2; the others are random k x k
     convolutions, k = 5, 9, 13, 17, whose maps are normalized by sample and channel, get a learned
     scale and shift, and return through random transposed k x k convolutions. Those larger than an
-    image are left out.
-
-    Args:
-      layers: scale and shift, see `_start_stylist`.
-      x: f[B, H, W, C], as the model reads them.
-      share: of the new style, in [0, 1].
-      key: of kernels, dropout and weights, drawn for every pass; None for kernels that are always
-        the same, no dropout, and equal weights.
-
-    Raises:
-      ValueError: they are not images with so many channels.
+    image are left out. `key` draws kernels, dropout and weights for every pass; None gives kernels
+    that are always the same, no dropout, and equal weights.
     """
     channels = layers["scale"].shape[1]
     if x.ndim != 4 or x.shape[-1] != channels:
@@ -253,6 +246,7 @@ def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None =
             f"l2d gives styles to images f[B, H, W, C={channels}], not {x.shape}: give it their "
             "number of channels (l2d.channels)"
         )
+    # Kernels without padding: a larger one than the image would give no output.
     sides = [side for side in SIDES if side <= min(x.shape[1:3])]
     drawn = jax.random.key(_FIXED) if key is None else key
     color_key, drop_key, weight_key, *keys = jax.random.split(drawn, 3 + 2 * len(sides))
@@ -267,6 +261,7 @@ def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None =
     weights = jnp.ones(len(branches), x.dtype)
     if key is not None:
         weights = jax.random.normal(weight_key, weights.shape, x.dtype)
+    # Drawn weights have both signs, so that their sum may be 0.
     weights /= jnp.where(weights.sum() == 0, 1, weights.sum())
     total = sum(w * jnp.tanh(branch) for w, branch in zip(weights, branches, strict=True))
     return share * (2 * jax.nn.sigmoid(total) - 1) + (1 - share) * x
@@ -277,6 +272,7 @@ def _convolved(key: jax.Array, side: int, x: jax.Array, padding: int) -> jax.Arr
     channels = x.shape[-1]
     bound = (channels * side**2) ** -0.5
     kernel = jax.random.uniform(key, (side, side, channels, channels), x.dtype, -bound, bound)
+    # With stride 1 the transposed convolution is a plain one with padding k - 1.
     return cpu.convolve(x, kernel, (1, 1), [(padding, padding)] * 2)
 
 

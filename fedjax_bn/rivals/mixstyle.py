@@ -53,7 +53,6 @@ def mixstyle(
 
     Args:
       model: one whose named modules give maps f[B, H, W, C], or any with spatial axes.
-      optimizer: the local optimizer.
       names: after which modules, such as "norm1,norm2"; "layer1" is the last module with that name,
         or with one that begins with "layer1_". "" for the ends of the stages layer1, layer2 and
         layer3, as the authors' scripts have on PACS ("layer1,layer2" on OfficeHome: KaiyangZhou/
@@ -61,16 +60,17 @@ def mixstyle(
         batch norms that see maps, our choice.
       probability: that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range; at `round`, no map has such a name.
+      ValueError: at `round`, no map has such a name.
     """
     learned, rest = learning(model, **options)
     mix = _mixing_styles(probability, concentration)
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        # Their shape alone: the pass reads them itself.
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
         places, own_key = _chosen_maps(model, variables, images, names), stream(key, "mixed styles")
 
@@ -100,10 +100,7 @@ def _mixing_styles(probability: float, concentration: float) -> Mix:
 def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns x with mean and deviation l times its own plus 1 - l times another's.
 
-    Args:
-      x: f[B, ..., C], with at least two positions.
-      other: f[B, ..., C], whose style enters.
-      weight: l f[B, 1, ..., 1], in [0, 1].
+    x and the other are f[B, ..., C] with at least two positions, l f[B, 1, ..., 1].
     """
     axes = tuple(range(1, x.ndim - 1))
 
@@ -117,11 +114,7 @@ def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array
 
 
 def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
-    """Returns the paths of the modules that `names` means, see `mixstyle`; nothing is computed.
-
-    Raises:
-      ValueError: no map has such a name, or the model has no maps.
-    """
+    """Returns the paths of the modules that `names` means, see `mixstyle`; nothing is computed."""
     found: list[str] = []  # in the order of calls
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:

@@ -72,6 +72,7 @@ def stages_of(
     def last(name: str) -> str | None:
         parts = (path for path in known if path.startswith(f"{name}_"))
         alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (name in known)
+        # By length first, so that layer1_10 comes after layer1_9.
         return max(alike, key=lambda path: (len(path), path), default=None)
 
     wanted = [names_in(names)] if names else ends
@@ -145,6 +146,7 @@ def by_distances(
     def mean(pairs: jax.Array) -> jax.Array:
         return jnp.einsum("a,ab,b->", shares, pairs, shares)
 
+    # The width is the mean over all pairs of (x, y): a quarter is within each, a half between them.
     parts = ((within_x, 1), (within_y, 1), (between, -2))
     width: Any = sum(abs(sign) / 4 * mean(far) for far, sign in parts)
     gaps = (sign * mean(kernel(far, width, ratios)) for far, sign in parts)
@@ -156,6 +158,7 @@ def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Arr
 
     The width m passes no gradient: f[], or f[...] of pairs.
     """
+    # A scale alone: by its gradient features would lower the distance by widening the kernels.
     relative = far / jax.lax.stop_gradient(jnp.where(width > 0, width, 1))
     return sum((jnp.exp(-relative / ratio) for ratio in ratios), jnp.zeros_like(far))
 

@@ -46,16 +46,14 @@ def randconv(
 
     Args:
       model: images -> logits.
-      optimizer: the local optimizer.
       consistency: c, at least 0; 10 with `mix`, 5 for RC_img, in the authors' script for digits.
       mix: whether images are mixed with their convolutions: RC_mix, else RC_img.
       identity: probability that a pass sees the images as they are; 0.5 for RC_img.
       largest: side of the largest kernel, odd.
-      **options: those of `fedavg`; what `perturb` gives is convolved.
+      optimizer, **options: those of `fedavg`; what `perturb` gives is convolved.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `round`,
-        samples are not images.
+      ValueError: at `round`, samples are not images.
     """
     learned, rest = learning(model, classifier="randconv", **options)
     convolve = perturb.randconv(mix, identity, largest)
@@ -71,6 +69,7 @@ def randconv(
         # The first pass alone is reported and moves running statistics.
         value = loss = passes[0][0]
         if consistency:
+            # Each pass has the same dropout, so that only the convolutions differ.
             logits = jnp.stack([out.outputs for _, out in passes])
             value += consistency * masked_mean(_disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)

@@ -42,14 +42,12 @@ def rsc(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       features: share of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: share of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: a share is out of its range, or the task is not classification; at `round`, the
-        model's features are not found.
+      ValueError: at `round`, the model's features are not found.
     """
     learned, rest = learning(model, classifier="rsc", **options)
     objective = _self_challenging(learned, features, batch)
@@ -91,14 +89,8 @@ def _challenge(
 ) -> jax.Array:
     """Returns the mask f[B, F] of zeros and ones, see `rsc`.
 
-    Args:
-      classify: features f[B, F] -> logits f[B, classes], each row by itself.
-      features: f[B, F].
-      logits: f[B, classes], those of the features.
-      label: i32[B].
-      valid: bool[B]; others are not muted and do not count.
-      muted: share of the features.
-      share: share of the valid samples.
+    `classify` maps features f[B, F] to logits f[B, classes], each row by itself; `muted` is the
+    share of the features and `share` that of the valid samples.
     """
 
     def of_label(values: jax.Array) -> jax.Array:

@@ -50,14 +50,12 @@ def selfreg(
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
       beta: of the distribution of l, above 0; 0.5 as in DomainBed.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        the size of the features is not found.
+      ValueError: at `init`, the size of the features is not found.
     """
     learned, rest = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
@@ -100,6 +98,7 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
         projected = _project(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
         gap += feature * _gap(out.features, projected, pair, share)
+        # The better the classes are learned, the less the gap counts; this weight has no gradient.
         factor = jax.lax.stop_gradient(jnp.minimum(loss, 1))
         return loss + factor * masked_mean(gap, valid), (loss, out.moved)
 
@@ -121,8 +120,8 @@ def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """
     # Padding is a class of its own, after all others.
     kind = jnp.where(valid, label, jnp.iinfo(label.dtype).max)
+    # Sorted by class in two ways, at random and in order: rank r of a class goes to rank r.
     random = jax.random.uniform(key, label.shape)
-    # The same ranks in both orders are of the same class.
     to, of = jnp.lexsort((random, kind)), jnp.argsort(kind, stable=True)
     return jnp.zeros_like(to).at[of].set(to)
 

@@ -34,13 +34,12 @@ def sfa(
 
     Args:
       model: images -> outputs; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer.
       scale: standard deviation of a, at least 0.
       shift: standard deviation of b, at least 0.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: a deviation is negative; at `round`, the features are not found.
+      ValueError: at `round`, the features are not found.
     """
     learned, rest = learning(model, **options)
 

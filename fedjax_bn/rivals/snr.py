@@ -62,16 +62,14 @@ def snr(
 
     Args:
       model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
-      optimizer: the local optimizer.
       weight: of the heads' terms, at least 0; 0.01 in the authors' code.
       names: after which modules, see `rivals.parts.stages_of`; "" for the ends of the stages
         layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all batch norms
         that see maps.
-      **options: those of `fedavg`.
+      optimizer, **options: those of `fedavg`.
 
     Raises:
-      ValueError: `weight` is negative, or the task is not classification; at `init`, the
-        model has no such modules; at `round`, these give no maps.
+      ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
     """
     learned, rest = learning(model, classifier="snr", **options)
     trained = ("params", COLLECTION, HEADS)
@@ -93,6 +91,7 @@ def snr(
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
         seen: dict[str, _Restored] = {}
+        # Here and not by `hook`, since the loss needs what each layer makes of its map.
         with _restoring(variables[COLLECTION], seen):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         if not seen:
@@ -110,15 +109,10 @@ def snr(
 
 
 class _Restored(NamedTuple):
-    """What a layer makes of a map.
+    """What a layer makes of a map."""
 
-    Attributes:
-      kept: x+ f[B, ..., C], which replaces the map.
-      means: of n, x+ and x- over positions, f[3, B, C].
-    """
-
-    kept: jax.Array
-    means: jax.Array
+    kept: jax.Array  # x+ f[B, ..., C], which replaces the map
+    means: jax.Array  # of n, x+ and x- over positions, f[3, B, C]
 
 
 def _head_losses(
@@ -152,14 +146,12 @@ def _restoring(
 ) -> AbstractContextManager:
     """Returns a context in which outputs of modules are restored while they are traced.
 
-    Args:
-      layers: path of a module -> layer; outputs without positions stay as they are.
-      seen: takes what each layer makes of its map, in the order of calls.
+    `seen` takes what each layer makes of its map, in the order of calls.
     """
 
     def restored(name: str, x: jax.Array) -> jax.Array:
         if not is_spatial(x):
-            return x
+            return x  # there are no positions to normalize over
         parts = _restore(layers[name], x)
         if seen is not None:
             seen[name] = parts
@@ -173,9 +165,6 @@ def _restore(layer: PyTree, x: jax.Array) -> _Restored:
 
     n is s x + t for each sample, and its mean the instance norm's bias: so the gate needs only the
     map's mean, and x+ is an affine map of x.
-
-    Raises:
-      ValueError: the layer has another number of channels.
     """
     if len(layer["scale"]) != x.shape[-1]:
         raise ValueError(
@@ -198,13 +187,7 @@ def _restore(layer: PyTree, x: jax.Array) -> _Restored:
 
 
 def _layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
-    """Starts a layer: as PyTorch an instance norm and two dense layers.
-
-    Args:
-      key: random key of the gate.
-      channels: C of the map; the gate has C // 16 hidden units, at least one.
-      dtype: of all leaves.
-    """
+    """Starts an instance norm and the two dense layers of a gate as PyTorch does."""
     hidden = max(channels // _REDUCTION, 1)
     keys = jax.random.split(key, 4)
 

@@ -1,4 +1,4 @@
-"""Labels of a user's file: what is no class is refused by name, before any cast could hide it."""
+"""Labels of a user's file: others than classes are refused by name, before a cast hides them."""
 
 import re
 from types import SimpleNamespace
@@ -76,7 +76,7 @@ def test_what_is_no_class_is_named(labels, sentence):
 
 @pytest.mark.parametrize("label", [3, -1, 2**32 + 1, 0.5])
 def test_a_prepared_copy_with_a_label_of_no_class_is_refused(label):
-    """Before, it was left out without a word, or cut to a whole number."""
+    """Such labels were once left out silently, or cut to whole numbers."""
     feature = SimpleNamespace(num_classes=3)
     info = SimpleNamespace(features={"label": feature})
     builder = SimpleNamespace(data_dir="copies/tiny", info=info)

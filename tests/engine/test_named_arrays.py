@@ -1,4 +1,4 @@
-"""Trees as named arrays: what was named comes back, and what does not fit is told by name."""
+"""Trees as named arrays: what was named comes back, and the error names what does not fit."""
 
 import io
 

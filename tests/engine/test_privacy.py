@@ -18,6 +18,7 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    begun,
     client,
     in_float64,
     run_rounds,
@@ -34,6 +35,7 @@ from fedjax_bn.sharing import all_but_batch_norm
 MODEL, SGD = OneNorm(), optax.sgd(0.1)
 SIZES = (6, 9, 4)
 KEY = jax.random.key(1)
+own_of, with_own = jax.jit(own_of), jax.jit(with_own)  # not a program for each leaf and client
 
 
 def norm_of(tree):
@@ -93,14 +95,14 @@ def test_without_noise_and_clip_the_bits_are_the_methods():
 
 def by_hand(method, variables, batches, rounds):
     """The state after some rounds, client by client, as a deployment makes them."""
-    state = method.init(KEY, variables, len(SIZES))
+    state = begun(method, KEY, variables, len(SIZES))
     for _ in range(rounds):
         sent, uploads = broadcast_of(state), []
         for k in range(len(SIZES)):
             mine = client(batches, k) | {"client": jnp.int32(k)}
             own, upload = method.client(sent, own_of(state, k), mine, KEY)
-            state, uploads = with_own(state, k, own), [*uploads, upload]
-        state = method.server(state, jax.tree.map(lambda *rows: jnp.stack(rows), *uploads))
+            state, uploads = with_own(state, k, own), [*uploads, jax.device_get(upload)]
+        state = method.server(state, jax.tree.map(lambda *rows: np.stack(rows), *uploads))
     return state, uploads
 
 
@@ -110,7 +112,7 @@ def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
     batches["participates"] = jnp.array([True, False, True])
     clip, noise = 0.05, 0.8
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, seed=7))
-    start = method.init(KEY, variables, 3).shared
+    start = begun(method, KEY, variables, 3).shared
     state, _ = run_rounds(method, variables, batches, 1)
     ours, uploads = by_hand(method, variables, batches, 1)
     assert_close(ours, state, 1e-12, 1e-12)
@@ -127,7 +129,7 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
     variables, batches = in_float64(variables_of(MODEL)), batches_of(SIZES)
     clip, noise = 0.05, 0.8
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, at="client", seed=7))
-    start = method.init(KEY, variables, 3).shared
+    start = begun(method, KEY, variables, 3).shared
     ours, uploads = by_hand(method, variables, batches, 1)
     changes = [differences(upload.shared, start) for upload in uploads]
     expected = clip * noise * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))

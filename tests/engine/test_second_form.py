@@ -5,14 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cohorts import ALIKE, KEY, NAMES, PRESENT, SGD, method_of, rows_of, unequal_batches
-from federations import (
-    MapNet,
-    assert_close,
-    batches_of,
-    in_float64,
-    variables_of,
-)
+from cohorts import KEY, NAMES, PRESENT, SGD, method_of, rows_of, unequal_batches
+from federations import MapNet, assert_close, batches_of, in_float64, variables_of
 from fedjax_bn import methods
 from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, traffic, with_own
 from fedjax_bn.methods import fedavg
@@ -43,12 +37,13 @@ def stacked(uploads):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *uploads)
 
 
-# FedAvg and SingleSet are FedBN with another sharing rule, and FedDC has SCAFFOLD's form.
-RARELY = (*ALIKE, "fedavg", "singleset", "feddc")
+# A rule and an optimizer that remember, variates that are sent, risks and masks: all the others
+# have a part of their form, and no state of another kind.
+OFTEN = ("fedbn, remembering", "scaffold", "fedcd")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARELY)) for n in NAMES]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES]
 )
 def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64, name):
     """In the second round a client sits out; the cohort holds the others, and a row of padding."""

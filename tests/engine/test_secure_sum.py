@@ -19,7 +19,7 @@ from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.methods import fedbn, scaffold
 from fedjax_bn.methods.scaffold import averaging_with_variate
 
-BITS = 32  # behind the point
+BITS = 32  # after the point
 KEY, SIZES = jax.random.key(1), (6, 9, 4)
 
 
@@ -40,7 +40,7 @@ def decoded(total: np.ndarray, like: Sums) -> Sums:
 
 
 def masked(vectors: list[np.ndarray]) -> list[np.ndarray]:
-    """What the server sees of each client: its numbers behind the masks that it shares."""
+    """What the server sees of each client: its numbers, hidden by the masks that it shares."""
     seen = [vector.copy() for vector in vectors]
     for i, j in itertools.combinations(range(len(vectors)), 2):
         random = np.random.Generator(np.random.PCG64([7, i, j]))
@@ -63,17 +63,18 @@ def test_masks_that_cancel_leave_the_sums_of_a_round_as_they_are(x64, make, serv
     uploads = []
     for k, size in enumerate(SIZES):
         mine = client(batches, k) | {"client": jnp.int32(k)}
-        uploads.append(method.client(broadcast_of(state), own_of(state, k), mine, KEY)[1])
+        uploads.append(method.client(broadcast_of(state), jax.jit(own_of)(state, k), mine, KEY)[1])
         assert int(uploads[-1].size) == size
     # A client weighs its part itself: by its number of samples, which the sum of weights divides.
-    parts = [part_of(server, jnp.asarray(float(upload.size)), upload) for upload in uploads]
+    part = jax.jit(lambda weight, upload: part_of(server, weight, upload))
+    parts = [part(float(upload.size), upload) for upload in uploads]
     vectors = list(map(encoded, parts))
     seen = masked(vectors)
     total = np.sum(seen, axis=0, dtype=np.uint64)
     np.testing.assert_array_equal(total, np.sum(vectors, axis=0, dtype=np.uint64))
-    for one, behind in zip(vectors, seen, strict=True):
-        assert (one != behind).all()
-        assert abs(np.corrcoef(one.view(np.int64) * 1.0, behind.view(np.int64) * 1.0)[0, 1]) < 0.3
+    for one, hidden in zip(vectors, seen, strict=True):
+        assert (one != hidden).all()
+        assert abs(np.corrcoef(one.view(np.int64) * 1.0, hidden.view(np.int64) * 1.0)[0, 1]) < 0.3
     sums = decoded(total, parts[0])
     together = jax.tree.map(lambda *rows: jnp.stack(rows), *uploads)
     plain = sum_uploads(server, jnp.asarray(SIZES, float), together)

@@ -36,12 +36,8 @@ NOWHERE = Received({}, {})
 
 
 def batches(steps):
-    valid = jnp.ones((steps, 1), bool)
-    return {
-        "image": jnp.ones((steps, 1)),
-        "label": jnp.zeros((steps, 1), jnp.int32),
-        "valid": valid,
-    }
+    label, valid = jnp.zeros((steps, 1), jnp.int32), jnp.ones((steps, 1), bool)
+    return {"image": jnp.ones((steps, 1)), "label": label, "valid": valid}
 
 
 def near(target):
@@ -50,9 +46,7 @@ def near(target):
 
 def select_by(score, every, steps):
     select = best_of_round(score, every)
-    return select(
-        COUNTING, NOWHERE, START, jnp.zeros((), jnp.int32), batches(steps), jax.random.key(0)
-    )
+    return select(COUNTING, NOWHERE, START, jnp.int32(0), batches(steps), jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -60,8 +54,8 @@ def select_by(score, every, steps):
     [
         (7, 2, 10, 6),  # between 6 and 8: the first of equals
         (100, 2, 10, 10),
-        (0, 2, 10, 2),  # what was received is no candidate
-        (10, 4, 10, 10),  # the last steps are no whole chunk
+        (0, 2, 10, 2),  # what was received is not a candidate
+        (10, 4, 10, 10),  # the last steps are fewer than a chunk
         (9, 3, 9, 9),
         (3, 50, 10, 10),
     ],
@@ -148,7 +142,7 @@ def test_validation_score_is_the_share_of_right_answers_with_running_statistics(
 
 
 def federation(make, clients="map", every=2, **options):
-    """One round of three clients whose validation samples lie in the batches."""
+    """One round of three clients whose batches have validation samples."""
     model = federations.OneNorm()
     validation = validation_batches(splits_of([7, 3, 5]), batch_size=4)
     if every:
@@ -203,6 +197,15 @@ def first_round(config, prepared=None):
     return jax.device_get(opened.compile(state)(state)[0]), opened.note
 
 
+def test_a_config_key_sets_the_steps_between_scores(tiny, monkeypatch):
+    seen = []
+    select = "fedjax_bn.run.experiment.method.best_of_round"
+    monkeypatch.setattr(select, lambda score, every: seen.append(every))
+    prepare(runs.config(local_selection=3), traced=False)
+    assert set(seen) == {3}
+
+
+@pytest.mark.slow
 def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
     keys = {"local_selection": 1, "rounds": 1}
     prepared = prepare(runs.config(**keys), traced=False)

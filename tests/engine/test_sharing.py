@@ -4,22 +4,26 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from federations import NormNet, PlainNet, assert_equal, batches_of, run_rounds, variables_of
+from federations import (
+    SGD,
+    NormNet,
+    OneNorm,
+    PlainNet,
+    assert_equal,
+    batches_of,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn import sharing
 from fedjax_bn.federation import client_variables
 from fedjax_bn.methods import fedbn, silobn
 from fedjax_bn.models import DenseNet121, ResNet18, ResNet50
 from fedjax_bn.normalization import BatchNorm
 
-RULES = (
-    sharing.everything,
-    sharing.nothing,
-    sharing.all_but_batch_norm,
-    sharing.all_but_statistics,
-)
+OF_NORMS = (sharing.all_but_batch_norm, sharing.all_but_statistics)
+RULES = (sharing.everything, sharing.nothing, *OF_NORMS)
 
 
 class Nested(nn.Module):
@@ -74,20 +78,26 @@ def test_silobn_keeps_statistics_only():
     }
 
 
-@pytest.mark.parametrize(("make", "count"), [(ResNet18, 20), (ResNet50, 53), (DenseNet121, 121)])
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (ResNet18, 20),
+        *(
+            pytest.param(*deep, marks=pytest.mark.slow)
+            for deep in ((ResNet50, 53), (DenseNet121, 121))
+        ),
+    ],
+)
 def test_fedbn_keeps_all_batch_norms_of_deep_networks(make, count):
     variables = jax.eval_shape(make().init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     mask = sharing.all_but_batch_norm(variables)
     kept = paths(variables, mask, False)
     assert len(kept) == 4 * count
     assert len(sharing.batch_norm_paths(variables)) == count
-    assert all(
-        shared == ("kernel" in path or "head" in path)
-        for path, shared in ((p, True) for p in paths(variables, mask, True))
-    )
+    assert all("kernel" in path or "head" in path for path in paths(variables, mask, True))
 
 
-@pytest.mark.parametrize("rule", [sharing.all_but_batch_norm, sharing.all_but_statistics])
+@pytest.mark.parametrize("rule", OF_NORMS)
 @pytest.mark.parametrize("empty", [False, True])
 def test_rules_about_batch_norm_raise_without_one(rule, empty):
     variables = variables_of(PlainNet()) | ({"batch_stats": {}} if empty else {})
@@ -95,11 +105,9 @@ def test_rules_about_batch_norm_raise_without_one(rule, empty):
         rule(variables)
 
 
-@pytest.mark.parametrize("method", [fedbn, silobn])
+@pytest.mark.parametrize("method", [pytest.param(fedbn, marks=pytest.mark.slow), silobn])
 def test_after_a_round_shared_leaves_agree_and_personal_leaves_differ(method):
-    state, _ = run_rounds(
-        method(NormNet(), optax.sgd(0.1)), variables_of(NormNet()), batches_of((8, 6))
-    )
+    state, _ = run_rounds(method(OneNorm(), SGD), variables_of(OneNorm()), batches_of((8, 6)))
     models = client_variables(state)
     template = jax.tree.map(lambda x: x[0], models)
     rule = {fedbn: sharing.all_but_batch_norm, silobn: sharing.all_but_statistics}[method]

@@ -11,13 +11,14 @@ from federations import (
     assert_close,
     batches_of,
     client,
+    client_variables,
+    global_variables,
     in_float64,
     once,
     run_rounds,
     variables_of,
     with_value,
 )
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fednova, singleset
 from fedjax_bn.methods.fednova import _momentum_work
 from fedjax_bn.methods.response import response

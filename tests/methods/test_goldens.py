@@ -12,7 +12,7 @@ import golden_values
 from fedjax_bn import methods
 from fedjax_bn.run.experiment.datasets import EMBEDDED
 
-OFTEN = ("fedavg", "fedbn", "fediga", "fedcd")
+OFTEN = ("fedbn", "fediga", "fedcd")
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def made_for_cpu(text):
 def lowered_elsewhere(function, *arguments):
     """The same, traced for an accelerator: nothing in it was made for CPU."""
     with traced_for("cuda"), pytest.MonkeyPatch.context() as patch:
-        # It lies inside a custom_jvp, where older versions of JAX name no lines: a call would fail.
+        # It is inside a custom_jvp, where older versions of JAX name no lines: a call would fail.
         patch.setattr(cpu, "_sample_moments_on_cpu", None)
         text = lowered(function, *arguments)
     assert not made_for_cpu(text)
@@ -111,17 +111,15 @@ def method_and_state(name, model=NETWORK, images=IMAGES):
     return method, jax.eval_shape(init, KEY, variables_of(model, images))
 
 
-# Methods that differ from another one in the server's step, a term of the loss or what is shared,
-# or are a part of it.
-ALIKE = ("fedadagrad", "fedavg", "fedavgm", "fedig", "fedprox", "fedyogi", "silobn", "singleset")
 APART = ("fedbn", "scaffold", "fedcd")  # without a message, with one, weighed by risks
-ALIKE += ("csac", "csd", "fedadg", "fedsr", "rsc", "selfreg", "sfa", "snr")
+# What asks for the platform: rules for batch norms, gradients of gradients, convolutions of data.
+OFTEN = (*APART, "fediga", "feddg", "hbn", "l2d")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE))
+        pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN))
         for n in methods.__all__
         if n != "fedwon"  # FedAvg, of networks without batch norm
     ],
@@ -135,7 +133,7 @@ def test_every_method_is_lowered_for_accelerators(name):
 
 
 def test_what_is_made_for_cpu_is_found_where_it_is():
-    """Without a word on the platform, the kernels are those of the machine that traces."""
+    """Where no platform is given, the kernels are those of the machine that traces."""
     method, state = method_and_state("fedbn")
     predict = ADAPTATIONS["running"](NETWORK).predict
 
@@ -171,12 +169,13 @@ def test_every_adaptation_is_lowered_for_accelerators(name):
 
 SIDES = {"AlexNet": 64, "DigitCNN": 28, "MLP": 8, "TwoLayer": 8}
 SMALL = {"DenseNet": {"block_sizes": (1, 1)}, "ResNet": {"stage_sizes": (1, 1), "bottleneck": True}}
-LARGE = ("DenseNet121", "ResNet10", "ResNet18", "ResNet50", "TwoLayer")
-LARGE += ("YOLOv5", "YOLOv5n", "YOLOv5s")
+# One network of each kind of layers.
+OFTEN_MODELS = ("DenseNet", "DigitCNN", "ResNet", "TinyDetector")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in models.__all__]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN_MODELS)) for n in models.__all__],
 )
 def test_every_model_is_lowered_for_accelerators(name):
     """Its gradient on a batch, and what it says of as many images as a CPU takes in chunks."""

@@ -1,4 +1,4 @@
-"""Three rounds on real digits, and TsmoBN behind them, against independent PyTorch runs.
+"""Three rounds on real digits, then TsmoBN, against independent PyTorch runs.
 
 All of it is in float64.
 """
@@ -77,7 +77,7 @@ def batches_of(data):
 
 
 @functools.cache
-def trained(name, folder):
+def trained(name, folder, rounds=3):
     """Metrics and logits of the rounds, the last norms of all clients, what the server has.
 
     The clients' models are not kept: all of them together are half a gigabyte.
@@ -87,7 +87,7 @@ def trained(name, folder):
     batches, key = batches_of(data), jax.random.key(0)
     tests = [pixels(data[f"{d}__test_images"][:16].astype(np.float64)) for d in DOMAINS]
     state, predict, seen = method.init(key, initial_variables(), 5), jax.jit(model.apply), []
-    for _ in range(3):
+    for _ in range(rounds):
         state, metrics = method.round(state, batches, key)
         logits, norms = of_clients(predict, client_variables(state), tests)
         seen.append((jax.device_get(metrics), logits))
@@ -105,24 +105,32 @@ def of_clients(predict, clients, tests):
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn")) for n in METHODS],
-)
-def test_three_rounds_equal_pytorch(shared, stored, x64, optimized, name):
-    values, _ = stored
-    seen, norms, server = trained(name, shared)
+def check_rounds(name, values, seen):
     for k, domain in enumerate(DOMAINS):
         for round, (metrics, logits) in enumerate(seen):
             prefix = f"{name}__round{round}"
             close(metrics["step_loss"][k], values[f"{prefix}__loss__{domain}"])
             close(logits[k], values[f"{prefix}__logits__{domain}"])
+
+
+def test_a_round_of_fedbn_equals_pytorch(shared, stored, x64, optimized):
+    check_rounds("fedbn", stored[0], trained("fedbn", shared, rounds=1)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_three_rounds_equal_pytorch(shared, stored, x64, optimized, name):
+    values, _ = stored
+    seen, norms, server = trained(name, shared)
+    check_rounds(name, values, seen)
+    for k, domain in enumerate(DOMAINS):
         for (i, leaf), found in norms.items():
             close(found[k], values[f"{name}__final__{domain}__bn{i}__{leaf}"])
     check_server(name, values, server)
 
 
-@pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedbn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedbn"])
 def test_the_unseen_stream_of_tsmobn_equals_pytorch(shared, stored, x64, optimized, name):
     values, data = stored
     model, variables = DigitCNN(), trained(name, shared)[-1]

@@ -17,9 +17,17 @@ SHARING = {"all": everything, "bn_local": all_but_batch_norm}
 @pytest.mark.parametrize(
     ("name", "mode", "clients"),
     [
-        *((name, mode, "map") for name in METHODS for mode in SHARING),
-        pytest.param("fedavg", "all", "vmap", marks=pytest.mark.slow),
+        ("fedavg", "all", "map"),
         ("scaffold", "bn_local", "vmap:2"),
+        *((name, "bn_local", "map") for name in ("fednova", "fedadam")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *(("fedavg", "bn_local", "map"), ("fedavg", "all", "vmap")),
+                *((name, "all", "map") for name in ("scaffold", "fednova", "fedadam")),
+                ("scaffold", "bn_local", "map"),
+            )
+        ),
     ],
 )
 def test_three_rounds_equal_pytorch(shared, x64, name, mode, clients):

@@ -86,7 +86,9 @@ def case(seed, count=8, padded=0):
     return model, variables, batch, {"features": jnp.asarray(0.1 * random.normal(size=16))}
 
 
-@pytest.mark.parametrize(("seed", "strength"), [(0, 0.5), (1, 30.0)])
+@pytest.mark.parametrize(
+    ("seed", "strength"), [(1, 30.0), pytest.param(0, 0.5, marks=pytest.mark.slow)]
+)
 def test_sci_equals_pytorch_on_other_masks_batches_and_lambdas(seed, strength, x64):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
@@ -114,7 +116,7 @@ def test_sci_equals_pytorch_on_other_masks_batches_and_lambdas(seed, strength, x
     jax.tree.map(lambda ours, theirs: close(ours, theirs.grad), gradients, params)
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 1000), padded=st.integers(1, 3))
 def test_the_closed_form_of_the_mask_gradient_is_the_autodiff_one_and_so_is_its_gradient(
     seed, padded

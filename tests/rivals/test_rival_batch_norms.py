@@ -6,15 +6,25 @@ import numpy as np
 import optax
 import pytest
 
-from federations import MapNet, OneNorm, assert_close, assert_equal, batches_of, once, run_rounds
+from federations import (
+    SGD,
+    MapNet,
+    OneNorm,
+    assert_close,
+    assert_equal,
+    batches_of,
+    begun,
+    global_variables,
+    once,
+    run_rounds,
+)
 from federations import variables_of as start_of
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fixbn, hbn
 from fedjax_bn.sharing import all_but_statistics
 
 SIZES, KEY = (9, 4, 6), jax.random.key(1)
-SGD = optax.sgd(0.1)
 NET = OneNorm()
+FIXBN = once(fixbn, NET, SGD, from_round=1)
 
 
 def variables_of(net=NET):
@@ -22,11 +32,16 @@ def variables_of(net=NET):
     return jax.tree.map(lambda x: x + 0.3, variables)
 
 
+def fixed(batches):
+    """FixBN's state after a round whose statistics are fixed."""
+    state = FIXBN.init(KEY, variables_of(), 3)
+    return FIXBN.round(state._replace(round=state.round + 1), batches, KEY)[0]
+
+
 def test_fixbn_that_never_comes_is_fedavg_and_once_it_comes_statistics_stay(x64):
-    method = fixbn(NET, SGD, from_round=1)
-    state, states = method.init(KEY, variables_of(), 3), []
+    state, states = FIXBN.init(KEY, variables_of(), 3), []
     for _ in range(3):
-        state, _ = method.round(state, batches_of(SIZES), KEY)
+        state, _ = FIXBN.round(state, batches_of(SIZES), KEY)
         states.append(jax.device_get(state))
     plain, _ = run_rounds(once(fedavg, NET, SGD), variables_of(), batches_of(SIZES))
     assert_close(states[0].shared, plain.shared, rtol=1e-12)
@@ -37,7 +52,7 @@ def test_fixbn_that_never_comes_is_fedavg_and_once_it_comes_statistics_stay(x64)
 
 def test_a_step_of_fixbns_clients_is_the_step_of_the_pooled_data(x64):
     variables, batches = variables_of(), batches_of((4, 3, 2))
-    state, _ = run_rounds(once(fixbn, NET, SGD, from_round=0), variables, batches)
+    state = fixed(batches)
     valid = np.asarray(batches["valid"]).ravel()
     x = np.asarray(batches["image"]).reshape(len(valid), -1)[valid]
     y = np.asarray(batches["label"]).ravel()[valid]
@@ -53,19 +68,21 @@ def test_a_step_of_fixbns_clients_is_the_step_of_the_pooled_data(x64):
 
 @pytest.mark.parametrize(
     ("share", "plain"),
-    [(1e3, once(fedavg, NET, SGD)), (-1e3, once(fixbn, NET, SGD, from_round=0))],
+    [
+        (1e3, lambda batches: run_rounds(once(fedavg, NET, SGD), variables_of(), batches)[0]),
+        (-1e3, fixed),
+    ],
     ids=["batch", "fixed"],
 )
 def test_hbn_lies_between_fedavg_and_fixbn(x64, share, plain):
     variables, batches = variables_of(), batches_of((4, 3, 2))
     method = once(hbn, NET, SGD)
-    state = method.init(KEY, variables, 3)
+    state = begun(method, KEY, variables, 3)
     personal = jax.tree.map(lambda t: jnp.full_like(t, share), state.personal)
     assert [leaf.shape for leaf in jax.tree.leaves(personal)] == [(3, 8)]
     state, _ = method.round(state._replace(personal=personal), batches, KEY)
-    expected, _ = run_rounds(plain, variables, batches)
     ours = jax.tree.leaves(state.shared["params"])
-    for one, other in zip(ours, jax.tree.leaves(expected.shared["params"]), strict=True):
+    for one, other in zip(ours, jax.tree.leaves(plain(batches).shared["params"]), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
@@ -77,7 +94,7 @@ def test_hbns_server_moves_towards_the_pooled_hybrid_moments(x64, t):
     """
     variables, batches = variables_of(MapNet()), batches_of(SIZES)
     method = once(hbn, MapNet(), SGD, momentum=0.25)
-    start = method.init(KEY, variables, 3)
+    start = begun(method, KEY, variables, 3)
     start = start._replace(personal=jax.tree.map(lambda x: jnp.full_like(x, t), start.personal))
     state, _ = method.round(start, batches, KEY)
     old, new = variables["batch_stats"]["norm"], state.shared["batch_stats"]["norm"]
@@ -101,7 +118,7 @@ def test_hbns_server_moves_towards_the_pooled_hybrid_moments(x64, t):
 
 def test_hbn_leaves_statistics_alone_that_clients_keep():
     method = hbn(NET, SGD, share=all_but_statistics, momentum=0.5)
-    state = method.init(KEY, start_of(NET), 3)
+    state = begun(method, KEY, start_of(NET), 3)
     before = jax.tree.map(np.array, state.personal["batch_stats"])
     after, _ = method.round(state, batches_of(SIZES), KEY)
     assert_equal(after.personal["batch_stats"], before)

@@ -1,4 +1,4 @@
-"""CSAC and FedADG: leaves weighed by divergence, stages compared, features drawn to a generator."""
+"""COPA, CSAC and FedADG: what clients get of the others' classifiers, leaves and features."""
 
 import functools
 import inspect
@@ -11,10 +11,15 @@ import optax
 import pytest
 
 from federations import (
+    CLASSES,
+    SGD,
     OneNorm,
     assert_close,
     assert_equal,
     batches_of,
+    begun,
+    client_variables,
+    global_variables,
     in_float64,
     once,
     run_rounds,
@@ -22,9 +27,8 @@ from federations import (
 from federations import variables_of as start_of
 from fedjax_bn.aggregation import by_divergence
 from fedjax_bn.engine.weighing import _distances
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.local_step import differentiate
-from fedjax_bn.methods import csac, fedadg, fedavg
+from fedjax_bn.methods import copa, csac, fedadg, fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.rivals.csac import RATIOS, _brought, _calibrated, _stage_gaps
 from fedjax_bn.rivals.fedadg import _generated, _judged, _pulled
@@ -32,13 +36,13 @@ from fedjax_bn.rivals.parts import discrepancy
 from fedjax_bn.sharing import nothing
 from fedjax_bn.state import Received
 
-KEY, SGD, NET = jax.random.key(3), optax.sgd(0.1), OneNorm()
+KEY, NET = jax.random.key(3), OneNorm()
 SIZES = (9, 4, 6)
 SMALL = {"hidden": 4, "projection": 3, "judging": 2}
 
 
 def variables_of():
-    return jax.tree.map(lambda x: np.asarray(x, float), start_of(NET))
+    return in_float64(start_of(NET))
 
 
 def normal(*shape, seed=0):
@@ -68,7 +72,7 @@ def test_a_round_weighed_by_leaf_is_the_mean_by_hand_and_who_sits_out_does_not_c
     batches = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
     fused = fedavg(NET, SGD, weigh=by_divergence())
     ours, metrics = run_rounds(fused, variables_of(), batches)
-    alone, _ = run_rounds(fedavg(NET, SGD, share=nothing), variables_of(), batches)
+    alone, _ = run_rounds(once(fedavg, NET, SGD, share=nothing), variables_of(), batches)
     trained = jax.tree.map(lambda x: np.asarray(x)[[0, 2]], client_variables(alone))
     # Two clients are equally far from their mean.
     assert_close(ours.shared, jax.tree.map(lambda x: x.mean(0), trained), rtol=1e-9, atol=1e-12)
@@ -144,9 +148,10 @@ def test_csac_freezes_a_clients_first_model_and_calibrates_by_it_from_then_on(x6
 
 def test_csac_projects_both_models_by_layers_of_their_own_and_without_stages_by_none():
     variables = start_of(NET)
-    layers = csac(NET, SGD).init(KEY, variables, 2).shared["calibration"]
+    layers = jax.jit(lambda w: csac(NET, SGD).init(KEY, w, 2).shared["calibration"])(variables)
     assert (layers["trained"]["a"]["kernel"] != layers["frozen"]["a"]["kernel"]).any()
-    assert "calibration" not in csac(NET, SGD, stages=False).init(KEY, variables, 2).shared
+    plain = jax.eval_shape(lambda: csac(NET, SGD, stages=False).init(KEY, variables, 2))
+    assert "calibration" not in plain.shared
 
 
 @pytest.mark.parametrize("stages", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -154,7 +159,7 @@ def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stage
     method, images = csac(Mapped(), SGD, stages=stages, names="a"), normal(4, 3, 2, 1)
     starts = (Mapped().init(key, np.float32(images)) for key in jax.random.split(KEY))
     mine, own = map(in_float64, starts)
-    variables = in_float64(global_variables(method.init(KEY, mine, 1)))
+    variables = in_float64(global_variables(begun(method, KEY, mine, 1)))
     batch = {"image": images, "label": np.array([0, 2, 1, 0]), "valid": np.ones(4, bool)}
     memory = {"model": own, "trained": np.array(True)}
     objective = _calibrated(learning(Mapped())[0], 0.6)
@@ -204,9 +209,9 @@ def test_fedadg_with_all_weight_on_cross_entropy_is_fedavg(x64):
 
 
 @pytest.mark.slow
-def test_where_the_network_classifies_alone_nobody_else_moves(x64):
+def test_where_the_network_classifies_alone_nothing_else_moves(x64):
     method = fedadg(NET, SGD, alone=1.0, **SMALL)
-    start = method.init(KEY, variables_of(), 3)
+    start = begun(method, KEY, variables_of(), 3)
     before = jax.tree.map(jnp.copy, (start.shared["generator"], start.personal))
     ours, _ = method.round(start, batches_of(SIZES), KEY)
     assert_close(ours.shared["generator"], before[0], rtol=1e-14)
@@ -215,7 +220,7 @@ def test_where_the_network_classifies_alone_nobody_else_moves(x64):
 
 def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_pull(x64):
     method = fedadg(NET, SGD, **SMALL)
-    made = jax.jit(lambda v: method.init(KEY, v, 1))(variables_of())
+    made = jax.jit(lambda v: begun(method, KEY, v, 1))(variables_of())
     variables = global_variables(made)
     batch = {name: leaf[0, 0] for name, leaf in batches_of((4,)).items()}
     f, y = normal(4, 8), np.asarray(batch["label"])
@@ -246,3 +251,59 @@ def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_p
 def test_a_share_of_no_step_is_refused():
     with pytest.raises(ValueError, match=r"alone=1\.5 must be at least 0 and at most 1"):
         fedadg(NET, SGD, alone=1.5)
+
+
+@pytest.mark.slow
+def test_one_client_alone_is_fedavg(x64):
+    ours, theirs = (
+        run_rounds(method, variables_of(), batches_of((9,)), rounds=2)[0]
+        for method in (once(copa, NET, SGD, gates=False), once(fedavg, NET, SGD))
+    )
+    assert_close(global_variables(ours), global_variables(theirs), rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alone(x64):
+    """By hand: three classifiers as arrays, the others' constant."""
+    method, variables = once(copa, NET, SGD, gates=False), variables_of()
+    batches = batches_of((3, 3, 3))
+    state = begun(method, KEY, variables, 3)
+    random = np.random.default_rng(0)
+    heads = {
+        "kernel": random.normal(size=(3, 8, CLASSES)),
+        "bias": random.normal(size=(3, CLASSES)),
+    }
+    state = state._replace(server=state.server._replace(sent=jax.tree.map(jnp.asarray, heads)))
+    after, _ = method.round(state, batches, KEY)
+    total = jax.tree.map(np.zeros_like, variables["params"])
+
+    @jax.jit
+    @jax.grad
+    def gradient_of(params, x, y, others):
+        def error(params):
+            logits, _ = NET.apply({**variables, "params": params}, x, mutable=["batch_stats"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+        return error(params) + sum(error(params | {"c": other}) for other in others)
+
+    for k in range(3):
+        x, y = (np.asarray(batches[name])[k, 0, :3] for name in ("image", "label"))
+        others = [jax.tree.map(lambda x, j=j: x[j], heads) for j in {0, 1, 2} - {k}]
+        gradient = gradient_of(variables["params"], x, y, others)
+        total = jax.tree.map(lambda t, g: t + g / 3, total, gradient)
+        own = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"]["c"], gradient["c"])
+        found = client_variables(after)["params"]["c"]
+        assert_close(jax.tree.map(lambda x, k=k: x[k], found), own, rtol=1e-9, atol=1e-12)
+    expected = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"], total)
+    assert_close(global_variables(after)["params"], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_server_keeps_every_clients_last_classifier(x64):
+    method, batches = copa(NET, SGD), batches_of(SIZES)
+    state = begun(method, KEY, variables_of(), 3)
+    for present in (jnp.ones(3, bool), jnp.asarray([True, False, True])):
+        state, _ = method.round(state, batches | {"participates": present}, KEY)
+        own = client_variables(state)["params"]["c"]
+        assert_close(state.server.sent, own, rtol=1e-12)
+    assert (own["kernel"][0] != own["kernel"][1]).any()
+    gate = client_variables(state)["params"]["a"]["gate"]
+    assert ((gate >= 0) & (gate <= 1)).all()

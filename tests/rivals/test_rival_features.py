@@ -9,6 +9,7 @@ import pytest
 import norm_nets as nets
 from federations import (
     CLASSES,
+    SGD,
     MapNet,
     NormNet,
     assert_close,
@@ -21,7 +22,7 @@ from federations import (
 )
 from fedjax_bn.methods import fedavg, mixstyle, rsc
 from fedjax_bn.methods.learning import learning
-from fedjax_bn.models import MLP, ResNet18
+from fedjax_bn.models import MLP, ResNet10
 from fedjax_bn.models.forward import forward
 from fedjax_bn.rivals.mixstyle import _chosen_maps, _mixing_styles, _with_styles
 from fedjax_bn.rivals.rsc import _challenge, _self_challenging
@@ -29,7 +30,6 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
-SGD = optax.sgd(0.1)
 NET = MLP(CLASSES, hidden=(9,))
 
 
@@ -57,12 +57,13 @@ def mask_by_hand(f, y, valid, logits_of, gradient, muted, share):
     return mask
 
 
-@pytest.mark.parametrize("padded", [0, 1, 5])
+@pytest.mark.parametrize("padded", [0, 5])
 def test_muted_are_the_features_of_the_largest_weights_of_the_label(x64, padded):
     kernel, f, y = head_of_random_numbers(seed=padded)
     valid = np.arange(8) < 8 - padded
     given = map(jnp.asarray, (f, f @ kernel, y, valid))
-    mask = _challenge(lambda f: f @ kernel, *given, 1 / 3, 1 / 2)
+    mute = jax.jit(lambda *given: _challenge(lambda f: f @ kernel, *given, 1 / 3, 1 / 2))
+    mask = mute(*given)
     expected = mask_by_hand(f, y, valid, lambda f: f @ kernel, kernel[:, y].T, 1 / 3, 1 / 2)
     np.testing.assert_array_equal(mask, expected)
     assert (mask == 0).any(1).sum() == (8 - padded) // 2
@@ -70,7 +71,7 @@ def test_muted_are_the_features_of_the_largest_weights_of_the_label(x64, padded)
 
 
 def test_the_objective_is_that_of_masked_features_and_the_mask_has_no_gradient(x64):
-    """The network behind its batch norm, and its gradient, with the mask held as a constant."""
+    """The network after its batch norm, and its gradient, with the mask held as a constant."""
     variables = in_float64(variables_of(NET))
     batch = {name: leaf[0, 0] for name, leaf in batches_of((4,)).items()}
     objective = _self_challenging(learning(NET)[0], 1 / 3, 1 / 2)
@@ -104,7 +105,7 @@ def test_rsc_that_mutes_nothing_is_fedavg(x64, shares):
     variables = in_float64(variables_of(NET))
     ours, plain = (
         run_rounds(method, variables, batches_of(SIZES), rounds=2)[0]
-        for method in (rsc(NET, SGD, **shares), fedavg(NET, SGD))
+        for method in (rsc(NET, SGD, **shares), once(fedavg, NET, SGD))
     )
     assert_close(ours, plain, rtol=1e-10, atol=1e-12)
 
@@ -132,7 +133,7 @@ def test_no_gradient_passes_through_styles(x64):
     np.testing.assert_allclose(slope, expected, rtol=1e-9)
 
 
-def test_padding_gives_nobody_its_style():
+def test_padding_gives_no_sample_its_style():
     x = nets.images_of(5).at[3:].set(1e3)
     valid = jnp.arange(5) < 3
     mixed = jax.jit(_mixing_styles(1.0, 0.1))(KEY, x, valid)
@@ -140,6 +141,7 @@ def test_padding_gives_nobody_its_style():
     assert (abs(mixed - x)[:3].max((1, 2, 3)) > 1e-3).any()
 
 
+@pytest.mark.slow
 def test_mixstyle_of_probability_0_is_fedavg_to_the_bit():
     batches = batches_of(SIZES)
     ours, plain = (
@@ -154,12 +156,12 @@ def test_mixstyle_of_probability_0_is_fedavg_to_the_bit():
 
 def test_places_are_the_ends_of_stages_named_ones_or_the_first_norms_of_maps():
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-    net = ResNet18(num_classes=3, width=1)
+    net = ResNet10(num_classes=3, width=1)
     variables = jax.eval_shape(net.init, KEY, images)
-    assert _chosen_maps(net, variables, images) == ("layer1_1", "layer2_1", "layer3_1")
+    assert _chosen_maps(net, variables, images) == ("layer1_0", "layer2_0", "layer3_0")
     on_officehome = read("configs/officehome.py").mixstyle.names  # its authors have two there
-    assert _chosen_maps(net, variables, images, on_officehome) == ("layer1_1", "layer2_1")
-    assert _chosen_maps(net, variables, images, "norm1, layer3") == ("norm1", "layer3_1")
+    assert _chosen_maps(net, variables, images, on_officehome) == ("layer1_0", "layer2_0")
+    assert _chosen_maps(net, variables, images, "norm1, layer3") == ("norm1", "layer3_0")
     small = nets.images_of(2)
     own = nets.variables_of(nets.HandMade(), small)
     assert _chosen_maps(nets.HandMade(), own, small) == ("block/inner", "middle")

@@ -3,20 +3,23 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from federations import (
     CLASSES,
+    SGD,
     NormNet,
     PlainNet,
     assert_close,
     batches_of,
+    begun,
+    client_variables,
+    global_variables,
+    in_float64,
     run_rounds,
     variables_of,
 )
 from fedjax_bn import adaptation
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedsr
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
@@ -25,7 +28,6 @@ from fedjax_bn.rivals.fedsr import _divergence, _moments_of, _simple_representat
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
-SGD = optax.sgd(0.1)
 NET = MLP(CLASSES, hidden=(8,))
 
 
@@ -37,7 +39,7 @@ def random_tree(tree, seed=0):
 def started(**options):
     """Random collections in the form of those that a federation starts with."""
     method, given = fedsr(NET, SGD, **options), variables_of(NET)
-    form = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
+    form = jax.eval_shape(lambda: global_variables(begun(method, KEY, given, 1)))
     return random_tree(form)
 
 
@@ -108,11 +110,12 @@ def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
     )
 
 
+@pytest.mark.slow
 def test_a_latent_that_is_the_features_is_fedavg(x64):
     """One step: mu = f, s = 0, and no weight on norm and divergence."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
+    variables = in_float64(variables_of(NET))
     method, batches = fedsr(NET, SGD, l2r=0.0, cmi=0.0), batches_of((4, 3))
-    state = method.init(KEY, variables, 2)
+    state = begun(method, KEY, variables, 2)
     eye, zero = jnp.eye(8), jnp.zeros((8, 8))
     layers = {
         "mean": {"kernel": eye, "bias": jnp.zeros(8)},

@@ -7,10 +7,20 @@ import optax
 import pytest
 
 import runs
-from federations import PlainNet, assert_close, batches_of, once, run_rounds, variables_of
+from federations import (
+    PlainNet,
+    assert_close,
+    batches_of,
+    begun,
+    client_variables,
+    global_variables,
+    in_float64,
+    once,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn.aggregation import generalization_adjustment, uniform
 from fedjax_bn.engine.weighing import _adjust
-from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, scaffold
 from fedjax_bn.methods.selection import validation_loss
 from fedjax_bn.run.errors import ConfigError
@@ -58,10 +68,10 @@ def test_weights_stay_a_distribution_and_who_is_absent_keeps_its_own():
 
 def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     """A client's gap is taken of the model aggregated in the round before."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     rule = generalization_adjustment(first_bias, step=0.2, rounds=4)
     method, plain = fedavg(PlainNet(), SGD, weigh=rule), once(fedavg, PlainNet(), SGD)
-    state, a, trained = method.init(KEY, variables, 3), np.full(3, 1 / 3), None
+    state, a, trained = begun(method, KEY, variables, 3), np.full(3, 1 / 3), None
     for r in range(3):
         server = first_bias(global_variables(state), None)
         if trained is not None:  # after round r - 1, in the paper's count
@@ -83,14 +93,15 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     assert np.ptp(a) > 0.05
 
 
-@pytest.mark.parametrize("make", [scaffold, pytest.param(fedavg, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [scaffold, fedavg])
 def test_permuting_clients_permutes_weights_and_identical_ones_weigh_the_same(x64, make):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     method = make(PlainNet(), SGD, weigh=generalization_adjustment(first_bias, rounds=4))
 
     def rounds(batches, who=(0, 1, 2)):
         batches = batches | {"client": jnp.asarray(who), "population": jnp.asarray(3)}
-        state = method.init(KEY, variables, 3)
+        state = begun(method, KEY, variables, 3)
         for _ in range(2):
             state, metrics = method.round(state, batches, KEY)
         return global_variables(state), metrics["weights"]
@@ -123,7 +134,7 @@ def test_without_a_step_it_is_uniform_and_another_messages_server_sees_nothing_o
     states = []
     for weigh in (uniform, generalization_adjustment(first_bias, step=0.0)):
         method = scaffold(PlainNet(), SGD, weigh=weigh)
-        state = method.init(KEY, variables_of(PlainNet()), 3)
+        state = begun(method, KEY, variables_of(PlainNet()), 3)
         for some in ({"participates": ALL}, present):
             state, _ = method.round(state, batches_of(SIZES) | some, KEY)
         states.append(state._replace(weighing=()))
@@ -132,7 +143,7 @@ def test_without_a_step_it_is_uniform_and_another_messages_server_sees_nothing_o
 
 
 def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     one = jax.tree.map(lambda x: x[0], batches_of((10,)))
     loss = validation_loss(PlainNet(), lambda images, dtype: images.astype(dtype))
     ours = loss(variables, Received((), (), validation=one))
@@ -146,7 +157,7 @@ def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):
 
 def test_a_rule_without_a_measure_says_what_it_needs():
     method = fedavg(PlainNet(), SGD, weigh=generalization_adjustment())
-    state = method.init(KEY, variables_of(PlainNet()), 3)
+    state = begun(method, KEY, variables_of(PlainNet()), 3)
     with pytest.raises(ValueError, match=r"measure=fedjax_bn\.methods\.selection.validation_loss"):
         method.round(state, batches_of(SIZES), KEY)
 

@@ -8,9 +8,17 @@ import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, PlainNet, assert_close, batches_of, run_rounds, variables_of
+from federations import (
+    CLASSES,
+    PlainNet,
+    assert_close,
+    batches_of,
+    global_variables,
+    in_float64,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn import models
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedwon
 from fedjax_bn.models.layers import _GroupNorm, _standardized, _standardized_convolve, norm_of
 
@@ -33,24 +41,21 @@ NUMBERS = {"TinyDetector": 8, "YOLOv5n": 8}  # of a box: where it is, whether th
 LONG = ("DenseNet121", "YOLOv5n")
 
 
-@pytest.mark.parametrize("norm", ["group", "none"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NETS]
 )
-def test_every_network_has_a_form_without_running_statistics(name, norm):
+def test_every_network_has_forms_without_running_statistics(name):
     side, fields = NETS[name]
-    net = getattr(models, name)(num_classes=3, norm=norm, **fields)
     images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
-    outputs, variables = jax.eval_shape(net.init_with_output, KEY, images)
-    assert set(variables) == {"params"}
-    sizes = {(leaf.shape[0], leaf.shape[-1]) for leaf in jax.tree.leaves(outputs)}
-    assert sizes == {(2, NUMBERS.get(name, 3))}
-    plain = jax.eval_shape(getattr(models, name)(num_classes=3, **fields).init, KEY, images)
-    assert "batch_stats" in plain
-    scales = sum(leaf.size for leaf in jax.tree.leaves(plain["batch_stats"]))
     size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
-    missing = size(plain["params"]) - size(variables["params"])
-    assert missing == {"group": 0, "none": scales}[norm]
+    plain = jax.eval_shape(getattr(models, name)(num_classes=3, **fields).init, KEY, images)
+    for norm, missing in {"group": 0, "none": size(plain["batch_stats"])}.items():
+        net = getattr(models, name)(num_classes=3, norm=norm, **fields)
+        outputs, variables = jax.eval_shape(net.init_with_output, KEY, images)
+        assert set(variables) == {"params"}
+        sizes = {(leaf.shape[0], leaf.shape[-1]) for leaf in jax.tree.leaves(outputs)}
+        assert sizes == {(2, NUMBERS.get(name, 3))}
+        assert size(plain["params"]) - size(variables["params"]) == missing
 
 
 @pytest.mark.parametrize("channels", [6, 64])
@@ -98,7 +103,7 @@ def test_an_unknown_norm_is_a_sentence():
 @pytest.mark.parametrize("clip", [0.01, 100.0])
 def test_fedwons_step_is_clipped_unit_by_unit(x64, clip):
     """A unit is an output's column of the kernel, and the whole bias."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    variables = in_float64(variables_of(PlainNet()))
     batches = batches_of((4,))
     state, _ = run_rounds(fedwon(PlainNet(), optax.sgd(0.5), clip=clip), variables, batches)
     w = variables["params"]["dense"]

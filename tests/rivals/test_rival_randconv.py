@@ -3,10 +3,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from federations import ON_MAPS, MapNet, assert_equal, batches_of, run_rounds, variables_of
+from federations import (
+    ON_MAPS,
+    SGD,
+    MapNet,
+    assert_equal,
+    batches_of,
+    once,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn.engine.perturb import _random_kernel, randconv
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods import randconv as method_of
@@ -57,7 +65,7 @@ def test_all_sides_come_and_images_stay_with_their_probability():
     changed = [np.asarray(change(jax.random.key(seed), x, VALID)) for seed in range(60)]
     same = [np.array_equal(one, x) for one in changed]
     assert 15 < sum(same) < 45
-    # How far one bright pixel spreads tells the side of the kernel.
+    # How far one bright pixel spreads shows the side of the kernel.
     dot = jnp.zeros((1, 15, 15, 1), jnp.float32).at[0, 7, 7].set(1)
     spread = jax.jit(randconv(mix=False))
     sides = {
@@ -85,8 +93,8 @@ def test_images_that_always_stay_are_fedavg(consistency):
     ours, plain = (
         run_rounds(method, variables, batches, rounds=2)[0]
         for method in (
-            method_of(MapNet(), optax.sgd(0.1), **options),
-            fedavg(MapNet(), optax.sgd(0.1)),
+            method_of(MapNet(), SGD, **options),
+            once(fedavg, MapNet(), SGD),
         )
     )
     if consistency:

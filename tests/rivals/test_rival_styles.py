@@ -7,10 +7,19 @@ import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, OneNorm, as_maps, assert_close, batches_of, run_rounds
+from federations import (
+    CLASSES,
+    SGD,
+    OneNorm,
+    as_maps,
+    assert_close,
+    batches_of,
+    global_variables,
+    in_float64,
+    run_rounds,
+)
 from federations import variables_of as start_of
 from fedjax_bn import models
-from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.rivals.feddg import _amplitudes, _with_amplitudes
@@ -26,7 +35,7 @@ from fedjax_bn.rivals.parts import stages_of
 from fedjax_bn.rivals.snr import _head_losses, _layer, _restore, _Restored
 from fedjax_bn.state import Received
 
-KEY, SGD = jax.random.key(3), optax.sgd(0.1)
+KEY = jax.random.key(3)
 SIZES = (9, 4, 6)
 _restore, _head_losses = jax.jit(_restore), jax.jit(_head_losses)
 RANDOM = np.random.default_rng
@@ -41,7 +50,7 @@ class Flat(nn.Module):
 
 
 def variables_of():
-    return jax.tree.map(lambda x: np.asarray(x, float), start_of(Flat()))
+    return in_float64(start_of(Flat()))
 
 
 def normal(*shape, seed=0):
@@ -175,7 +184,7 @@ def test_feddg_shows_nothing_unless_it_is_named():
 def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some(x64):
     """The first round is FedAvg's of twice the loss; the second by hand, of two clients."""
     one_step, options = batches_of((4, 3)), {"prepare": as_maps}
-    padded = lambda leaf: jnp.concatenate([leaf, jnp.zeros_like(leaf)], 1)  # noqa: E731
+    padded = lambda leaf: np.concatenate([leaf, np.zeros_like(leaf)], 1)  # noqa: E731
     batches = jax.tree.map(padded, one_step)
     method = feddg(Flat(), SGD, spectra=1, channels=1, inner_rate=0.5, clip=0.05, **options)
     state, _ = run_rounds(method, variables_of(), batches, key=KEY)
@@ -204,7 +213,7 @@ def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some
     np.testing.assert_array_equal(after.server.sent["amplitudes"], state.server.sent["amplitudes"])
 
     # A client whose first batch is empty shows its images when it has some.
-    late = jax.tree.map(lambda leaf: leaf.at[1].set(leaf[1, ::-1]), batches)
+    late = jax.tree.map(lambda leaf: np.stack([leaf[0], leaf[1, ::-1]]), batches)
     begun, _ = run_rounds(method, variables_of(), late, key=KEY)
     np.testing.assert_array_equal(begun.server.sent["known"], [[1], [0]])
     begun, _ = method.round(begun, batches, KEY)

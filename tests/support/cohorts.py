@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from federations import ON_MAPS, RIVALS, MapNet, batches_of, with_value
+from federations import ON_MAPS, MapNet, batches_of, with_value
 from fedjax_bn import methods
 from fedjax_bn.aggregation import Weighing, risk_extrapolation
 
@@ -33,15 +33,11 @@ def remembering():
 
 
 OPTIONS = {
-    "fedavg, kept momentum": {"keep_optimizer": True},
     "fedbn, by risks": {"weigh": risk_extrapolation(0.8)},
-    "fedbn, remembering": {"weigh": remembering()},
+    "fedbn, remembering": {"weigh": remembering(), "keep_optimizer": True},
 }
 # But FedWon, which is FedAvg of networks without batch norm.
 NAMES = [name for name in [*methods.__all__, *OPTIONS] if name != "fedwon"]
-# Of the same form as another one: a formula on the server, a term of the loss, fewer passes.
-ALIKE = ("fedadagrad", "fedadam", "fedavgm", "fednova", "fedyogi", "moon", "fedprox", "fedig")
-ALIKE += ("silobn", *RIVALS)
 
 
 @functools.cache

@@ -6,11 +6,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from fedjax_bn import federation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
+SGD = optax.sgd(0.1)  # one object, by which `once` finds a method that another file has compiled
 # Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
 RIVALS = (
     *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
@@ -140,10 +143,15 @@ def batches_of(sizes, batch=4, epochs=1, seed=0, steps=None):
     }
 
 
+def begun(method, key, variables, num_clients):
+    """The state before the first round, by one program and not by one for each leaf."""
+    return jax.jit(method.init, static_argnums=2)(key, variables, num_clients)
+
+
 def run_rounds(method, variables, batches, rounds=1, key=None):
     """The state and the last metrics after some rounds."""
     key = jax.random.key(1) if key is None else key
-    state = jax.jit(method.init, static_argnums=2)(key, variables, len(batches["valid"]))
+    state = begun(method, key, variables, len(batches["valid"]))
     for _ in range(rounds):
         state, metrics = method.round(state, batches, key)
     return state, metrics
@@ -157,6 +165,11 @@ def assert_close(ours, theirs, rtol=1e-6, atol=1e-7):
 def assert_equal(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+# One program for each form of a state, not one for each leaf.
+client_variables = jax.jit(federation.client_variables)
+global_variables = jax.jit(federation.global_variables)
 
 
 def client(tree, k):
