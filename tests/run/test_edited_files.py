@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.report import plots, write_report
+from fedjax_bn.report import plots
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import UserError
 from fedjax_bn.run.files import finished, ownership, workdir
