@@ -7,7 +7,8 @@ import pytest
 import boxed
 import runs
 from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
-from fedjax_bn.report import tables, write_report
+from fedjax_bn.report import tables
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished

@@ -11,7 +11,7 @@ import pytest
 
 import runs
 from fedjax_bn import main
-from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.task import MODELS
@@ -272,7 +272,7 @@ def test_a_damaged_summary_json_is_named_and_the_workdir_is_left_alone(
 ):
     config = runs.config()
     experiment_, _, _ = train.prepare(config)
-    flat = dict(train.flatten(config))
+    flat = dict(flatten(config))
     ownership.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})
     (tmp_path / "run" / "summary.json").write_text(content)
     before = runs.files(tmp_path)

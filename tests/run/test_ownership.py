@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import runs
-from fedjax_bn.report import write_report
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished

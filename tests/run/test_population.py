@@ -13,7 +13,7 @@ import runs
 from cohorts import KEY, NAMES, method_of, rows_of, unequal_batches
 from federations import MapNet, assert_close, variables_of
 from fedjax_bn.federation import global_variables, put_rows, take_rows
-from fedjax_bn.report import write_report
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run.errors import CheckpointError, ConfigError
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import start
