@@ -26,7 +26,7 @@ def fedwon(
     et al. 2021)
 
     The network is one of `fedjax_bn.models` with `norm="none"`, whose convolutions have scaled
-    weight standardization (`models.layers.standardized`), or any other without batch norm. Only
+    weight standardization, or any other without batch norm. Only
     the model travels. With clip 0 nothing is clipped: FedAvg.
 
     Differs from Brock et al.: the classifier is clipped too, as FedWon does not except it.

@@ -20,7 +20,7 @@ BELOW = {
     "aggregation": "sharing engine state client",
     "federation": SHARED,
     "normalization": "arguments engine sharing",
-    "detection": "arguments task",
+    "detection": "arguments engine task",
     "data": "arguments engine",
     "models": "arguments engine sharing normalization detection",
     "adaptation": "arguments engine sharing normalization models",

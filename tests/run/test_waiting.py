@@ -14,7 +14,7 @@ from fedjax_bn.engine.backend import compile_quickly, for_one_run, traced_for
 from fedjax_bn.report.plots import _in_a_row
 
 
-def photograph() -> np.ndarray:
+def background() -> np.ndarray:
     return scanners.to_pixels(scanners.shrunk_photograph("china", 4, np.float64))
 
 
@@ -22,7 +22,7 @@ def test_handwriting_and_photograph_are_those_of_scikit_learn_without_its_import
     for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)  # not importable
     ink, labels = scanners.handwriting()
-    photograph = photograph()
+    photograph = background()
     monkeypatch.undo()
     digits, image = load_digits(), load_sample_image("china.jpg")
     np.testing.assert_array_equal(ink * 16, digits.images)
@@ -32,9 +32,9 @@ def test_handwriting_and_photograph_are_those_of_scikit_learn_without_its_import
 
 
 def test_where_its_files_lie_elsewhere_scikit_learn_is_asked(monkeypatch):
-    expected = (*scanners.handwriting(), photograph())
+    expected = (*scanners.handwriting(), background())
     monkeypatch.setattr(scanners, "_packaged", lambda name: None)
-    for ours, theirs in zip((*scanners.handwriting(), photograph()), expected, strict=True):
+    for ours, theirs in zip((*scanners.handwriting(), background()), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
