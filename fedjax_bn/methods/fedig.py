@@ -83,7 +83,7 @@ def fedig(  # type: ignore[misc] # its own default
         sum diverges or the features collapse (docs/results.md). In Python also a function
         `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text: MixIG with u ~ U(0, 1) by
-        default, for others see `mixing.choose_mixing` (Tables 1, 3b and 6).
+        default, for others see `mixig.choose_mixing` (Tables 1, 3b and 6).
       adapter: whether the zero-shot adapter is trained, by `optimizer` with a state of its own.
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.

@@ -201,6 +201,7 @@ def test_an_option_out_of_range_is_named(folder, options, message):
         ("#1\t#2\n1\t2\n", "1 frames"),
         ("#1\n1\n2\n", "1 regions must be at least 2"),
         ("1\t2\n3\t4\n5\t6\n", "first line is not a header"),
+        ("nan\t2\n3\t4\n5\t6\n", "first line is not a header"),
         ("#1\t#2\n1\t2\n3\n", "number of columns changed from 2 to 1"),
         ("#1\t#2\n1\t2\n3\tx\n", "could not convert string 'x'"),
         ("#1\t#2\n1\t2\n3\tnan\n", "of finite numbers"),

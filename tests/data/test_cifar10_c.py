@@ -193,6 +193,10 @@ class Evil:
         ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "for 2 images"),
         ({b"data": Evil(), b"labels": [1]}, "it names __builtin__.print"),
         (b"no pickle", "cannot be read"),
+        (
+            pickle.dumps({b"data": b"\xe9"}, protocol=2).replace(b"latin1", b"utf-16"),
+            "bytes are encoded as 'utf-16'",
+        ),
     ],
 )
 def test_a_spoiled_batch_is_refused_naming_it_and_runs_no_code(tmp_path, content, sentence, capsys):

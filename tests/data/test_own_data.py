@@ -118,6 +118,7 @@ def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
         ("mine/day", {}, r"day has no domain of folders: .* DOMAIN/CLASS/\*\.jpg"),
         ("mine", {"domains": ("dawn",)}, r"mine has no domain of folders: "),
         ("mine", {"domains": ("day", "dawn")}, r"lacks the folders dawn of folders: it must hold"),
+        ("mine", {"domains": CLASSES}, r"has no folders of classes in .*: it must hold"),
         ("mine", {"domains": ("day", "Day")}, r"data.domains names day, Day more than once"),
         ("mine", {"classes": ("ant", "ant")}, r"data.classes names ant, ant more than once"),
     ],

@@ -21,7 +21,6 @@ section 5.2 and appendix D.4.
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -253,12 +252,20 @@ def _read_series(path: Path) -> np.ndarray:
     rows = [line for line in lines if line.strip()]
     if len(rows) < 2:
         raise ValueError(f"it has {len(rows)} frames")
-    if re.fullmatch(r"[-+.eE\s]*\d[-+.eE\d\s]*", head):  # numbers, which would be lost
+    if "#" not in head and _are_numbers(head.split()):  # they would be lost
         raise ValueError("its first line is not a header")
     series = np.loadtxt(rows, np.float64, comments=None, ndmin=2)
     if series.shape[1] < 2 or not np.isfinite(series).all():
         raise ValueError(f"its {series.shape[1]} regions must be at least 2, of finite numbers")
     return series
+
+
+def _are_numbers(words: list[str]) -> bool:
+    try:
+        np.array(words, np.float64)
+    except ValueError:
+        return False
+    return bool(words)
 
 
 def _window_starts(frames: int, window: int, stride: int = 1, most: int = 0) -> np.ndarray:

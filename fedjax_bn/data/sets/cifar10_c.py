@@ -244,11 +244,17 @@ class _StandIn:
         self.state = state
 
 
+def _encode(text: str, encoding: Any) -> bytes:
+    """Returns what Python 3 pickles as bytes in protocol 2, always with "latin1"."""
+    if encoding not in ("latin1", b"latin1"):
+        raise ValueError(f"bytes are encoded as {encoding!r}")
+    return text.encode("latin1")
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         stand_ins = dict.fromkeys(("_reconstruct", "ndarray", "dtype"), _StandIn)
-        # Python 3 pickles bytes in protocol 2 as this call, always with "latin1"
-        stand_ins["encode"] = lambda text, encoding: text.encode("latin1")
+        stand_ins["encode"] = _encode
         modules = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "_codecs")
         if module not in modules or name not in stand_ins:
             raise ValueError(f"it names {module}.{name}, which arrays do not have")

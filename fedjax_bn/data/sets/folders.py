@@ -306,6 +306,10 @@ def load(
         first: dict[str, str] = {}  # of two names that differ in case and separators only
         for name in sorted({one.name for folder in folders.values() for one in subfolders(folder)}):
             first.setdefault(_plain(name), name)
+        if not first:
+            raise FileNotFoundError(
+                f"{root} has no folders of classes in {first_few(list(folders))}: {_WHERE}"
+            )
         classes = tuple(first.values())
     dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
