@@ -195,7 +195,7 @@ def _flattened_maps(model: nn.Module, image_shape: Sequence[int]) -> dict[Path, 
     if isinstance(model, AlexNet):
         return {path: (256, 6, 6)}
     if isinstance(model, DigitCNN):
-        return {path: (128, image_shape[0] // 4, image_shape[1] // 4)}
+        return {path: (2 * model.width, image_shape[0] // 4, image_shape[1] // 4)}
     return {}
 
 

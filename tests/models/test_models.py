@@ -14,8 +14,8 @@ from fedjax_bn.models.torch_weights import from_torch
 # name -> (our network, PyTorch's given its module, shape of a batch without its size)
 SMALL = {
     "digit_cnn": (
-        models.DigitCNN(hidden=(32, 16)),
-        lambda t: t.DigitCNN(hidden=(32, 16)),
+        models.DigitCNN(hidden=(32, 16), width=16),
+        lambda t: t.DigitCNN(hidden=(32, 16), width=16),
         (28, 28, 3),
     ),
     "alexnet": (

@@ -6,12 +6,12 @@ from torch.nn import functional
 
 
 class DigitCNN(nn.Module):
-    def __init__(self, num_classes=10, hidden=(2048, 512)):
+    def __init__(self, num_classes=10, hidden=(2048, 512), width=64):
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 5, 1, 2), nn.BatchNorm2d(64)
-        self.conv2, self.bn2 = nn.Conv2d(64, 64, 5, 1, 2), nn.BatchNorm2d(64)
-        self.conv3, self.bn3 = nn.Conv2d(64, 128, 5, 1, 2), nn.BatchNorm2d(128)
-        self.fc1, self.bn4 = nn.Linear(6272, hidden[0]), nn.BatchNorm1d(hidden[0])
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 5, 1, 2), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 5, 1, 2), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, 2 * width, 5, 1, 2), nn.BatchNorm2d(2 * width)
+        self.fc1, self.bn4 = nn.Linear(2 * width * 7 * 7, hidden[0]), nn.BatchNorm1d(hidden[0])
         self.fc2, self.bn5 = nn.Linear(*hidden), nn.BatchNorm1d(hidden[1])
         self.fc3 = nn.Linear(hidden[1], num_classes)
 
