@@ -39,7 +39,8 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
         positions = x[0, ..., 0].size
         plain = moving(layer, *moments_of_all(own_mean, own_var, positions, valid))
     (mean, var), gate = plain[:2], layer.gate
-    # Only the value is clipped: with a clipped gradient, a gate above 1 would never move back.
+    # Only the value is clipped: `clip` would halve the gradient at 1, where gates start, and stop
+    # it beyond.
     gate = gate + jax.lax.stop_gradient(jnp.clip(gate, 0, 1) - gate)
     gate = gate.astype(own_mean.dtype)
     share = gate / jnp.sqrt(var + layer.epsilon).astype(gate.dtype)
