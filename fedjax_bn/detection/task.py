@@ -122,7 +122,7 @@ def mean_average_precision(
 
 
 def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int) -> np.ndarray:
-    """Returns the average precision f64[thresholds] in [0, 1] of one class that has boxes."""
+    """Returns the average precision f64[thresholds] in [0, 1] for one class with boxes."""
     scores, right, ignored = [], [], []
     mine = found.classes == number
     crowd = found.true_classes == -2 - number

@@ -263,7 +263,7 @@ def _made_of(
         elif forms == [(len(equation.invars), len(equation.outvars))]:
             made = _made_of(inner[0], inputs, calls)
         elif inner or kind in _MIXING:
-            # Loops and branches are not followed: no dense layer counts as a source of theirs.
+            # Loops and branches are not followed; no dense layer counts as their source.
             made = [frozenset({_OTHER})] * len(equation.outvars)
         else:
             changed = frozenset[_Source]() if kind in _SAME else frozenset({_CHANGED})

@@ -54,7 +54,7 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class _NamedClassifier(Wrapped):
-    """A model whose classifier the user names; see `with_classifier`."""
+    """A model with a classifier named by the user; see `with_classifier`."""
 
     classifier_path: str
 

@@ -119,11 +119,11 @@ class Classifier(Network, kw_only=True):
     """
 
     def classify(self, features: jax.Array) -> jax.Array:
-        """f[B, F] -> logits f[B, num_classes]."""
+        """Maps f[B, F] to logits f[B, num_classes]."""
         return self.head(features)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Images, or other inputs, f[B, ...] -> logits f[B, num_classes]."""
+        """Maps images or other inputs f[B, ...] to logits f[B, num_classes]."""
         return self.classify(self.features(images))
 
 

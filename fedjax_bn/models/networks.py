@@ -145,7 +145,7 @@ class DigitCNN(Classifier):
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
+        """f[B, H, W, C] -> f[B, hidden[-1]], the classifier's inputs."""
         x = images
         for i, width in enumerate((self.width, self.width, 2 * self.width), start=1):
             if i > 1:
@@ -181,7 +181,7 @@ class AlexNet(Classifier):
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
+        """f[B, H, W, C] -> f[B, hidden[-1]], the classifier's inputs."""
         x = images
         # channels, kernel, strides, padding, and whether a pool follows
         layers = [(64, 11, 4, 2, True), (192, 5, 1, 2, True)]

@@ -1,4 +1,4 @@
-"""Mixed precision: a model that computes in bfloat16, trained in float32."""
+"""Mixed precision: models compute in bfloat16 and are trained in float32."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -109,7 +109,7 @@ def _transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _tiles(size: int, taps: int, padding: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """B and A of every tile along one axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
+    """B and A for all tiles along an axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
     # Tiles overlap, the padding is zero, and the last tile may be incomplete. Matrices over the
     # whole axis handle all three, so that nothing is padded, gathered or cut at run time.
     a, _, b = _transforms(TILE, taps)
@@ -193,7 +193,7 @@ class _Waves(NamedTuple):
 
 @cache
 def _waves(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> _Waves:
-    """All transforms of a convolution of maps f[H, W] with kernels f[r, s]."""
+    """The transforms for convolutions of maps f[H, W] with kernels f[r, s]."""
 
     def cycle(size: int, taps: int, padding: tuple[int, int]) -> tuple[int, int]:
         """The length N at which only zeros wrap around, and the number of outputs."""

@@ -137,7 +137,7 @@ def algorithm_of(shapes: Shapes) -> str:
 def _patches_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolution as one matrix product of all windows, f[B * H' * W', r * s * C], with the kernel.
+    """Convolves by one matrix product of all windows f[B * H' * W', r * s * C] and the kernel.
 
     Arguments and result as in `direct_convolution`.
     """
@@ -157,7 +157,7 @@ def _patches_convolution(
 def _taps_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolution as a sum of matrix products, one for each tap of the kernel.
+    """Convolves by a sum of matrix products, one for each tap of the kernel.
 
     Each tap is multiplied by the pixels that it reaches, but not by padding: a 3x3 kernel on a 2x2
     map needs 16 products instead of 36. Arguments and result as in `direct_convolution`.

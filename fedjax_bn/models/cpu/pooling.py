@@ -47,7 +47,7 @@ def _max_pool_forward(
 def _max_pool_backward(
     window: Pair, strides: Pair, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array]:
-    """Element (stride * a + p) of an axis is at place p of window a, p + stride of a - 1, ..."""
+    """Returns dL/dx; element stride * a + p is at p in window a, at p + stride in a - 1, ..."""
     place, like = saved
     reach = tuple(-(-t // d) - 1 for t, d in zip(window, strides, strict=True))
     rows, columns = g.shape[1] + reach[0], g.shape[2] + reach[1]
