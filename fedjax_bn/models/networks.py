@@ -150,7 +150,7 @@ class DigitCNN(Classifier):
         for i, width in enumerate((self.width, self.width, 2 * self.width), start=1):
             if i > 1:
                 x = max_pool(x, 2, 2)
-            # A bias before batch norm has no effect, but the published weights include it.
+            # Padding 2 on all sides, as in PyTorch; the published weights include the bias.
             x = self.convolve(x, width, 5, padding=2, use_bias=True, name=f"conv{i}")
             x = nn.relu(self.normalize(x, f"norm{i}"))
         return _hidden_layers(self, x, norms=3)

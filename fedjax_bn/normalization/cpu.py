@@ -141,7 +141,7 @@ def _group(positions: int) -> int:
 
 @jax.custom_jvp
 def sample_scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """Returns (x - mean) * factor + bias; x f[B, ..., C], mean and factor f[B, 1, ..., C]."""
+    """(x - mean) * factor + bias of x f[B, ..., C]; mean, factor f[B, 1, ..., C], bias f[C]."""
     return (x - mean) * factor + bias
 
 

@@ -44,8 +44,8 @@ def convolve(
 ) -> jax.Array:
     """Convolves like `jax.lax.conv_general_dilated`, with the same arguments and results.
 
-    On CPU the shapes of a two-dimensional floating-point convolution, in the order NHWC and HWIO,
-    without dilation or groups, select its algorithm. All other convolutions are left to XLA.
+    On CPU the algorithm depends on the shapes, for two-dimensional floating-point convolutions in
+    the order NHWC and HWIO without dilation or groups. All others are left to XLA.
 
     Args:
       lhs: images f[B, H, W, C].
