@@ -46,7 +46,7 @@ class Wrapped:
 
     def __getattr__(self, name: str) -> Any:
         """Returns the network's attribute, such as `init`, `__call__` or `features`."""
-        # `copy` and `pickle` look up attributes before `network` is set, which would not end here.
+        # `copy` and `pickle` look up attributes before `network` is set: this ends the recursion.
         if name == "network":
             raise AttributeError(name)
         return getattr(self.network, name)
