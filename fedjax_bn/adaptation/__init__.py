@@ -1,7 +1,7 @@
-"""Test-time adaptation: how a client that was not in the federation uses the received model.
+"""Test-time adaptation: how a client outside the federation predicts with the received model.
 
-An adaptation is a pair of pure functions; its carry streams over the batches of one client and
-starts again for each. No adaptation trains anything.
+An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
+starts again for the next client. No adaptation trains anything.
 """
 
 from fedjax_bn.adaptation.adaptation import (

@@ -1,4 +1,4 @@
-"""What an adaptation is, the plain ones, TsmoBN, and the ensemble of the clients' batch norms."""
+"""Defines adaptations: the plain ones, TsmoBN, and the ensemble of the clients' batch norms."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,9 +33,9 @@ class Adaptation(NamedTuple):
     """A way to predict on an unseen client.
 
     Attributes:
-      init: `init(variables) -> carry`, before the client's first batch.
+      init: `init(variables) -> carry`, called before the client's first batch.
       predict: `predict(variables, carry, images, valid=None) -> (logits f[B, classes], carry)`;
-        images f[B, ...] as the model reads them, valid bool[B] marks the real ones.
+        images f[B, ...] are prepared as the model expects, valid bool[B] is False for padding.
     """
 
     init: Callable[[Variables], PyTree]
@@ -43,20 +43,20 @@ class Adaptation(NamedTuple):
 
 
 def running(model: Any) -> Adaptation:
-    """Plain inference: the received running statistics normalize, if there are any."""
+    """Predicts with the received running statistics, if there are any: plain inference."""
     return stateless(model, None, per_sample=True)
 
 
 def batch(model: Any) -> Adaptation:
-    """The received affine with the client's own statistics, batch by batch (FedBN, Appendix G)."""
+    """Predicts with each batch's own statistics and the received affine (FedBN, Appendix G)."""
     return stateless(model, batch_statistics)
 
 
 def initial(model: Any) -> Adaptation:
-    """Plain inference with the statistics of an untrained batch norm: mean 0, variance 1.
+    """Predicts with the statistics of an untrained batch norm: mean 0, variance 1.
 
-    With `affine=False` (scale 1, bias 0) no batch norm has learned anything, as in a global model
-    whose batch norms are never updated (UniFed, section 4.1.3, its row FedBN).
+    With `affine=False` (scale 1, bias 0) batch norms are as before training, like those of a global
+    model that are never updated (UniFed, section 4.1.3, the row FedBN).
     """
 
     def untrained(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
@@ -67,23 +67,23 @@ def initial(model: Any) -> Adaptation:
 
 
 def of_clients(model: Any, statistics: StatisticsRule | None) -> Adaptation:
-    """How a method's own clients predict: by its `FederatedMethod.statistics`; None: `running`."""
+    """Returns the adaptation of a method's own clients: its `statistics`, or `running` for None."""
     return stateless(model, statistics, per_sample=statistics is None)
 
 
 def stateless(
     model: Any, statistics: StatisticsRule | None, *, per_sample: bool = False
 ) -> Adaptation:
-    """Predicts every batch by itself, normalized by a statistics rule.
+    """Predicts every batch independently, normalized by a statistics rule.
 
     Args:
       model: a linen module or `models.from_nnx` of an nnx module, images -> logits.
       statistics: the rule of all its batch norms; None for the running statistics.
-      per_sample: whether no sample's statistics depend on another's, so that a large batch may
-        pass in chunks (`models.cpu.in_cache`).
+      per_sample: whether each sample's statistics are independent of the other samples, so that a
+        large batch may pass in chunks (`models.cpu.in_cache`).
 
     Raises:
-      ValueError: at `predict`, if there is a rule and the model has no batch norm, or one that no
+      ValueError: at `predict`, if there is a rule but the model has no batch norm, or one that no
         rule reaches.
     """
     if per_sample:
@@ -98,7 +98,7 @@ def stateless(
 
 
 def each_by_itself(predict: Callable[[Variables, jax.Array], jax.Array]) -> Adaptation:
-    """Makes an adaptation of a prediction whose samples do not depend on each other."""
+    """Returns the adaptation of `predict`, whose samples must not depend on each other."""
     return Adaptation(
         init=lambda variables: (),
         predict=lambda variables, carry, images, valid=None: (predict(variables, images), carry),
@@ -108,7 +108,7 @@ def each_by_itself(predict: Callable[[Variables, jax.Array], jax.Array]) -> Adap
 def predict_each(
     model: Any, statistics: StatisticsRule | None, variables: Variables, images: jax.Array
 ) -> jax.Array:
-    """Returns logits f[B, classes] by a rule that takes no sample's statistics from another one."""
+    """Returns logits f[B, classes]; the rule must treat each sample independently of the others."""
 
     def logits(chunk: jax.Array) -> jax.Array:
         return forward(model, variables, chunk, statistics=statistics).outputs
@@ -127,15 +127,15 @@ class _Tracked(NamedTuple):
 def tsmobn(
     model: Any, momentum: UpTo1 | jax.Array = 0.9, *, about: About = "tracked"
 ) -> Adaptation:
-    """The client's own statistics, tracked with momentum over its batches (Algorithm 1, Eq. 4).
+    """Predicts with statistics tracked over the client's batches (TsmoBN, Algorithm 1, Eq. 4).
 
-    One pass over the stream in order: each batch moves the tracked mean and variance of every
-    batch norm and is then normalized with them; the affine is the received one. The first batch
-    gives its own statistics, so momentum 0 is `batch`, and a single batch is too.
+    Each batch, in order, first moves the tracked mean and variance of every batch norm and is then
+    normalized by them, with the received affine. The first batch is normalized by its own
+    statistics, so momentum 0 equals `batch`, and so does a stream of a single batch.
 
     Args:
       model: as in `adaptation.stateless`, images -> logits.
-      momentum: tau, the weight of the past, in [0, 1]; it may be traced.
+      momentum: tau, the weight of the past, in [0, 1]; may be traced.
       about: as in `normalization.tsmobn.update`.
 
     Raises:
@@ -154,7 +154,7 @@ def tsmobn(
     def predict(
         variables: Variables, carry: _Tracked, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, _Tracked]:
-        # Momentum 0 gives the first batch its own statistics, in the same program as later ones.
+        # With momentum 0 the first batch uses its own statistics, in the program of later batches.
         now = jnp.where(carry.started, momentum, 0)
         tracking = {**variables, STATISTICS: carry.statistics}
         rule = tracked_statistics(now, about=about)
@@ -166,7 +166,7 @@ def tsmobn(
 
 
 def without_affine(adaptation: Adaptation) -> Adaptation:
-    """The adaptation with every batch norm's scale 1 and bias 0 (TsmoBN, Fig. 3d).
+    """Returns the adaptation with scale 1 and bias 0 in every batch norm (TsmoBN, Fig. 3d).
 
     Raises:
       ValueError: at `init`, if the model has no batch norm.
@@ -193,12 +193,12 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
 
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
-    """The adaptation of the received model without its masks (see `fedjax_bn.models.masks`)."""
+    """Returns the adaptation applied without the received masks (see `fedjax_bn.models.masks`)."""
     return _of_changed(adaptation, lambda variables: take(variables)[0])
 
 
 def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]) -> Adaptation:
-    """The adaptation of a received model that `change` changes first."""
+    """Applies `change` to the received variables before the adaptation."""
 
     def predict(
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
@@ -209,14 +209,15 @@ def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]
 
 
 def ensemble(model: Any) -> Adaptation:
-    """log of the mean over clients of softmax(logits with that client's batch norms).
+    """Predicts the log of the mean over clients of softmax(logits with the client's batch norms).
 
-    DSON (Seo et al., ECCV 2020). Each member takes one client's scale, bias, mean and variance and
-    all else from the received model. It needs every client's batch norms at the tested client (see
-    `with_clients`), which FedIG names a threat to privacy. It costs K passes.
+    DSON (Seo et al., ECCV 2020). Each of K passes uses the scale, bias, mean and variance of one
+    client, and the received model otherwise. The tested client needs the batch norms of every
+    client (see `with_clients`), which FedIG calls a threat to privacy.
 
     Raises:
-      ValueError: at `predict`, if there are no clients' batch norms, or no logits.
+      ValueError: at `predict`, if the variables have no collection `clients`, or the model returns
+        no logits.
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
@@ -240,8 +241,8 @@ def ensemble(model: Any) -> Adaptation:
                 )
             return jax.nn.log_softmax(outputs)
 
-        # One client after another, so that memory is that of one pass; in logs, because the
-        # probability of a class may be too small for its dtype.
+        # One client after another, to need only the memory of one pass. The mean is taken in logs,
+        # because the probability of a class may be too small for its dtype.
         logs = jax.lax.map(member, clients)
         return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype)
 
@@ -249,7 +250,7 @@ def ensemble(model: Any) -> Adaptation:
 
 
 def with_clients(variables: Variables, clients: Variables) -> Variables:
-    """Adds to the received variables the collection `clients`, all clients' batch norms [K, ...].
+    """Adds the collection `clients` to the received variables: all clients' batch norms [K, ...].
 
     Args:
       variables: one model's collections, as from `federation.global_variables`.

@@ -1,4 +1,4 @@
-"""From the text of a configuration to an adaptation and the stream that it is tested on."""
+"""Turns the text of a configuration into an adaptation and the order and size of its batches."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ ADAPTATIONS = {
         *(made.ensemble, made.iabn, made.mixnorm),
     )
 }
-# Adaptations that need something trained, and what trains it.
+# Adaptations that need trained parameters -> how to train them.
 NEEDS = {
     "zero_shot_adapter": "the zero-shot adapter needs method=fediga",
     "learned_alpha": "learned gates need method=fedig with fedig.gates=True, or method=copa",
@@ -31,12 +31,12 @@ STREAM = {
 
 
 class Choice(NamedTuple):
-    """An adaptation with the stream it is tested on.
+    """An adaptation, with the size and order of the batches that it is tested on.
 
     Attributes:
       adaptation: (init, predict).
-      batch_size: samples of a batch, at least 1.
-      order: seed of the random order of the stream; -1 for the order of storage.
+      batch_size: samples per batch, at least 1.
+      order: seed of the random order of the samples; -1 for the order of storage.
     """
 
     adaptation: Adaptation
@@ -48,23 +48,24 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     """Builds the adaptation of a text `name:key=value`, such as `tsmobn:momentum=0.5:order=3`.
 
     Keys are the adaptation's own arguments (`momentum`, `about`, `alpha`, `strength`, `weight`,
-    `views`, `seed`) and, for all, `batch_size`, `order`, `affine` (False: scale 1, bias 0) and
-    `mask` (False: without the masks that a method such as FedCD has trained). One's own adaptation
-    is `package.module:function`, a function `(model, *, ...) -> Adaptation`.
+    `views`, `seed`). Every adaptation also takes `batch_size`, `order`, `affine` (False: scale 1,
+    bias 0) and `mask` (False: without the masks that a method such as FedCD has trained). A user's
+    own adaptation is `package.module:function`, a function `(model, *, ...) -> Adaptation`.
 
-    `order` is the seed of the random order in which `evaluate`, `predict` and a predictor pass a
-    client's samples, 0 by default: the same samples give the same probabilities in all of them. -1
-    keeps the order of storage, which is the order of paths for image files and that of the array
-    otherwise. Stored samples are often sorted by class, and batches of one class mislead every
-    adaptation that takes statistics of batches.
+    `order`, 0 by default, is the seed of the random order in which `evaluate`, `predict` and a
+    predictor pass a client's samples, so that all three give the same probabilities for the same
+    samples. -1 keeps the order of storage: by path for image files, by index for arrays. Stored
+    samples are often sorted by class, and batches of one class mislead every adaptation that uses
+    statistics of batches.
 
     Args:
-      text: the choice; the name alone takes all defaults.
+      text: the choice; a name without keys takes all defaults.
       model: as in `adaptation.stateless`, images -> logits.
-      batch_size: the default one.
+      batch_size: the batch size if the text has none.
 
     Raises:
-      ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
+      ValueError: a name or key is unknown, or a value has the wrong type; the message lists the
+        valid ones.
     """
     what = f"adaptation {brief(text)}"
     make, options = read_choice(what, text, ADAPTATIONS, extra=STREAM)
@@ -80,9 +81,9 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
 
 
 def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
-    """Returns what a list of choices varies alone, such as the momenta of tsmobn.
+    """Finds choices that differ in one argument alone, such as the momentum of tsmobn.
 
-    At least three values of a number count, or `affine=False` beside the same without it.
+    A group needs at least three values, except `affine`, which needs two: with and without.
 
     Returns:
       (name, key) -> value -> text.

@@ -1,4 +1,4 @@
-"""Adaptations that mix each sample's own statistics in: FedIG-A's zero-shot adapter and rivals."""
+"""Adaptations that use each sample's own statistics: FedIG-A's zero-shot adapter and rivals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ from fedjax_bn.sharing import Variables, path_names
 
 
 def zero_shot_adapter(model: Any) -> Adaptation:
-    """Every batch norm mixes each sample's statistics into the global ones by a learned alpha.
+    """Mixes each sample's statistics into the global ones by a learned alpha, in every batch norm.
 
     FedIG-A (Eq. 7, Table 14). The variables need the collection `adapter`, which
     `methods.fedig(..., adapter=True)` trains.
@@ -55,7 +55,7 @@ def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.
 
 
 def _adapter_of(variables: Variables) -> Adapter:
-    """The adapter's parameters; raises ValueError if the variables have no adapter."""
+    """The adapter's parameters; raises ValueError if the variables lack them."""
     if COLLECTION not in variables:
         raise ValueError(
             f"the variables have no collection {COLLECTION!r} but {', '.join(sorted(variables))}: "
@@ -66,27 +66,27 @@ def _adapter_of(variables: Variables) -> Adapter:
 
 @bounded
 def fixed_alpha(model: Any, alpha: UpTo1 | jax.Array = 0.5) -> Adaptation:
-    """Eq. 7 with one alpha for all samples and layers; 0 is `running`, 1 instance normalization.
+    """Applies Eq. 7 with a fixed alpha in all layers; 0 is `running`, 1 instance normalization.
 
-    After You et al. 2021 (Test-time batch statistics calibration for covariate shift). Differs
-    from it: the sample's statistics are mixed in, not the batch's, as FedIG's comparison does.
+    After You et al. 2021 (Test-time batch statistics calibration for covariate shift). Differs from
+    the paper: mixes in the sample's statistics, not the batch's, as in FedIG's comparison.
 
     Args:
       model: as in `adaptation.stateless`, images -> logits.
-      alpha: weight of the sample's own statistics, in [0, 1]; f[B] for one of each sample.
+      alpha: weight of the sample's own statistics, in [0, 1]; f[B] for one weight per sample.
     """
     rule = _mixed_statistics(lambda layer, size, dtype: alpha)
-    # An alpha of each sample has the length of the whole batch, so that batch cannot be cut.
+    # With one alpha per sample the batch cannot be cut, because alpha has its full length.
     return stateless(model, rule, per_sample=jnp.ndim(alpha) == 0)
 
 
 @bounded
 def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
-    """Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c).
+    """Applies Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c).
 
     Args:
       model: as in `adaptation.stateless`, images -> logits.
-      seed: of the random key that the carry holds.
+      seed: seed of the random key in the carry.
     """
 
     def predict(
@@ -98,7 +98,7 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
             return jax.random.uniform(key_for(layer, now), (size,), dtype)
 
         rule = _mixed_statistics(draw)
-        # At once, because every chunk would draw the same alphas.
+        # The batch passes whole, because every chunk would draw the same alphas.
         return forward(model, variables, images, statistics=rule, valid=valid).outputs, key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
@@ -107,7 +107,7 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
 def _mixed_statistics(
     weights: Callable[[Layer, int, Any], jax.Array | float],
 ) -> StatisticsRule:
-    """The rule of Eq. 7: `weights(layer, B, dtype)` gives alpha, one number or f[B]."""
+    """The rule of Eq. 7, in which `weights(layer, B, dtype)` returns alpha, a number or f[B]."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
@@ -123,9 +123,9 @@ def _mixed_statistics(
 
 
 def learned_alpha(model: Any) -> Adaptation:
-    """Batch-instance normalization (Nam & Kim, NeurIPS 2018), its gates learned in training.
+    """Batch-instance normalization (Nam & Kim, NeurIPS 2018) with gates learned in training.
 
-    The variables need the gates: see `normalization.batch_instance.with_gates`.
+    The variables need the gates (see `normalization.batch_instance.with_gates`).
     """
     return stateless(model, gated_statistics, per_sample=True)
 
@@ -134,14 +134,14 @@ def learned_alpha(model: Any) -> Adaptation:
 def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
     """Instance-aware batch norm of NOTE (Gong et al., NeurIPS 2022), on the trained model.
 
-    The mean is mean + psi(mean_i - mean; k s_mean), and likewise the variance (Section 3.1). psi is
-    soft shrinkage; s_mean = sqrt(var / n) and s_var = var sqrt(2 / (n - 1)) are the standard errors
-    of a sample's mean and unbiased variance over its n positions. A layer without spatial axes, or
-    with one position, keeps the running statistics.
+    The mean becomes mean + psi(mean_i - mean; k s_mean), and likewise the variance (Section 3.1).
+    psi is soft shrinkage; s_mean = sqrt(var / n) and s_var = var sqrt(2 / (n - 1)) are the standard
+    errors of a sample's mean and unbiased variance over its n positions. A layer without spatial
+    axes, or with one position, uses the running statistics.
 
     Args:
       model: as in `adaptation.stateless`, images -> logits.
-      strength: k, the standard errors that a deviation must exceed to count; at least 0.
+      strength: k, the number of standard errors that a deviation must exceed; at least 0.
     """
 
     def psi(x: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -158,7 +158,7 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         floor = var + layer.epsilon
         mean = mean + psi(own_mean - mean, strength * jnp.sqrt(floor / n))
         var = var + psi(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
-        # Between two variances, but for rounding, which may take it below 0.
+        # The result is between two variances, but rounding may make it negative.
         return Statistics(positioned(mean, x), positioned(jnp.maximum(var, 0), x))
 
     return stateless(model, rule, per_sample=True)
@@ -175,8 +175,8 @@ def mixnorm(
 ) -> Adaptation:
     """MixNorm (Hu et al. 2021): moments over a sample and its views, mixed with the running ones.
 
-    Mean and variance are m of those over the positions of all views plus 1 - m of the running ones.
-    The prediction is the original's. One pass over `views` times as many images.
+    Mean and variance over the positions of all views have weight m, the running ones 1 - m. Returns
+    the predictions for the original images, from one pass over `views` times as many images.
 
     Differs from the paper: the running statistics do not move with the stream, so that samples are
     independent of each other, as FedIG's comparison (Table 3c) needs.
@@ -184,10 +184,10 @@ def mixnorm(
     Args:
       model: as in `adaptation.stateless`, images f[B, H, W, C] -> logits.
       weight: m, weight of the sample's own statistics, in [0, 1].
-      views: number of views with the original; FedIG takes 5.
-      view: (key, images) -> augmented images of the same shape; by default a random square crop of
-        0.7 to 1 of the side, resized to the whole, and a flip half of the time.
-      seed: of the random key that the carry holds.
+      views: number of views, including the original; FedIG uses 5.
+      view: (key, images) -> augmented images of the same shape; by default a random crop with 0.7
+        to 1 of each side, resized to the whole image, and a flip with probability 1/2.
+      seed: seed of the random key in the carry.
     """
     view = view or _crop_and_flip
 
@@ -195,7 +195,7 @@ def mixnorm(
         del valid
         if not is_spatial(x):
             return running_statistics(layer, x)
-        # The batch is all first views, then all second ones, and so on.
+        # The batch consists of all originals, then all second views, and so on.
         samples = x.reshape(views, -1, *x.shape[1:]).swapaxes(0, 1)
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)
@@ -206,7 +206,7 @@ def mixnorm(
     def predict(
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        del valid  # no sample's statistics depend on another's
+        del valid  # padding cannot change the statistics of other samples
         key, *keys = jax.random.split(key, views)
         stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
         outputs = forward(model, variables, stacked, statistics=rule).outputs

@@ -1,7 +1,7 @@
-"""Detection: boxes in images, as a task that every method trains which needs no logits.
+"""Detection of boxes in images, as a task for every method that does not need logits.
 
-`detection(model.anchors)` is the task, `models.YOLOv5n` and `models.TinyDetector` are networks
-whose anchors it reads. Everything is written from formulas of papers: YOLOv3 (Redmon & Farhadi
+`detection(model.anchors)` returns the task for a network with anchors, such as `models.YOLOv5n` or
+`models.TinyDetector`. Everything was written from the formulas of papers: YOLOv3 (Redmon & Farhadi
 2018) for anchors and logistic classes, CIoU (Zheng et al. 2020), COCO's mean average precision.
 """
 

@@ -1,6 +1,6 @@
-"""From a detector's outputs to detections: boxes, scores, and which overlapping ones are kept.
+"""Decodes a detector's outputs into boxes and scores, and suppresses overlapping boxes.
 
-Shapes are fixed: every image has D detections, those beyond what is found with class -1.
+Shapes are fixed: every image has D detections, of which unused ones have class -1.
 """
 
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from fedjax_bn.detection.loss import Anchors, Outputs, decode_offsets, iou, to_c
 
 
 class Detections(NamedTuple):
-    """What is found in images, best first.
+    """The detections in images, best first.
 
     Attributes:
-      boxes: corners f[B, D, 4] in [0, 1] of the image.
+      boxes: corners f[B, D, 4] in [0, 1] of the image; 0 where there is nothing.
       scores: f[B, D] in [0, 1]; 0 where there is nothing.
       classes: i32[B, D]; -1 where there is nothing.
     """
@@ -27,14 +27,14 @@ class Detections(NamedTuple):
 
 
 class Keeping(NamedTuple):
-    """Which predictions are kept.
+    """Rules for which predictions to keep.
 
     Attributes:
-      score: those above this one, in [0, 1].
-      overlap: of two of a class, the better one where their IoU is above this, in [0, 1].
-      best_class: whether a box is of its best class only, or of every class above `score`.
-      candidates: of how many best predictions an image they are chosen, at least 1.
-      detections: D, how many an image are kept at most.
+      score: predictions need a score above this threshold, in [0, 1].
+      overlap: a box is dropped if its IoU with a better one of its class exceeds this, in [0, 1].
+      best_class: whether a box predicts only its best class, or every class above `score`.
+      candidates: number of best predictions per image that enter suppression, at least 1.
+      detections: D, the largest number of detections per image.
     """
 
     score: float = 0.001
@@ -52,8 +52,8 @@ PREDICTION = Keeping(score=0.25, overlap=0.45, best_class=True, detections=100)
 def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
     """Returns all predictions: corners f[B, N, 4] in [0, 1] of the image, scores f[B, N, C].
 
-    The score of class c is sigmoid(objectness) sigmoid(c). Boxes are cut at the image's border.
-    Outputs are f[B, H, W, A, 5 + C] of each level.
+    The score of class c is sigmoid(objectness) sigmoid(logit of c). Boxes are clipped to the image.
+    `outputs` has one array f[B, H, W, A, 5 + C] per level.
     """
     boxes, scores = [], []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
@@ -70,13 +70,13 @@ def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
 
 
 def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION) -> Detections:
-    """Returns what non-maximum suppression keeps of corners f[B, N, 4] with scores f[B, N, C].
+    """Applies non-maximum suppression to corners f[B, N, 4] with scores f[B, N, C].
 
-    It goes through each class from its best box on.
+    It keeps the best boxes first; each one removes the overlapping boxes of its class.
     """
 
     def of_image(boxes: jax.Array, scores: jax.Array) -> Detections:
-        # The n best pairs of box and class are among the n boxes whose best class is best.
+        # The n best pairs of box and class belong to the n boxes with the best top scores.
         few, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
         best, place = lax.top_k(scores.max(-1), few)
         if keeping.best_class:
@@ -96,7 +96,7 @@ def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION)
 
         def keep_one(state: tuple) -> tuple:
             count, alive, kept = state
-            best = jnp.argmax(alive).astype(jnp.int32)  # the first one, for they are in order
+            best = jnp.argmax(alive).astype(jnp.int32)  # the first, because scores are sorted
             beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
             alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
             return count + 1, alive, kept.at[count].set(best)

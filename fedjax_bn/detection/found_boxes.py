@@ -1,4 +1,4 @@
-"""Images with boxes drawn: those that are there, those that were found, right or wrong."""
+"""Draws images with their right, wrong and missed boxes."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,19 +10,19 @@ from matplotlib.patches import Patch, Rectangle
 
 from fedjax_bn.engine.figures import on_plot, png
 
-_OVERLAP = 0.5  # IoU from which on a box of the right class is right, as for mAP50
+_OVERLAP = 0.5  # least IoU of a right box with a true box of its class, as for mAP50
 _COLOURS = {"right": "lime", "wrong": "red", "missed": "orange"}
 
 
 class Picture(NamedTuple):
-    """One image.
+    """An image with its detections and true boxes.
 
     Attributes:
       image: u8[H, W, 3].
-      boxes: corners f[D, 4] in [0, 1] of what was found, best first.
+      boxes: corners f[D, 4] of the detections in [0, 1] of the image, best first.
       scores: f[D].
       classes: i32[D]; -1 where there is nothing.
-      true_boxes: f[M, 4].
+      true_boxes: corners f[M, 4] in [0, 1] of the image.
       true_classes: i32[M]; below 0 where there is nothing to find.
     """
 
@@ -35,11 +35,11 @@ class Picture(NamedTuple):
 
 
 def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> bytes:
-    """Returns a row of images for each client, with right, wrong and missed boxes, as PNG bytes.
+    """Draws a row of images for each client, with right, wrong and missed boxes, as PNG bytes.
 
     Args:
-      rows: client -> its pictures, equally many.
-      names: of the classes.
+      rows: client -> its pictures; a shorter row leaves places empty.
+      names: names of the classes.
     """
     count, shown = max(map(len, rows.values())), [on_plot(name, 12) for name in names]
     figure = Figure(figsize=(2 * count + 1, 2 * len(rows) + 0.5), layout="constrained")
@@ -72,13 +72,14 @@ def draw_box(
     left: int = 0,
     at_end: bool = False,
 ) -> None:
-    """Draws a box f[4] in [0, 1] on an image u8[H, W, C] shown from column `left`, with a text.
+    """Draws a box f[4] in [0, 1] with a text on an image u8[H, W, C] that starts at column `left`.
 
-    The text stands above the box, or at its lower edge where there is no room, at its beginning
-    or end.
+    The text is above the box, or at the lower edge if there is no room. It is at the left side, or
+    with `at_end` at the right side.
     """
     height, width = image.shape[:2]
-    x1, y1, x2, y2 = box * np.array([width, height] * 2) - 0.5  # a pixel's middle is whole
+    # Matplotlib's `imshow` puts the centres of pixels at whole numbers.
+    x1, y1, x2, y2 = box * np.array([width, height] * 2) - 0.5
     x1, x2 = x1 + left, x2 + left
     axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, color=colour, linewidth=1.2))
     above = y1 > 0.1 * height
@@ -86,7 +87,7 @@ def draw_box(
         axes.text(
             *(x2 if at_end else max(x1, left), y1 if above else min(y2, height - 1)),
             text,
-            color="black",  # on the box's colour, to be read on bright and dark images
+            color="black",  # on a background of the box's colour: legible on any image
             backgroundcolor=colour,
             size=6,
             ha="right" if at_end else "left",
@@ -96,9 +97,9 @@ def draw_box(
 
 
 def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which found boxes are right, bool[D], and which true ones were missed, bool[M].
+    """Returns which detections are right, bool[D], and which true boxes are missed, bool[M].
 
-    Each true box is found once, by the best.
+    Each true box matches at most one detection, the best one that overlaps enough.
     """
     right = np.zeros(len(picture.classes), bool)
     missed = picture.true_classes >= 0
@@ -113,7 +114,7 @@ def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _overlaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """IoU f[d, m] of corners f[d, 4] and f[m, 4]; 0 of no area."""
+    """IoU f[d, m] of corners f[d, 4] and f[m, 4]; 0 where neither box has an area."""
     low = np.maximum(one[:, None, :2], other[:, :2])
     high = np.minimum(one[:, None, 2:], other[:, 2:])
     both = np.clip(high - low, 0, None).prod(-1)

@@ -1,21 +1,22 @@
 """The loss of a detector with anchors: boxes by complete IoU, objectness and classes by logits.
 
-Written from the formulas: anchors and logistic classes of YOLOv3 (Redmon & Farhadi 2018), CIoU
-(Zheng et al., AAAI 2020). Shapes are fixed, so it works under `jit`, `vmap`, `scan` and
-`shard_map`: M boxes x 5 cells x A anchors a level, with a mask of those that count.
+It was written from the formulas: anchors and logistic classes of YOLOv3 (Redmon & Farhadi 2018),
+CIoU (Zheng et al., AAAI 2020). Shapes are fixed, so that the loss works under `jit`, `vmap`, `scan`
+and `shard_map`: each level has M boxes x 5 cells x A anchors, with a mask of the matches.
 
     L = (g_box L_box + g_obj (S / 640)^2 L_obj + g_class (C / 80) L_class) n
 
-over n images of S = sqrt(H W) pixels a side; each part is a sum over levels,
+for n images of S = sqrt(H W) pixels a side. Each part is a sum over levels,
 
     L_box    mean over matches of 1 - CIoU
-    L_obj    balance * mean over cells and anchors of BCE with target max(CIoU, 0) at a match,
-             the greatest of several, without gradient; 0 elsewhere
+    L_obj    balance * mean over cells and anchors of BCE; the target is max(CIoU, 0) at a match,
+             the largest of several, without gradient, and 0 elsewhere
     L_class  mean over matches and classes of BCE with one-hot targets; 0 for a single class
 
-A box matches an anchor of a level where max(w / a_w, a_w / w, h / a_h, a_h / h) < ratio. The cell
-of its centre then predicts it, and so do its nearest neighbours, up to two: the left one where the
-fraction of x is below 1/2 and x > 1, and likewise up, right (with W - x) and down.
+A box matches an anchor of a level if max(w / a_w, a_w / w, h / a_h, a_h / h) < ratio. The cell of
+its centre then predicts the box, and so do up to two nearest neighbours of the cell: the left one
+if the fraction of x is below 1/2 and x > 1, and likewise the ones above, right (with W - x) and
+below.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 import optax
 
 Outputs = Sequence[jax.Array]
-_SIDE, _CLASSES = 640, 80  # those for which the gains are stated
+_SIDE, _CLASSES = 640, 80  # image side and number of classes to which the gains refer
 _BALANCE = (4.0, 1.0, 0.4)
 # The cell itself, and its neighbours left, up, right and down: (across, down).
 _STEPS = ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1))
@@ -34,13 +35,13 @@ _LEAST = 1e-7  # keeps quotients finite
 
 
 class Anchors(NamedTuple):
-    """The levels of a detector, from the finest map of cells to the coarsest.
+    """The anchors of a detector's levels, from the finest map of cells to the coarsest.
 
-    Anchors are the sizes from which a detector's boxes are scaled (Redmon & Farhadi 2018, YOLOv3).
+    A detector predicts the size of a box relative to an anchor (Redmon & Farhadi 2018, YOLOv3).
 
     Attributes:
-      sizes: (width, height) in pixels of the A anchors of each level.
-      strides: pixels a cell, of each level.
+      sizes: for each level, (width, height) in pixels of its A anchors.
+      strides: for each level, the side of a cell in pixels.
     """
 
     sizes: tuple[tuple[tuple[float, float], ...], ...]
@@ -48,20 +49,20 @@ class Anchors(NamedTuple):
 
     @property
     def each(self) -> int:
-        """A, anchors a cell."""
+        """A, the number of anchors per cell."""
         return len(self.sizes[0])
 
 
 class Recipe(NamedTuple):
-    """The free choices of the loss.
+    """The settings of the loss.
 
     Attributes:
       box, objectness, classes: the gains g, at least 0.
-      balance: of the objectness of each level; () for the first of 4, 1, 0.4.
-      scaled: whether objectness grows with the images' area and classes with their number, as
-        above; False for the gains as they are.
+      balance: weight of L_obj on each level; () for the first weights of 4, 1, 0.4.
+      scaled: whether the factors (S / 640)^2 and C / 80 above apply.
       by_batch: whether L is multiplied by n, as above; False for a mean over images.
-      ratio: how many times a box's side may be larger or smaller than its anchor's, above 1.
+      ratio: above 1; a side matches if it is less than `ratio` times larger or smaller than the
+        anchor's.
       smoothing: e in [0, 1): the targets of classes are 1 - e / 2 and e / 2.
     """
 
@@ -85,15 +86,16 @@ def detection_loss(
     """Returns the loss f[] above, in the dtype of the outputs.
 
     Args:
-      outputs: of each level f[B, H, W, A, 5 + C]: x, y, width, height, objectness, classes.
-      label: {"boxes": corners f[B, M, 4] in [0, 1] of the image, "class": i32[B, M]}; a row with a
-        class below 0, such as -1 of padding, is not a box to be learned.
+      outputs: for each level f[B, H, W, A, 5 + C]: x, y, width, height, objectness, classes.
+      label: {"boxes": corners f[B, M, 4] in [0, 1] of the image, "class": i32[B, M]}; rows with a
+        class below 0, such as -1 for padding, are ignored.
       valid: bool[B], images that count.
-      anchors: of the levels.
+      anchors: the model's anchors.
       recipe: `Recipe()` by default.
 
     Raises:
-      ValueError: outputs, anchors and balance have different levels.
+      ValueError: outputs, anchors and balance differ in the number of levels, or outputs and
+        anchors in the number of anchors per cell.
     """
     recipe = recipe or Recipe()
     each = [raw.shape[3] for raw in outputs]
@@ -133,15 +135,15 @@ def detection_loss(
 def _match(
     boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int], ratio: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the matches of M boxes an image on one level, with P = 5 cells and A anchors a cell.
+    """Returns the matches of M boxes per image on one level, with P = 5 cells per box.
 
-    They are `place` i32[B, M, P, A], numbers of predictions among the H * W * A of the level;
-    `matched` bool[B, M, P, A], without which the others have no meaning; and the boxes
-    f[B, M, P, 4], centres relative to the cell, in cells, of side 1 where nothing matches.
+    The results are `place` i32[B, M, P, A], indices of predictions among the H * W * A of the
+    level; `matched` bool[B, M, P, A], which places count; and the boxes f[B, M, P, 4] in cells,
+    with centres relative to the cell, or offset 0 where nothing matches.
     """
     sides = boxes[..., 2:]
     real = real & (sides > 0).all(-1)
-    sides = jnp.where(real[..., None], sides, 1)  # so that no quotient is infinite
+    sides = jnp.where(real[..., None], sides, 1)  # avoids infinite quotients
     quotient = sides[..., None, :] / anchors
     fits = jnp.maximum(quotient, 1 / quotient).max(-1) < ratio  # [B, M, A]
 
@@ -173,7 +175,7 @@ def _of_level(
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
     places, mask, boxes = matches
     place = places.reshape(raw.shape[0], -1)
-    # Places are clipped to the map, so XLA need not check each index.
+    # `_match` clips places to the map, so XLA need not check each index.
     found = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(flat, place)
     found = found.reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
     overlap = _ciou(decode_offsets(found[..., :4], anchors), boxes[..., None, :])
@@ -181,7 +183,7 @@ def _of_level(
     box = jnp.where(mask, 1 - overlap, 0).sum() / count
 
     goal = jnp.where(mask, jax.lax.stop_gradient(overlap), 0).reshape(place.shape)
-    # `max` and not `set`: of several boxes at one place, a scatter would keep any.
+    # `max`, because `set` would keep an arbitrary one of several boxes at the same place.
     target = jax.vmap(lambda row, index, value: row.at[index].max(value, mode="promise_in_bounds"))(
         jnp.zeros(flat.shape[:2], raw.dtype), place, goal
     )
@@ -198,13 +200,13 @@ def _of_level(
 
 
 def _to_centres(corners: jax.Array) -> jax.Array:
-    """Returns corners f[..., 4] as centres."""
+    """Converts corners f[..., (x1, y1, x2, y2)] to centres f[..., (x, y, width, height)]."""
     low, high = corners[..., :2], corners[..., 2:]
     return jnp.concatenate([(low + high) / 2, high - low], -1)
 
 
 def to_corners(centres: jax.Array) -> jax.Array:
-    """Returns centres f[..., 4] as corners."""
+    """Converts centres f[..., (x, y, width, height)] to corners f[..., (x1, y1, x2, y2)]."""
     middle, half = centres[..., :2], centres[..., 2:] / 2
     return jnp.concatenate([middle - half, middle + half], -1)
 
@@ -212,14 +214,14 @@ def to_corners(centres: jax.Array) -> jax.Array:
 def iou(one: jax.Array, other: jax.Array) -> jax.Array:
     """Returns intersection over union f[...] of corners f[..., 4], which broadcast.
 
-    It is 0 where neither box has an area.
+    The result is 0 where neither box has an area.
     """
     low = jnp.maximum(one[..., :2], other[..., :2])
     high = jnp.minimum(one[..., 2:], other[..., 2:])
     both = jnp.maximum(high - low, 0).prod(-1)
     area, other_area = ((box[..., 2:] - box[..., :2]).prod(-1) for box in (one, other))
     union = area + other_area - both
-    # The inner `where` keeps 0 / 0 out of the gradient, which would be NaN.
+    # The inner `where` avoids 0 / 0, which would make the gradient NaN.
     return jnp.where(union > 0, both / jnp.where(union > 0, union, 1), 0)
 
 
@@ -229,8 +231,8 @@ def _ciou(predicted: jax.Array, true: jax.Array) -> jax.Array:
         CIoU = IoU - d^2 / c^2 - a v,    v = 4 / pi^2 (atan(w / h) - atan(w' / h'))^2,
         a = v / (v - IoU + 1 + 1e-7), without gradient
 
-    with d between the centres and c the diagonal of the smallest box about both. Both boxes are
-    centres f[..., 4], the true one with sides above 0.
+    with the distance d between the centres and the diagonal c of the smallest box around both. Both
+    arguments are centres f[..., 4]; the true boxes have sides above 0.
     """
     one, other = to_corners(predicted), to_corners(true)
     overlap = iou(one, other)
@@ -251,7 +253,7 @@ def decode_offsets(raw: jax.Array, anchors: jax.Array) -> jax.Array:
 
         (2 s(x) - 0.5, 2 s(y) - 0.5, (2 s(w))^2 a_w, (2 s(h))^2 a_h)
 
-    s is the sigmoid, so the centre is in (-0.5, 1.5) cells and a side below 4 of the anchor's.
+    s is the sigmoid, so the centre is in (-0.5, 1.5) cells and a side is below 4 anchor sides.
 
     Args:
       raw: f[..., 4].

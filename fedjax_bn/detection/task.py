@@ -1,10 +1,10 @@
 """Detection as a task: the loss by which methods train, and mean average precision as the score.
 
-Precision is COCO's, counted on the host in float64. For every class the detections of all images
-are taken from the best on; one is right if it meets, with an IoU of at least t, a box of that class
-and image that no better one has met. The average precision is the mean, at the recalls 0, 0.01,
-..., 1, of the best precision at that recall or above; its mean over the classes that have boxes is
-the mAP at t.
+Average precision is COCO's, computed on the host in float64. For every class the detections of all
+images are sorted by score. A detection is right if its IoU with a box of its class and image is at
+least t and no better detection matches this box. The average precision is the mean, over the
+recalls 0, 0.01, ..., 1, of the best precision at that recall or above. The mAP at t is its mean
+over the classes that have boxes.
 """
 
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ from fedjax_bn.task import Score, Task
 
 THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _RECALLS = np.linspace(0, 1, 101)
-_MOST = 100  # detections of a class and image that count
+_MOST = 100  # number of detections per class and image that count
 _SCORES = {"mAP50": THRESHOLDS[:1], "mAP50-95": THRESHOLDS}
 
 
 class Found(NamedTuple):
-    """Detections and boxes of N images.
+    """Detections and true boxes of N images.
 
     Attributes:
       boxes: corners f[N, D, 4] of detections, in the unit of `true_boxes`.
       scores: f[N, D].
       classes: i32[N, D]; -1 where there is nothing.
       true_boxes: corners f[N, M, 4].
-      true_classes: i32[N, M]; -1 where there is nothing, and -2 - c for a crowd of class c,
-        which a detection may meet without being right or wrong.
+      true_classes: i32[N, M]; -1 where there is nothing, and -2 - c for a crowd of class c;
+        detections that match a crowd are neither right nor wrong.
     """
 
     boxes: np.ndarray
@@ -52,18 +52,18 @@ def detection(
     """Returns the task of a detector with anchors, such as `detection(model.anchors)`.
 
     Labels are {"boxes": corners f[B, M, 4] in [0, 1] of the image, "class": i32[B, M]}, with class
-    -1 for padding and -2 - c for a crowd of class c, which no client learns and no detection
-    misses. Outputs are those of the levels, f[B, H, W, A, 5 + C].
+    -1 for padding and -2 - c for a crowd of class c, which neither the loss nor recall counts. The
+    model returns one output f[B, H, W, A, 5 + C] per level.
 
     Args:
-      anchors: of the model.
-      recipe: the choices of the loss, `detection.Recipe()` by default.
+      anchors: the model's anchors.
+      recipe: the settings of the loss, `detection.Recipe()` by default.
       keeping: which predictions are scored.
       score: "mAP50" or "mAP50-95", in percent; 0 where there are no boxes.
 
     Raises:
-      ValueError: the score is unknown; or a level lacks its stride or its anchors, levels have
-        different numbers of them, or a size or stride is not above 0.
+      ValueError: the score is unknown; a level has no stride or no anchors; levels have different
+        numbers of anchors; or a size or stride is not above 0.
     """
     if score not in _SCORES:
         raise ValueError(f"score={score!r} is unknown; valid are {', '.join(_SCORES)}")
@@ -91,13 +91,13 @@ def detection(
             detections, label, valid = jax.tree.map(np.asarray, kept)
             valid = valid.astype(bool)
             leaves = (*detections, label["boxes"], label["class"])
-            # Batches [T, B, ...] become images that count, [N, ...].
+            # Flattens batches [T, B, ...] to the N images that count, [N, ...].
             found = [leaf.reshape(-1, *leaf.shape[valid.ndim :])[valid.ravel()] for leaf in leaves]
             value = mean_average_precision(Found(*found), thresholds)
             return np.nan_to_num(value).astype(detections.scores.dtype)
 
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(kept))
-        if not traced:  # a callback would only copy to the host and back
+        if not traced:  # outside a trace a callback would only copy to the host and back
             return on_host(kept)
         shape = jax.ShapeDtypeStruct((), kept[0].scores.dtype)
         return jax.pure_callback(on_host, shape, kept, vmap_method="sequential")
@@ -108,12 +108,12 @@ def detection(
 def mean_average_precision(
     found: Found, thresholds: Sequence[float] = (0.5,), most: int = _MOST
 ) -> float:
-    """Returns mAP in percent, a mean over thresholds and classes that have boxes; NaN without any.
+    """Returns mAP in percent, the mean over thresholds and classes with boxes; NaN without boxes.
 
     Args:
-      found: of all images.
+      found: detections and true boxes of all images.
       thresholds: least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
-      most: how many detections of a class count in an image.
+      most: number of detections per class and image that count, the best ones.
     """
     found = Found(*map(np.asarray, found))
     known = np.unique(found.true_classes[found.true_classes >= 0])
@@ -122,7 +122,7 @@ def mean_average_precision(
 
 
 def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int) -> np.ndarray:
-    """Returns the average precision f64[thresholds] in [0, 1] of one class that has boxes."""
+    """Returns the average precision f64[thresholds] in [0, 1] for one class with boxes."""
     scores, right, ignored = [], [], []
     mine = found.classes == number
     crowd = found.true_classes == -2 - number
@@ -144,7 +144,7 @@ def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int)
     total = (found.true_classes == number).sum()
     if not scores:
         return np.zeros(len(thresholds))
-    # Stable, as in pycocotools, so that ties keep the order of images.
+    # A stable sort, as in pycocotools, so that ties keep the order of images.
     order = np.argsort(-np.concatenate(scores), kind="stable")
     right, ignored = (np.concatenate(part, 1)[:, order] for part in (right, ignored))
     precisions = []
@@ -165,7 +165,7 @@ def _match(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns which of d detections, best first, are right, and which do not count: bool[t, d].
 
-    True boxes come before crowds, which several detections may meet.
+    `true` has boxes before crowds; several detections may match the same crowd.
     """
     right, ignored = np.zeros((2, len(thresholds), len(boxes)), bool)
     if not len(true):
@@ -174,15 +174,15 @@ def _match(
     high = np.minimum(boxes[:, None, 2:], true[:, 2:])
     both = np.clip(high - low, 0, None).prod(-1)
     area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)[:, None]
-    # The IoU f64[d, m]; with a crowd, the share of the detection that is inside it.
+    # The IoU f64[d, m]; for a crowd, the share of the detection that is inside the crowd.
     union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - both)
     overlap = np.divide(both, union, out=np.zeros_like(both), where=union > 0)
     for t, threshold in enumerate(thresholds):
-        # As in pycocotools, a perfect overlap meets a threshold of 1.
+        # As in pycocotools, a perfect overlap reaches a threshold of 1 despite rounding.
         least, taken = min(threshold, 1 - 1e-10), np.zeros(len(true), bool)
         for d in np.flatnonzero(overlap.max(1) >= least):
             free = np.where(taken & ~crowd, -1, overlap[d])
-            # A box of its own is preferred to any crowd; of equals the last one is met.
+            # A free box is preferred to any crowd; among equal overlaps the last one is matched.
             for group in (~crowd, crowd):
                 value = np.where(group, free, -1)
                 best = len(value) - 1 - np.argmax(value[::-1])

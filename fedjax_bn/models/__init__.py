@@ -1,10 +1,10 @@
-"""The networks of the papers, in linen with our `BatchNorm`, and a user's own.
+"""The networks of the papers, written in linen with our `BatchNorm`, and wrappers of other models.
 
-Detectors map images f[B, H, W, C] to the outputs of their levels, f[B, h, w, A, 5 + classes]. Each
-other one maps images f[B, H, W, C] to logits f[B, num_classes] and has the methods
+A detector maps images f[B, H, W, C] to one output f[B, h, w, A, 5 + classes] per level. Every other
+network maps images f[B, H, W, C] to logits f[B, num_classes] and has the methods
 `features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. With `norm="group"` or
-`norm="none"` networks have no running statistics (`layers.Network`). Methods take any linen module,
-and by `from_nnx` any nnx module.
+`norm="none"` a network has no running statistics (`layers.Network`). Methods also train any other
+linen module, and any nnx module that `from_nnx` wraps.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`from_nnx`; nnx is imported for those who use it."""
+    """Imports `from_nnx`, and with it nnx, when it is first used."""
     if name == "from_nnx":
         from fedjax_bn.models.nnx_model import from_nnx
 

@@ -1,11 +1,11 @@
 """Finds the layer of a model that classifies, and the sizes of its inputs and outputs.
 
-A model may show it by methods `features(images) -> f[B, F]` and `classify(features) -> f[B,
-classes]`, such that its `__call__` is one after the other. In any other model the classifier is the
-dense layer (`nn.Dense`, `nnx.Linear`) whose output the model's outputs are made of. A trace finds
-it: the output of every dense layer gets a name in the traced program, and a value is made of the
-layers whose named outputs lead to it without passing through another layer. If several layers could
-be it, the user names one by `models.with_classifier`.
+A model may define its classifier by two methods, `features(images) -> f[B, F]` and
+`classify(features) -> f[B, classes]`, which `__call__` composes. In any other model the classifier
+is the dense layer (`nn.Dense`, `nnx.Linear`) from whose output the model's outputs are computed. A
+trace finds this layer: the output of every dense layer gets a name in the traced program, and the
+sources of a value are the named outputs that reach it without passing through another layer. If
+there are several candidates, the user names one by `models.with_classifier`.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,23 +19,23 @@ from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, Path, intercepting, name_of, takes_train
 from fedjax_bn.sharing import Variables, path_names
 
-_Source = tuple[Path, int]  # the path of a dense layer, and which of its calls
-_OTHER: _Source = ((), 0)  # whatever is not the output of a dense layer
+_Source = tuple[Path, int]  # the path of a dense layer and the number of its call
+_OTHER: _Source = ((), 0)  # a value that no dense layer returns
 _CHANGED: _Source = ((), 1)  # a computation on the output of a layer
 _MARK = "fedjax_bn dense "
-_MIXING = ("dot_general", "conv_general_dilated")  # in layers that are not dense ones
-# Operations after which logits are still f W + b, such as a cast to float32 at the end.
+_MIXING = ("dot_general", "conv_general_dilated")  # products of layers that are not dense
+# Operations that leave logits of the form f W + b, such as a final cast to float32.
 _SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
-_SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # of images, those that are common
+_SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # common image sizes, tried first
 
 
 class Sizes(NamedTuple):
-    """What the classifier reads and gives.
+    """The sizes of a model's classifier.
 
     Attributes:
-      features: F, how many values of a sample it reads.
-      classes: how many it gives.
-      dtype: of the model's parameters.
+      features: F, the number of inputs per sample.
+      classes: the number of outputs per sample.
+      dtype: dtype of the model's parameters.
       path: names of the modules that lead to its dense layer; () if it has several.
     """
 
@@ -46,14 +46,14 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(model: Any, variables: Variables) -> Sizes:
-    """Returns the sizes of a model's classifier; computes nothing.
+    """Returns the sizes of a model's classifier; only traces the model.
 
     Args:
-      model: a linen module, or what `from_nnx` makes.
+      model: a linen module, or the result of `from_nnx`.
       variables: its collections.
 
     Raises:
-      ValueError: the classifier cannot be found, or several layers could be it.
+      ValueError: the classifier cannot be found, or there are several candidates.
     """
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not shows_features(model):
@@ -70,7 +70,7 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
 
 
 def features_read(model: Any, variables: Variables, images: jax.Array | None = None) -> int:
-    """Returns how many values of a sample the classifier reads; arguments as of `last_dense`.
+    """Returns F, the classifier's number of inputs per sample; arguments as in `last_dense`.
 
     Raises:
       ValueError: the classifier cannot be found.
@@ -81,13 +81,13 @@ def features_read(model: Any, variables: Variables, images: jax.Array | None = N
 
 
 def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path, int]], Any]:
-    """The path and the inputs of each dense layer of a method `classify`, and its outputs' form."""
+    """Path and number of inputs of each dense layer in `classify`, and the shapes of its output."""
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     found: list[tuple[Path, int]] = []
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         if call.is_dense:
-            if not found:  # the trace begins with one value, since F is not known before
+            if not found:  # the trace begins with a single feature, because F is not known yet
                 args = (jnp.zeros((2, call.kernel.shape[0]), call.kernel.dtype),)
             found.append((call.path, call.kernel.shape[0]))
         return function(*args, **kwargs)
@@ -106,17 +106,17 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
 
 
 def last_dense(model: Any, variables: Variables, images: jax.Array | None = None) -> Path:
-    """Returns the path of the dense layer whose output the model's outputs are made of.
+    """Returns the path of the dense layer from whose output the model's outputs are computed.
 
     Args:
-      model: a linen module, or what `from_nnx` makes.
+      model: a linen module, or the result of `from_nnx`.
       variables: its collections; only shapes count.
-      images: f[B, ...]; only the shape counts. Without them it is the only dense layer, or the one
-        that is found with images of a shape that the model reads.
+      images: f[B, ...]; only the shape counts. Without images, returns the only dense layer, or
+        else traces the model with images of a shape that it accepts (`readable_images`).
 
     Raises:
-      ValueError: no layer or several layers could be it, or another layer is named; the message
-        lists the dense layers.
+      ValueError: there is no candidate, or there are several, or the named classifier is not a
+        dense layer; the message lists the dense layers.
     """
     leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
     kernels = [path_names(path) for path, leaf in leaves if leaf.ndim == 2]
@@ -156,8 +156,8 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
     """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
 
     Args:
-      method: the name of what needs it, with which the error message begins.
-      model, variables, images: as of `last_dense`.
+      method: what needs linear logits; the error message begins with this name.
+      model, variables, images: as in `last_dense`.
     """
     found = _sources_of(model, variables, images)
     if not found.direct or len(found.outputs) != 1 or _OTHER in found.outputs:
@@ -168,20 +168,20 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
 
 
 def shows_features(model: Any) -> bool:
-    """Whether a model has the methods `features` and `classify`, and names no other classifier."""
+    """Whether a model has methods `features` and `classify` and no `classifier_path`."""
     named = getattr(model, "classifier_path", "")
     return not named and hasattr(model, "features") and hasattr(model, "classify")
 
 
 def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
-    """Returns the form of images that a model reads, found by traces.
+    """Returns the first shape of images that a model can be traced with.
 
     Args:
-      model: a linen module, or what `from_nnx` makes.
+      model: a linen module, or the result of `from_nnx`.
       variables: its collections; only shapes count.
 
     Raises:
-      ValueError: the model reads none of the forms that are tried.
+      ValueError: the model accepts none of the shapes tried.
     """
     leaves = [leaf for leaf in jax.tree.leaves(variables["params"]) if leaf.ndim > 1]
     maps = any(leaf.ndim == 4 for leaf in leaves)
@@ -193,7 +193,7 @@ def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
         images = jax.ShapeDtypeStruct((2, *shape), leaves[0].dtype)
         try:
             _sources_of(model, variables, images)
-        except Exception:  # whatever a user's model raises for images that it does not read
+        except Exception:  # a user's model may raise anything for images of the wrong shape
             continue
         return images
     raise ValueError(
@@ -204,12 +204,12 @@ def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
 
 
 class _Sources(NamedTuple):
-    """What a model's outputs are made of.
+    """The dense layers from which a model's outputs are computed.
 
     outputs: the sources of the outputs.
-    direct: whether the outputs are those of their sources, and not computed from them.
-    called: the dense layers' calls in order, with the shapes of their outputs.
-    shape: that of the outputs; None unless they are a single array.
+    direct: whether the outputs equal the outputs of their sources, up to operations in `_SAME`.
+    called: the calls of dense layers in order, with the shapes of their outputs.
+    shape: shape of the model's output; None unless it is a single array.
     """
 
     outputs: frozenset[_Source]
@@ -219,7 +219,7 @@ class _Sources(NamedTuple):
 
 
 def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
-    """Traces a model in evaluation mode."""
+    """Finds the sources of a model's outputs, by a trace in evaluation mode."""
     called: dict[_Source, tuple[int, ...]] = {}
 
     def mark(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -236,7 +236,7 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (variables, images))
     with intercepting(mark), normalize_with(running_statistics):
         program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*like)
-    last = len(program.jaxpr.invars) - 1  # the images; all before them are variables
+    last = len(program.jaxpr.invars) - 1  # the images; all inputs before it are variables
     given = [frozenset({_OTHER} if place == last else ()) for place in range(last + 1)]
     made = frozenset[_Source]().union(*_made_of(program.jaxpr, given, list(called)))
     shape = getattr(shapes, "shape", None)
@@ -246,11 +246,11 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
 def _made_of(
     jaxpr: Any, given: list[frozenset[_Source]], calls: list[_Source]
 ) -> list[frozenset[_Source]]:
-    """The sources of each output of a program, from those of its inputs."""
+    """The sources of each output of a program, given the sources of its inputs."""
     known = dict(zip(jaxpr.invars, given, strict=True))
 
     def sources(value: Any) -> frozenset[_Source]:
-        # A literal, which has a `val`, cannot be looked up: it has no hash.
+        # A literal, recognized by its `val`, is not hashable and so cannot be looked up.
         return frozenset() if hasattr(value, "val") else known.get(value, frozenset())
 
     for equation in jaxpr.eqns:
@@ -263,7 +263,7 @@ def _made_of(
         elif forms == [(len(equation.invars), len(equation.outvars))]:
             made = _made_of(inner[0], inputs, calls)
         elif inner or kind in _MIXING:
-            # Loops and branches are not followed: their outputs count as not of a dense layer.
+            # Loops and branches are not followed; no dense layer counts as their source.
             made = [frozenset({_OTHER})] * len(equation.outvars)
         else:
             changed = frozenset[_Source]() if kind in _SAME else frozenset({_CHANGED})
@@ -273,7 +273,7 @@ def _made_of(
 
 
 def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
-    """The programs within an equation."""
+    """The programs in the parameters of an equation, such as the body of a `jit`."""
     for value in parameters.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             each = getattr(each, "jaxpr", each)

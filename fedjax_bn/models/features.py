@@ -1,4 +1,4 @@
-"""The features of any model: what its classifier reads (see `models.classifier`)."""
+"""Computes the features of any model: the inputs of its classifier (see `models.classifier`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import jax
 from fedjax_bn.models.classifier import last_dense, shows_features
 from fedjax_bn.normalization.calls import Call, intercepting, takes_train
 
-# method(model, images, train=False) -> (features f[B, F], outputs), applied as `__call__` would be
+# method(model, images, train=False) -> (features f[B, F], outputs), applied instead of `__call__`
 _FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
 Classify = Callable[[jax.Array], Any]
 # around(classify, features) -> outputs, called where the model calls `classify(features)`
@@ -18,7 +18,7 @@ Around = Callable[[Classify, jax.Array], Any]
 
 
 class FeaturesOf(NamedTuple):
-    """A model whose outputs are the features f[B, F] of another one, before their own mask.
+    """A model that returns the features f[B, F] of `model`, before they are masked.
 
     `adaptation.running(FeaturesOf(model))` predicts features instead of logits.
     """
@@ -27,7 +27,7 @@ class FeaturesOf(NamedTuple):
 
 
 class ClassifiedBy(NamedTuple):
-    """A model whose classifier is called by `around`, once or not at all."""
+    """A model in which `around` replaces the classifier, which it may call once."""
 
     model: Any
     around: Around
@@ -35,7 +35,7 @@ class ClassifiedBy(NamedTuple):
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A model with a network inside, which has all attributes of the network."""
+    """A model that wraps a network and has all of its attributes."""
 
     network: Any
 
@@ -46,27 +46,28 @@ class Wrapped:
 
     def __getattr__(self, name: str) -> Any:
         """Returns the network's attribute, such as `init`, `__call__` or `features`."""
-        if name == "network":  # `copy` and `pickle` ask before the object has attributes
+        # `copy` and `pickle` look up attributes before `network` is set: this ends the recursion.
+        if name == "network":
             raise AttributeError(name)
         return getattr(self.network, name)
 
 
 @dataclass(frozen=True)
 class _NamedClassifier(Wrapped):
-    """A model whose classifier the user names; see `with_classifier`."""
+    """A model with a classifier named by the user; see `with_classifier`."""
 
     classifier_path: str
 
 
 def with_classifier(model: Any, path: str) -> Wrapped:
-    """Returns the model, whose classifier is the dense layer at a path.
+    """Returns the model with the dense layer at `path` as its classifier.
 
         method = copa(with_classifier(Net(), "head"), optax.sgd(0.1))
 
-    A model may also name it itself, in an attribute `classifier_path`.
+    A model may also name its classifier in an attribute `classifier_path`.
 
     Args:
-      model: a linen module, or what `from_nnx` makes.
+      model: a linen module, or the result of `from_nnx`.
       path: names that lead to an `nn.Dense` or `nnx.Linear`, such as "head" or "top/Dense_0".
     """
     return _NamedClassifier(model, path)
@@ -81,31 +82,31 @@ def features_method(
     mask: jax.Array | None = None,
     around: Around | None = None,
 ) -> _FeaturesMethod:
-    """Returns a function to be applied instead of `__call__`, which returns (features, outputs).
+    """Returns a function to apply instead of `__call__`; it returns (features, outputs).
 
         method = features_method(model, variables, images)
         features, logits = model.apply(variables, images, method=method)
 
     Args:
-      model: a linen module, or what `from_nnx` makes.
+      model: a linen module, or the result of `from_nnx`.
       variables: its collections; only shapes count.
       images: f[B, ...]; only the shape counts.
       frozen: whether the gradient of the outputs stops at the features.
-      mask: f[F], what multiplies the features; None for nothing.
-      around: what is called instead of the classifier and may call it, once, with f[..., F].
+      mask: f[F], multiplies the features; None for no mask.
+      around: called instead of the classifier, which it may call once, with f[..., F].
 
     Raises:
-      ValueError: the model shows no features and does not end in a dense layer.
+      ValueError: the model has no method `features` and does not end in a dense layer.
     """
 
     def pass_on(features: jax.Array, classify: Classify) -> tuple[jax.Array, Any]:
-        """The features after their mask, and what is made of them."""
+        """The masked features, and the outputs computed from them."""
         if mask is not None:
             features = times(features, mask)
         read = jax.lax.stop_gradient(features) if frozen else features
         if around is None:
             return features, classify(read)
-        # What `around` gives is read in the features' dtype, which may be a half one.
+        # `around` may pass float32 to a classifier that computes in half precision.
         return features, around(lambda given: classify(given.astype(features.dtype)), read)
 
     if shows_features(model):
@@ -119,7 +120,7 @@ def features_method(
     classifier = last_dense(model, variables, images)
 
     def found(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
-        seen = []  # of this trace alone, so that no tracer outlives it
+        seen = []  # created in each trace, so that no tracer outlives its trace
 
         def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
             if not call.is_dense or call.path != classifier:

@@ -1,8 +1,8 @@
-"""One pass of a model: the only place where methods and adaptations meet its framework.
+"""Passes a batch through a model: methods and adaptations call a model only through `forward`.
 
-A model initializes variables and computes outputs: a linen module, or an nnx module by
-`models.from_nnx`. `forward` handles features, masks, hooks, statistics rules and an argument
-`train`, so that no caller needs to ask what a model has.
+A model is a linen module, or an nnx module wrapped by `models.from_nnx`. `forward` handles
+features, masks, hooks, statistics rules and the argument `train`, so that callers need not check
+which of these a model has.
 """
 
 from collections.abc import Collection
@@ -23,14 +23,14 @@ PyTree = Any
 
 
 class Output(NamedTuple):
-    """What a pass returns.
+    """The results of a pass.
 
     Attributes:
-      outputs: what the model returns, such as logits f[B, classes].
-      features: f[B, F], what the classifier reads, after their mask; None unless asked for.
-      moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains or they
-        are asked for.
-      recorded: what the statistics rule recorded, by layer and name; {} unless asked for.
+      outputs: the model's outputs, such as logits f[B, classes].
+      features: f[B, F], the classifier's inputs, masked; None unless requested.
+      moved: the updated collections, {"batch_stats": ...}; {} unless the pass trains or they are
+        requested.
+      recorded: values that the statistics rule recorded, by layer and name; {} unless requested.
     """
 
     outputs: PyTree
@@ -50,27 +50,27 @@ def forward(
     key: jax.Array | None = None,
     wanted: Collection[Literal["features", "frozen features", "moved", "recorded"]] = (),
 ) -> Output:
-    """Passes a batch through a model, with the masks and hooks that its variables hold.
+    """Passes a batch through a model, with the masks and hooks in its variables.
 
     Args:
-      model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes; or one of these
-        as `FeaturesOf` or `ClassifiedBy` it.
-      variables: its collections, optionally with `mask` (see `models.masks`) or some that have
+      model: images f[B, ...] -> outputs; a linen module or the result of `from_nnx`, optionally
+        wrapped in `FeaturesOf` or `ClassifiedBy`.
+      variables: its collections, optionally with `mask` (see `models.masks`) or collections with
         hooks (see `models.hooks`).
-      images: f[B, ...] as the model reads them.
-      train: whether running statistics move; also the argument `train` of a model that has one.
+      images: f[B, ...], prepared as the model expects.
+      train: whether running statistics move; also passed to a model that has an argument `train`.
       statistics: the rule of all batch norms; by default the batch's own in training, otherwise the
         running ones.
       valid: bool[B], the samples that count in batch statistics; None for all.
-      key: random key of dropout, in training.
-      wanted: what the output has in addition: "features"; "frozen features", at which the gradient
-        of the outputs stops; "moved", the running statistics as a rule moves them; "recorded", what
-        it records.
+      key: random key of hooks and dropout in training.
+      wanted: additional results: "features"; "frozen features", at which the gradient of the
+        outputs stops; "moved", the running statistics that the rule updates; "recorded", the values
+        that the rule records.
 
     Raises:
-      ValueError: the images are bytes; features are asked for, and the model has none to show; a
-        statistics rule is given, and the model has no batch norm, or one that no rule reaches; the
-        model is an nnx module without `from_nnx`.
+      ValueError: the images are integers; features are requested, but the model's classifier cannot
+        be found; a statistics rule is given, but the model has no batch norm, or one that no rule
+        reaches; the model is an nnx module without `from_nnx`.
     """
     require_floats(images)
     plain, own = masks.take(variables)
@@ -78,7 +78,7 @@ def forward(
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
-        # The features before their mask, which therefore must not act.
+        # `FeaturesOf` returns the features unmasked, so their mask is removed.
         model, wanted = model.model, (*wanted, "features")
         own = without(own, masks.FEATURES)
     if not hasattr(model, "apply"):

@@ -1,8 +1,8 @@
-"""What collections that a method adds to a model's own do in each pass.
+"""Hooks: how a collection that a method adds to the variables changes each pass.
 
 A method may add a collection that the network itself does not read, such as a latent between
-features and classifier. Its module has a function `hook(tree, images, key) -> Hooked`, which
-`models.forward.forward` calls in training and at test if the variables hold the collection.
+features and classifier. The method's module has a function `hook(tree, images, key) -> Hooked`.
+`models.forward.forward` calls it in training and at test if the variables contain the collection.
 """
 
 import importlib
@@ -14,8 +14,8 @@ import jax
 from fedjax_bn.models.features import Around
 from fedjax_bn.sharing import Variables, without
 
-# Collection -> module with its `hook`. Modules are imported at their first use: their room imports
-# from this one, and variables read from a file must find a hook that is not imported yet.
+# Collection -> module with its `hook`. Modules are imported at first use, because `rivals` imports
+# `models`, and because variables read from a file may need a hook that is not imported yet.
 _HOOKS = {
     "restitution": "fedjax_bn.rivals.snr",
     "amplitude": "fedjax_bn.rivals.harmofl",
@@ -27,9 +27,9 @@ class Hooked(NamedTuple):
     """How a hook changes a pass.
 
     Attributes:
-      images: f[B, ...], what the model reads.
-      around: what is called instead of the classifier; None for the classifier itself.
-      contexts: in which the model is applied.
+      images: f[B, ...], the model's new inputs.
+      around: called instead of the classifier; None to call the classifier itself.
+      contexts: contexts in which the model is applied.
     """
 
     images: jax.Array
@@ -40,11 +40,11 @@ class Hooked(NamedTuple):
 def take(
     variables: Variables, images: jax.Array, key: jax.Array | None
 ) -> tuple[Variables, Hooked]:
-    """Returns the variables without the collections that have hooks, and what the hooks do.
+    """Returns the variables without the collections that have hooks, and the hooks' joint changes.
 
     Args:
       variables: a model's collections, optionally with some of `_HOOKS`.
-      images: f[B, ...] as the model reads them.
+      images: f[B, ...], prepared as the model expects.
       key: random key of a training pass; None at test.
     """
     done = Hooked(images)

@@ -1,8 +1,8 @@
-"""The layers that the networks share, and what all networks have in common.
+"""The layers and base classes that the networks share.
 
-Padding is explicit, because "SAME" with strides pads unlike PyTorch. A bias is drawn from its
-layer's fan-in as PyTorch does. A map that is too small is an error here instead of an empty array
-and NaN later.
+Padding is explicit, because "SAME" with strides pads unlike PyTorch. Biases are drawn by fan-in, as
+PyTorch draws them. A map that is too small raises an error here, instead of giving an empty array
+and later NaN.
 """
 
 import math
@@ -22,31 +22,30 @@ _Norm = Literal["batch", "group", "none"]
 
 # PyTorch's default, kaiming_uniform(a=sqrt(5)): U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-# He et al. 2015 for networks of ReLUs; ResNet counts what leaves a layer, DenseNet what enters it.
+# He et al. 2015, for networks of ReLUs: ResNet scales by a layer's fan-out, DenseNet by its fan-in.
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
 def _fan_in_uniform_bias(fan_in: int) -> Callable[..., jax.Array]:
-    """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
+    """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), with `fan_in` inputs per unit."""
     bound = fan_in**-0.5
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 class Network(nn.Module, kw_only=True):
-    """A network, or a part of one, whose layers are made in one dtype with one norm.
+    """A network, or a part of one, whose layers have the same dtype and norm.
 
     Attributes:
       param_dtype: dtype in which the variables are created.
-      norm: which norm: "batch"; "group", group norm (Wu & He 2018), which has no running
-        statistics; "none", whose kernels are standardized, in networks without norms (Zhuang & Lyu,
-        ICLR 2024, FedWon).
+      norm: "batch"; "group", group norm (Wu & He 2018), which has no running statistics; "none", no
+        norm but standardized kernels (Zhuang & Lyu, ICLR 2024, FedWon).
     """
 
     param_dtype: Any = jnp.float32
     norm: _Norm = "batch"
 
-    # linen wraps the methods of a module in scopes of their own; these only make layers.
+    # `nn.nowrap`: linen gives each method a name scope of its own, which these helpers do not need.
 
     @nn.nowrap
     def convolve(
@@ -62,7 +61,7 @@ class Network(nn.Module, kw_only=True):
         use_bias: bool = False,
         **options: Any,
     ) -> jax.Array:
-        """Applies a square convolution, with zeros around the map; standardized without a norm.
+        """Applies a square convolution; its kernel is standardized if `norm` is "none".
 
         Args:
           x: f[B, H, W, C].
@@ -72,14 +71,14 @@ class Network(nn.Module, kw_only=True):
           padding: zeros on each of the four sides.
           name: the layer's name.
           kernel_init: initializer of the kernel f[kernel, kernel, C, F].
-          use_bias: whether there is a bias, by default drawn as PyTorch does.
-          **options: further ones of `nn.Conv`; by default `cpu.convolve` convolves.
+          use_bias: whether there is a bias, by default drawn as in PyTorch.
+          **options: further options of `nn.Conv`; by default `cpu.convolve` convolves.
 
         Returns:
           f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
 
         Raises:
-          ValueError: the padded map is smaller than the kernel, or holds bytes.
+          ValueError: the padded map is smaller than the kernel, or its dtype is an integer one.
         """
         _check_window(x, kernel, padding, name)
         made = {
@@ -103,40 +102,40 @@ class Network(nn.Module, kw_only=True):
 
     @nn.nowrap
     def normalize(self, x: jax.Array, name: str | None, **options: Any) -> jax.Array:
-        """Applies the network's norm; `options` are those of `BatchNorm`."""
+        """Applies the network's norm; only `BatchNorm` takes the options."""
         options = options if self.norm == "batch" else {}
         return norm_of(self.norm, self.param_dtype)(name=name, **options)(x)
 
     @nn.nowrap
     def part(self, kind: Callable[..., nn.Module], *args: Any, **fields: Any) -> nn.Module:
-        """Makes a part of the same dtype and norm."""
+        """Makes a part of the network, with the same dtype and norm."""
         return kind(*args, **fields, param_dtype=self.param_dtype, norm=self.norm)
 
 
 class Classifier(Network, kw_only=True):
     """A network whose outputs are `classify(features(images))`.
 
-    A subclass makes the layer `head` in `setup` and has a method `features`.
+    A subclass creates the layer `head` in `setup` and defines `features`.
     """
 
     def classify(self, features: jax.Array) -> jax.Array:
-        """f[B, F] -> logits f[B, num_classes]."""
+        """Maps f[B, F] to logits f[B, num_classes]."""
         return self.head(features)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Images, or other inputs, f[B, ...] -> logits f[B, num_classes]."""
+        """Maps images or other inputs f[B, ...] to logits f[B, num_classes]."""
         return self.classify(self.features(images))
 
 
 def _standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
-    """`cpu.convolve` of x f[B, H, W, C] by the kernel f[h, w, C, F], standardized."""
+    """Convolves x f[B, H, W, C] with the standardized kernel f[h, w, C, F]."""
     return cpu.convolve(x, _standardized(kernel), *given, **options)
 
 
 def _standardized(kernel: jax.Array) -> jax.Array:
     """g (W - mean) / (std sqrt(N)) of W f[..., F], over the N values of each output channel.
 
-    Scaled weight standardization (Brock et al. 2021), with g = sqrt(2 / (1 - 1/pi)) of a ReLU.
+    Scaled weight standardization (Brock et al. 2021), with a ReLU's gain g = sqrt(2 / (1 - 1/pi)).
     """
     axes = tuple(range(kernel.ndim - 1))
     centred = kernel - kernel.mean(axes)
@@ -147,15 +146,15 @@ def _standardized(kernel: jax.Array) -> jax.Array:
 
 
 def norm_of(norm: _Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
-    """Returns `make(name=...)` of a layer that normalizes, or of one that does nothing.
+    """Returns `make(name=...)`, which makes a norm layer, or the identity for "none".
 
     Args:
-      norm: as in `Network`; "group" has up to 32 groups of at least four channels, or one if four
-        does not divide the channels.
+      norm: as in `Network`; "group" makes up to 32 groups of at least four channels, or one group
+        if the number of channels is not a multiple of four.
       param_dtype: dtype in which the variables are created.
 
     Raises:
-      ValueError: another norm.
+      ValueError: the norm is unknown.
     """
     if norm not in get_args(_Norm):
         raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(_Norm))}")
@@ -174,7 +173,7 @@ class _GroupNorm(nn.Module):
         """f[B, ..., C] -> f[B, ..., C]."""
         channels = x.shape[-1]
         groups = math.gcd(32, channels // 4) if channels % 4 == 0 else 1
-        # PyTorch's epsilon; flax's fast variance E[x^2] - E[x]^2 loses digits.
+        # PyTorch's epsilon. Flax's fast variance, E[x^2] - E[x]^2, loses digits.
         layer = nn.GroupNorm(
             groups,
             param_dtype=self.param_dtype,
@@ -182,14 +181,14 @@ class _GroupNorm(nn.Module):
             use_fast_variance=False,
             name="group",
         )
-        with jax.numpy_dtype_promotion("standard"):  # it mixes float64 and float32
+        with jax.numpy_dtype_promotion("standard"):  # flax's layer mixes float64 and float32
             return layer(x)
 
 
 def dense(
     features: int, fan_in: int, *, param_dtype: Any = jnp.float32, name: str | None = None
 ) -> nn.Dense:
-    """Makes a dense layer `fan_in` -> `features`, initialized as PyTorch's `Linear`."""
+    """Makes a dense layer `fan_in` -> `features`, initialized like PyTorch's `Linear`."""
     return nn.Dense(
         features,
         kernel_init=fan_in_uniform,
@@ -200,14 +199,14 @@ def dense(
 
 
 def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.Array:
-    """Returns the maximum over square windows of f[B, H, W, C]; the padding never wins."""
+    """Returns the maximum over square windows of f[B, H, W, C]; padding counts as -infinity."""
     _check_window(x, window, padding, "max-pooling")
     sides = ((padding, padding), (padding, padding))
     return cpu.max_pool(x, (window, window), (strides, strides), sides)
 
 
 def average_pool(x: jax.Array, window: int) -> jax.Array:
-    """Returns means of windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C]."""
+    """Returns means of disjoint windows, f[B, H, W, C] -> f[B, H // window, W // window, C]."""
     _check_window(x, window, 0, "average-pooling")
     height, width = x.shape[1] // window, x.shape[2] // window
     x = x[:, : height * window, : width * window]
@@ -215,10 +214,10 @@ def average_pool(x: jax.Array, window: int) -> jax.Array:
 
 
 def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
-    """Pools as PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
+    """Pools like PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
 
-    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size), likewise columns;
-    the bins overlap where `size` does not divide H.
+    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size) - 1, and likewise for
+    columns; the bins overlap where `size` does not divide H.
     """
     for axis in (1, 2):
         n = x.shape[axis]
@@ -229,7 +228,7 @@ def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
 
 
 def require_floats(x: jax.Array) -> None:
-    """Raises ValueError for bytes as they are stored: a network would take them for wild values."""
+    """Raises ValueError for integers: stored pixels must be standardized before a network."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
             f"a network reads floats that were prepared as in training, and these are {x.dtype}: "

@@ -1,9 +1,9 @@
 """Feature masks: arrays that multiply intermediates of any model, channel by channel.
 
-They are a collection of their own, `mask`: name -> f[C]. The name "features" is what the classifier
-reads (see `fedjax_bn.models.features`), or in a detector the maps that its prediction layers read;
-any other is the path of a module, such as "layer4_1", whose output is multiplied. The model does
-not change: `models.forward.forward` applies masks in every pass whose variables have some.
+They are stored in the collection `mask`: name -> f[C]. The mask "features" multiplies the inputs of
+the classifier (see `fedjax_bn.models.features`), or in a detector the maps that its prediction
+layers read. Any other name is the path of a module, such as "layer4_1", whose output is multiplied.
+The model itself does not change: `models.forward.forward` applies the masks in the variables.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,15 +26,15 @@ FEATURES = "features"
 
 
 def take(variables: Variables) -> tuple[Variables, Masks]:
-    """Returns the variables without their masks, and the masks, {} if there are not any."""
+    """Returns the variables without their masks, and the masks or {}."""
     return without(variables, COLLECTION), variables.get(COLLECTION, {})
 
 
 def multiply(masks: Masks) -> AbstractContextManager:
-    """Returns a context in which the outputs of modules are masked while they are traced.
+    """Returns a context in which modules are traced with masked outputs.
 
     Args:
-      masks: name -> f[C]; `features_method` applies that of the features.
+      masks: name -> f[C]; "features" is ignored, because `features_method` applies it.
     """
     inside = without(masks, FEATURES)
     if not inside:
@@ -55,20 +55,20 @@ def with_masks(
     names: Iterable[str] = (FEATURES,),
     images: jax.Array | None = None,
 ) -> Variables:
-    """Adds masks of ones to the variables; masks that are there already stay as they are.
+    """Adds masks of ones to the variables; existing masks are unchanged.
 
     Args:
-      model: a linen module, or what `from_nnx` makes.
+      model: a linen module, or the result of `from_nnx`.
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
-      names: "features", or paths of modules; "features" of a model with `taps` (name -> channels),
-        such as a detector, are all of these.
-      images: f[B, ...] as the model reads them; only the shape counts. Without them the size of a
-        layer's output is that of its own kernel, scale or bias, and `classifier.last_dense` finds
-        the size of the features. A wrong size is an error when the mask is applied.
+      names: "features", or paths of modules. For a model with `taps` (name -> channels), such as a
+        detector, "features" means all taps.
+      images: f[B, ...]; only the shape counts. Without images, the number of channels of a layer's
+        output is the last axis of its kernel, scale or bias, and `classifier.last_dense` finds the
+        number of features. A mask of the wrong size raises an error when it is applied.
 
     Raises:
-      ValueError: there is no intermediate of such a name, its size cannot be found, or the
-        features are to be masked and the classifier cannot be found.
+      ValueError: there is no intermediate of this name, its size cannot be found, or "features" is
+        requested and the classifier cannot be found.
     """
     plain, old = take(variables)
     taps = getattr(model, "taps", {})
@@ -101,7 +101,7 @@ def with_masks(
 
 
 def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
-    """Name -> channels of every intermediate that can be masked; computes nothing."""
+    """Name -> channels of every intermediate that can be masked, found by traces alone."""
     found = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -114,7 +114,7 @@ def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, 
         shapes_of(model, variables, images)
     try:
         method = features_method(model, variables, images)
-    except ValueError:  # without a dense layer at the end, the other names remain
+    except ValueError:  # the model does not end in a dense layer, so only modules can be masked
         return found
     features, _ = jax.eval_shape(
         lambda variables, images: model.apply(variables, images, method=method), variables, images

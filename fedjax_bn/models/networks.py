@@ -1,8 +1,8 @@
-"""The papers' networks for classification, and small ones of ours.
+"""The papers' networks for classification, and small networks of our own.
 
-FedBN's MLP, TwoLayer, DigitCNN and AlexNet; residual networks (He et al. 2016) and densely
-connected ones (Huang et al. 2017), both in torchvision's variants: a bottleneck has its stride in
-the 3x3. All have the attributes of `layers.Network` too, `param_dtype` and `norm`.
+MLP, TwoLayer, DigitCNN and AlexNet are FedBN's. Residual networks (He et al. 2016) and densely
+connected ones (Huang et al. 2017) follow torchvision, where the 3x3 convolution of a bottleneck has
+the stride. All also have the attributes `param_dtype` and `norm` of `layers.Network`.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from fedjax_bn.models.layers import (
 
 
 def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
-    """Dense, norm, ReLU for each width of `net.hidden`, on f[B, ...], after `norms` norms."""
+    """Dense, norm, ReLU for each width in `net.hidden`; the first norm has number `norms` + 1."""
     x = x.reshape(x.shape[0], -1)
     for i, width in enumerate(net.hidden, start=1):
         layer = dense(width, x.shape[-1], param_dtype=net.param_dtype, name=f"dense{i}")
@@ -39,9 +39,9 @@ def _hidden_layers(net: Classifier, x: jax.Array, norms: int = 0) -> jax.Array:
 
 
 class MLP(Classifier):
-    """Dense, batch norm, ReLU for each hidden layer, then the classifier.
+    """Dense, batch norm and ReLU for each hidden layer, then the classifier.
 
-    Li et al. 2021, section 5.3 (ABIDE, 5995 inputs, two classes). Inputs with more axes are
+    Li et al. 2021, section 5.2 (ABIDE, 5995 inputs, two classes). Inputs with more axes are
     flattened.
 
     Attributes:
@@ -58,22 +58,22 @@ class MLP(Classifier):
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, ...] -> f[B, hidden[-1]], what the classifier sees."""
+        """f[B, ...] -> f[B, hidden[-1]], the classifier's inputs."""
         require_floats(images)
         return _hidden_layers(self, images)
 
 
 @bounded
 class TwoLayer(Classifier):
-    """Dense, batch norm, ReLU, then the classifier, drawn with a large variance.
+    """Dense, batch norm and ReLU, then the classifier; initialized with a large variance.
 
-    Li et al. 2021, Appendix F: 100 hidden neurons with weights and biases from N(0, alpha^2), whose
-    large alpha makes the magnitudes of the neurons learn before their directions (section 4.3).
+    Li et al. 2021, Appendix F: 100 hidden neurons with weights and biases from N(0, alpha^2). With
+    a large alpha the magnitudes of the neurons are learned before their directions (section 4.3).
 
     Attributes:
       num_classes: number of logits.
-      hidden: neurons of the hidden layer.
-      alpha: standard deviation of the weights and biases of both layers at the start.
+      hidden: number of neurons in the hidden layer.
+      alpha: standard deviation of the initial weights and biases of both layers.
     """
 
     num_classes: int = 2
@@ -89,15 +89,15 @@ class TwoLayer(Classifier):
         self.head = nn.Dense(self.num_classes, **drawn)
 
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, ...] -> f[B, hidden], what the classifier sees."""
+        """f[B, ...] -> f[B, hidden], the classifier's inputs."""
         return nn.relu(self.norm1(self.dense1(images.reshape(images.shape[0], -1))))
 
 
 class SmallCNN(Classifier):
-    """Three 3x3 convolutions of stride 2, each with batch norm and ReLU; mean over the map.
+    """Three 3x3 convolutions of stride 2, each with batch norm and ReLU, then a mean over the map.
 
-    Ours, from no paper: 24 thousand parameters and 0.7 million multiplications an image of 32x32,
-    for runs on two CPU cores. Any size from 1x1 works.
+    Our own network, for runs on two CPU cores: 24 thousand parameters, and 0.7 million
+    multiplications per image of 32x32. Images may have any size.
 
     Attributes:
       num_classes: number of logits.
@@ -113,7 +113,7 @@ class SmallCNN(Classifier):
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, widths[-1]], what the classifier sees."""
+        """f[B, H, W, C] -> f[B, widths[-1]], the classifier's inputs."""
         x = images
         for i, width in enumerate(self.widths, start=1):
             x = self.convolve(x, width, 3, 2, 1, name=f"conv{i}")
@@ -123,15 +123,16 @@ class SmallCNN(Classifier):
 
 @bounded
 class DigitCNN(Classifier):
-    """Three 5x5 convolutions and three dense layers, batch norm after all but the last.
+    """Three 5x5 convolutions and three dense layers, with batch norm after all but the last.
 
-    FedBN's network for digits (Li et al. 2021, Table 3). Made for images of 28x28; any size from
-    4x4 works. Differs from the paper: Table 3 prints layer 3 twice; the authors' code has it once.
+    FedBN's network for digits (Li et al. 2021, Table 3). Designed for images of 28x28; the smallest
+    possible size is 4x4. Differs from the paper: Table 3 prints layer 3 twice, but the authors'
+    code has it once.
 
     Attributes:
       num_classes: number of logits.
       hidden: widths of the two hidden dense layers.
-      width: channels of the first two convolutions, half of the third's.
+      width: channels of the first two convolutions; the third has twice as many.
     """
 
     num_classes: int = 10
@@ -144,27 +145,27 @@ class DigitCNN(Classifier):
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
+        """f[B, H, W, C] -> f[B, hidden[-1]], the classifier's inputs."""
         x = images
         for i, width in enumerate((self.width, self.width, 2 * self.width), start=1):
             if i > 1:
                 x = max_pool(x, 2, 2)
-            # Padding 2 on all sides, as in PyTorch; the bias is one of the published weights.
+            # Padding 2 on all sides, as in PyTorch; the published weights include the bias.
             x = self.convolve(x, width, 5, padding=2, use_bias=True, name=f"conv{i}")
             x = nn.relu(self.normalize(x, f"norm{i}"))
         return _hidden_layers(self, x, norms=3)
 
 
 def SmallDigitCNN(num_classes: int = 10, **fields: Any) -> DigitCNN:
-    """DigitCNN with dense layers of 256 and 128: 2.0 instead of 14.2 million parameters."""
+    """DigitCNN with hidden layers of 256 and 128: 2.0 instead of 14.2 million parameters."""
     return DigitCNN(num_classes=num_classes, **{"hidden": (256, 128)} | fields)
 
 
 class AlexNet(Classifier):
     """Five convolutions and three dense layers, batch norm after all but the last; no dropout.
 
-    FedBN's network for Office-Caltech10 and DomainNet (Li et al. 2021, appendix D.3, Table 9). Made
-    for images of 256x256; any size from 63x63 works.
+    FedBN's network for Office-Caltech10 and DomainNet (Li et al. 2021, appendix D.3, Table 9).
+    Designed for images of 256x256; the smallest possible size is 63x63.
 
     Attributes:
       num_classes: number of logits.
@@ -180,7 +181,7 @@ class AlexNet(Classifier):
 
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
+        """f[B, H, W, C] -> f[B, hidden[-1]], the classifier's inputs."""
         x = images
         # channels, kernel, strides, padding, and whether a pool follows
         layers = [(64, 11, 4, 2, True), (192, 5, 1, 2, True)]
@@ -195,7 +196,7 @@ class AlexNet(Classifier):
 class _ResidualBlock(Network):
     """ReLU of the sum of a shortcut and a branch of convolutions, each followed by batch norm.
 
-    The branch is 3x3, 3x3, or as a bottleneck 1x1, 3x3, 1x1 with four times `width` channels out.
+    The branch is 3x3, 3x3; in a bottleneck it is 1x1, 3x3, 1x1 with 4 `width` output channels.
     """
 
     width: int
@@ -210,7 +211,7 @@ class _ResidualBlock(Network):
         if self.bottleneck:
             branch = [(self.width, 1, 1), branch[0], (4 * self.width, 1, 1)]
         out, shortcut = branch[-1][0], x
-        # A sum needs equal shapes, so a shortcut that changes the shape is a 1x1 convolution.
+        # Where the branch changes the shape, a 1x1 convolution gives the shortcut the same shape.
         if self.strides != 1 or x.shape[-1] != out:
             shortcut = self.convolve(
                 x, out, 1, self.strides, kernel_init=he_fan_out, name="shortcut_conv"
@@ -222,7 +223,7 @@ class _ResidualBlock(Network):
             )
             x = self.normalize(x, f"norm{i}")
             x = nn.relu(x if i < len(branch) else x + shortcut)
-        # XLA:CPU would compute the sums of all blocks before it in every later block.
+        # Otherwise XLA:CPU would recompute the sums of all earlier blocks in every later block.
         return computed_once(x)
 
 
@@ -230,10 +231,10 @@ class _ResidualBlock(Network):
 class ResNet(Classifier):
     """Stem, stages of residual blocks that halve the map and double the channels, mean, classifier.
 
-    The stem is ImageNet's, 7x7 with stride 2 and max-pooling with stride 2, at every image size.
+    At every image size the stem is ImageNet's: a 7x7 convolution and max-pooling, both of stride 2.
 
     Attributes:
-      stage_sizes: number of blocks in each stage.
+      stage_sizes: number of blocks in each stage; the first stage does not halve the map.
       bottleneck: whether the blocks are bottlenecks.
       num_classes: number of logits.
       width: channels of the stem and inside the blocks of the first stage.
@@ -251,7 +252,7 @@ class ResNet(Classifier):
 
     @nn.compact
     def maps(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, H / 32, W / 32, F], the last block's output."""
+        """f[B, H, W, C] -> f[B, H / 32, W / 32, F] with four stages, the last block's output."""
         x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
         x = max_pool(nn.relu(self.normalize(x, "norm1")), 3, 2, 1)
         for stage, size in enumerate(self.stage_sizes):
@@ -267,23 +268,23 @@ class ResNet(Classifier):
 
 
 def ResNet10(num_classes: int = 10, **fields: Any) -> ResNet:
-    """ResNet-10, for small experiments: 12 batch norms, 512 features; `fields` of `ResNet`."""
+    """ResNet-10, for small experiments: 12 batch norms, 512 features; `fields` as in `ResNet`."""
     return ResNet(num_classes=num_classes, **{"stage_sizes": (1, 1, 1, 1)} | fields)
 
 
 def ResNet18(num_classes: int = 10, **fields: Any) -> ResNet:
-    """ResNet-18: 20 batch norms, three of them in shortcuts; 512 features; `fields` of `ResNet`."""
+    """ResNet-18: 20 batch norms, 3 of them in shortcuts; 512 features; `fields` as in `ResNet`."""
     return ResNet(num_classes=num_classes, **{"stage_sizes": (2, 2, 2, 2)} | fields)
 
 
 def ResNet50(num_classes: int = 10, **fields: Any) -> ResNet:
-    """ResNet-50: bottlenecks, 53 batch norms, 2048 features; `fields` of `ResNet`."""
+    """ResNet-50: bottlenecks, 53 batch norms, 2048 features; `fields` as in `ResNet`."""
     usual: dict[str, Any] = {"stage_sizes": (3, 4, 6, 3), "bottleneck": True}
     return ResNet(num_classes=num_classes, **usual | fields)
 
 
 class _DenseLayer(Network):
-    """Appends `growth` channels: norm, ReLU, 1x1 to four times `growth`, norm, ReLU, 3x3."""
+    """Appends `growth` channels: norm, ReLU, 1x1 to 4 `growth` channels, norm, ReLU, 3x3."""
 
     growth: int
 
@@ -344,5 +345,5 @@ class DenseNet(Classifier):
 
 
 def DenseNet121(num_classes: int = 10, **fields: Any) -> DenseNet:
-    """DenseNet-121: 121 batch norms, 1024 features; `fields` of `DenseNet`."""
+    """DenseNet-121: 121 batch norms, 1024 features; `fields` as in `DenseNet`."""
     return DenseNet(num_classes=num_classes, **{"block_sizes": (6, 12, 24, 16)} | fields)

@@ -1,12 +1,12 @@
-"""A user's own nnx model in the form in which the library passes batches: init and apply.
+"""Wraps a user's nnx model, so that it has linen's functions `init` and `apply`.
 
-model = from_nnx(Net(rngs=nnx.Rngs(0)))
-variables = model.init(key, images)
-method = fedbn(model, optax.sgd(0.1))
+    model = from_nnx(Net(rngs=nnx.Rngs(0)))
+    variables = model.init(key, images)
+    method = fedbn(model, optax.sgd(0.1))
 
-nnx has no interceptors. Each pass makes a fresh copy of the net, whose modules get a class derived
-from their own, in which `__call__` goes through the handlers of `normalization.calls`. The user's
-net does not change.
+nnx cannot intercept calls. So each pass copies the net and gives every module of the copy a derived
+class, whose `__call__` goes through the handlers of `normalization.calls`. The user's net does not
+change.
 """
 
 import zlib
@@ -29,25 +29,25 @@ _PASS = "fedjax_bn_pass"  # attribute of a module in a pass: (path, moving, reco
 
 
 class _Recorded(nnx.Variable):
-    """What a rule recorded in a batch norm."""
+    """A value that a rule recorded in a batch norm."""
 
 
 @dataclass(frozen=True)
 class NnxModel:
     """An nnx model with the functions `init` and `apply` of a linen one; made by `from_nnx`.
 
-    Its variables are those of a linen model: `params` holds every `nnx.Param` and `batch_stats`
-    every `nnx.BatchStat` by its path, dicts in dicts. All else, such as constants, stays as it is
-    in `net`. A method `features` or `classify` of `net` is one of the model.
+    The variables are nested dicts, as in linen: `params` holds every `nnx.Param` and `batch_stats`
+    every `nnx.BatchStat` by its path. All other state, such as constants, stays in `net`. The model
+    has the methods `features` and `classify` if `net` has them.
 
     Attributes:
-      net: the model, which never changes.
+      net: the user's model, which never changes.
     """
 
     net: nnx.Module
 
     def init(self, key: jax.Array, images: jax.Array) -> Variables:
-        """Returns the variables of `net` as they are; linen's key and images do not count."""
+        """Returns the present variables of `net`; ignores the arguments, which linen needs."""
         del key, images
         return _collect(self.net, _COLLECTIONS)
 
@@ -66,18 +66,18 @@ class NnxModel:
         Args:
           variables: collections as from `init`; others are ignored.
           images: f[B, ...].
-          train: whether the copy is in the mode of `net.train()` or of `net.eval()`; also an
-            argument of the call, if it has one of this name.
-          mutable: the collections wanted back, of `batch_stats` and `recorded`.
-          rngs: random keys; every stream of `net` gets one of its own from `rngs["dropout"]`.
-            Without, streams are as they were when the model was made.
-          method: `method(net, images)` instead of `net(images)`.
+          train: whether the copy is in the mode of `net.train()` or of `net.eval()`; also passed to
+            the call if it has an argument `train`.
+          mutable: collections to return, among "batch_stats" and "recorded".
+          rngs: random keys; every stream of `net` gets its own key from `rngs["dropout"]`. Without
+            `rngs`, every pass starts from the streams' state at `from_nnx`.
+          method: `method(net, images)` is called instead of `net(images)`.
 
         Returns:
-          The output, and if `mutable` names collections a pair of it and these.
+          The output, or the pair (output, collections) if `mutable` names any.
 
         Raises:
-          ValueError: the variables are not those of this model.
+          ValueError: the variables do not fit this model.
         """
         net = nnx.merge(*_split(self.net))
         _fill(net, variables)
@@ -98,27 +98,28 @@ class NnxModel:
         return output, _collect(net, {name: kinds[name] for name in mutable})
 
     def __call__(self, images: jax.Array, train: bool = False) -> Any:
-        """Computes images -> outputs by the model as made; `apply` is for other variables."""
+        """Computes images -> outputs with the weights of `net`; `apply` takes other weights."""
         return self.apply(self.init(jax.random.key(0), images), images, train=train)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns `features`, `classify` or `classifier_path` of a net that has it."""
+        """Returns the attribute `features`, `classify` or `classifier_path` of `net`."""
         if name in ("features", "classify", "classifier_path"):
             return getattr(self.net, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
 def from_nnx(net: nnx.Module) -> NnxModel:
-    """Makes a model of an nnx module, for every method, sharing rule and adaptation.
+    """Wraps an nnx module, for use with every method, sharing rule and adaptation.
 
-    Statistics rules reach its `nnx.BatchNorm`, which keep flax's conventions: momentum 0.99 by
-    default and the biased variance as running variance (see `normalization.calls`).
+    Statistics rules reach every `nnx.BatchNorm` in it. These layers keep flax's conventions:
+    momentum 0.99 by default, and the biased variance as running variance (see
+    `normalization.calls`).
 
     Args:
       net: images f[B, ...] -> outputs, with its weights; it is copied.
 
     Raises:
-      ValueError: it is not an nnx module, or one of its modules has running statistics and no
+      ValueError: `net` is not an nnx module, or one of its modules has running statistics but no
         `__call__`, so that no statistics rule could reach them.
     """
     if not isinstance(net, nnx.Module):
@@ -138,13 +139,13 @@ def from_nnx(net: nnx.Module) -> NnxModel:
 
 @cache
 def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
-    """A class of modules whose calls go through the handlers; one a class, as JAX caches by it."""
+    """A derived class whose calls go through the handlers; cached, because JAX caches by class."""
 
     @wraps(kind.__call__)
     def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
         path, _, _ = getattr(self, _PASS)
         kernel = self.kernel[...] if isinstance(self, nnx.Linear) else None
-        # Not in a derived class with a call of its own: a rule would replace what it does.
+        # A derived class with its own `__call__` is left alone: a rule would bypass that code.
         ours = kind.__call__ is nnx.BatchNorm.__call__
         normalize = partial(_normalize, cast(nnx.BatchNorm, self)) if ours else None
         function = partial(kind.__call__, self)
@@ -162,7 +163,7 @@ def _normalize(
     rule: StatisticsRule | None,
     valid: jax.Array | None,
 ) -> jax.Array:
-    """The output of a batch norm by a statistics rule; stores what the pass may and wants to."""
+    """Normalizes by a statistics rule; stores moved and recorded values if the pass wants them."""
     del function
     path, moving, recording = getattr(module, _PASS)
     scale, bias, gate = (
@@ -190,7 +191,7 @@ def _normalize(
 
 
 def _set_value(variable: nnx.Variable, value: jax.Array) -> None:
-    """Gives a variable another array, of any dtype; flax 0.11 has no `Variable.set_value`."""
+    """Replaces a variable's array, of any dtype; flax 0.11 has no `Variable.set_value`."""
     if hasattr(variable, "set_value"):
         variable.set_value(value)
     else:
@@ -199,7 +200,7 @@ def _set_value(variable: nnx.Variable, value: jax.Array) -> None:
 
 def _split(net: nnx.Module) -> tuple[Any, Any]:
     graph, state = nnx.split(net)
-    return graph, jax.tree.map(lambda leaf: leaf, state)  # variables of its own
+    return graph, jax.tree.map(lambda leaf: leaf, state)  # copies the variables, not the arrays
 
 
 def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
@@ -209,7 +210,7 @@ def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
 
 
 def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables:
-    """The variables of each kind as dicts in dicts; kinds without any have no collection."""
+    """The variables of each kind as nested dicts; a kind without variables has no collection."""
     found = {
         (collection, *path): leaf[...]
         for path, leaf in _leaves(net)
@@ -220,7 +221,7 @@ def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables
 
 
 def _fill(net: nnx.Module, variables: Variables) -> None:
-    """Puts the variables in; a parameter that the net lacks, such as a gate, is given to it."""
+    """Writes the variables to the net, and adds parameters that it lacks, such as gates."""
     rest = flatten_dict({name: variables.get(name, {}) for name in _COLLECTIONS})
     for path, leaf in _leaves(net):
         for collection, kind in _COLLECTIONS.items():
@@ -242,7 +243,7 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
 
 
 def _reseed(net: nnx.Module, key: jax.Array) -> None:
-    """Gives every random stream a key of its own, counted from 0."""
+    """Derives a key for every random stream from its path, and resets its counter to 0."""
     for path, stream in list(nnx.iter_graph(net)):
         if isinstance(stream, nnx.RngStream):
             own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))

@@ -1,9 +1,9 @@
-"""Weights that others trained on ImageNet, as the start of a federation.
+"""Loads weights that others trained on ImageNet, as the start of a federation.
 
-They are PyTorch's tensors by torchvision's names: from a `.safetensors` file, from a hub that keeps
-such files (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. A YOLOv5
-starts from a file of the user's own. No code that a file holds is ever run. Every tensor is used
-once; one that is missing, left over or of another shape is an error.
+They are PyTorch's tensors by torchvision's names, read from a `.safetensors` file, from the Hugging
+Face hub (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. A YOLOv5
+starts from the user's own file. Code in a file is never run. Every tensor is used once; a tensor
+that is missing, left over or of another shape is an error.
 """
 
 import importlib
@@ -23,8 +23,8 @@ from fedjax_bn.models.yolo import YOLOv5
 
 _Tensors = dict[str, np.ndarray]
 
-# Other names of the same tensors: torchvision counts AlexNet's layers, and its DenseNet files
-# still have the names of 2017.
+# Other names of the same tensors -> the names of `torch_name`: torchvision numbers AlexNet's
+# layers, and its DenseNet files still have the names of 2017.
 _RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
     AlexNet: tuple(
         (rf"^{part}\.{number}\.", f"{part}.{layer}{i}.")
@@ -44,12 +44,12 @@ _SUFFIXES = (".safetensors", ".pth", ".pt")
 def load(
     source: str | Path, model: nn.Module, variables: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the variables of `model` with pretrained weights in them.
+    """Returns the variables of `model` with pretrained weights.
 
-    The classifier stays as it is if the file's has another number of classes. AlexNet takes
-    torchvision's convolutions and dense layers; batch norms, which that network lacks, stay
-    (UniFed, section 4.1.1), and so do dense layers of another width. A file with the names of
-    FedBN's AlexNet fills it whole.
+    The classifier is unchanged if the file's classifier has another number of classes. AlexNet
+    takes torchvision's convolutions and dense layers; its batch norms, which torchvision's network
+    lacks, are unchanged (UniFed, section 4.1.1), and so are dense layers of another width. A file
+    with the names of FedBN's AlexNet provides every tensor.
 
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
@@ -58,14 +58,15 @@ def load(
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
     Returns:
-      The variables, dtypes as before, and lines of text on what was loaded and what starts fresh.
+      The variables, with unchanged dtypes, and lines of text that list what was loaded and what
+      starts fresh.
 
     Raises:
-      FileNotFoundError: there is no such file, and `source` is not a hub id either.
-      ModuleNotFoundError: a package that reads this form is not installed.
-      ValueError: the model is another, the file is damaged or cannot be fetched, or a tensor is
-        missing, left over, of another shape or not finite, or a variance is negative; the message
-        names it.
+      FileNotFoundError: `source` is neither a file nor a hub id.
+      ModuleNotFoundError: a package that reads this format is not installed.
+      ValueError: there are no weights for this kind of model; the file is damaged or cannot be
+        fetched; a tensor is missing, left over, of another shape or not finite; or a variance is
+        negative. The message names it.
     """
     if type(model) not in _RENAMED:
         raise ValueError(
@@ -94,7 +95,7 @@ def load(
 def _fresh_classifier(
     model: nn.Module, leaves: Mapping, names: Mapping, tensors: _Tensors
 ) -> tuple[set[str], list[str]]:
-    """The names of the classifier's tensors if it has other classes than the file's; and notes."""
+    """The classifier's tensor names if its number of classes differs from the file's; and notes."""
     layers, boxes, place = ["head"], 1, 0
     if isinstance(model, YOLOv5):
         layers = [f"predict{i}" for i in range(len(model.anchors.strides))]
@@ -102,7 +103,7 @@ def _fresh_classifier(
     head = {names["params", layer, leaf] for layer in layers for leaf in ("kernel", "bias")}
     kernel = "params", layers[0], "kernel"
     ours, theirs = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
-    if not theirs or theirs[0] == ours:  # `convert` names one that is missing or of another shape
+    if not theirs or theirs[0] == ours:  # `convert` reports a missing or otherwise unfit tensor
         return set(), []
     return head, [
         f"the classifier starts fresh, because the file's has {theirs[0] // boxes - place} classes "
@@ -113,11 +114,11 @@ def _fresh_classifier(
 def _fresh_of_torchvisions_alexnet(
     leaves: Mapping, names: Mapping, tensors: _Tensors
 ) -> tuple[set[str], list[str]]:
-    """The names of all batch norms, which it lacks, and of dense layers of another width."""
+    """The tensor names of batch norms and of dense layers of another width; and notes."""
     fresh = {name for name in names.values() if ".bn" in name}
     notes = ["batch norms start fresh, because torchvision's AlexNet has none"]
     for path, name in names.items():
-        if path[-1] != "kernel" or name not in tensors:  # `convert` names one that is missing
+        if path[-1] != "kernel" or name not in tensors:  # `convert` reports a missing tensor
             continue
         theirs, ours = tensors[name].shape, leaves[path].shape[::-1]
         if len(theirs) == 2 and theirs != ours:
@@ -131,7 +132,7 @@ def _fresh_of_torchvisions_alexnet(
 
 
 def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
-    """The tensors by the names that `torch_name` gives."""
+    """Renames the tensors to the names of `torch_name`."""
 
     def usual(name: str) -> str:
         for pattern, replacement in _RENAMED[type(model)]:
@@ -147,7 +148,7 @@ def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
 
 
 def _read(source: str | Path) -> _Tensors:
-    """The tensors of a file or hub id, by their names."""
+    """Reads the tensors of a file or hub id, by name."""
     path = Path(source)
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)
@@ -170,7 +171,7 @@ def _read(source: str | Path) -> _Tensors:
 
 
 def _read_file(path: Path) -> _Tensors:
-    """The tensors of a file, by their names."""
+    """Reads the tensors of a file, by name."""
     safe = path.suffix == ".safetensors"
     package = "safetensors.numpy" if safe else "torch"
     module = _imported(package, f"reading {path}")
@@ -179,8 +180,8 @@ def _read_file(path: Path) -> _Tensors:
             return module.load_file(path)
         tensors = module.load(path, map_location="cpu", weights_only=True)
         return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
-    except Exception as error:  # the readers promise no types for what damage can cause
-        if "nsupported global" in str(error):  # PyTorch found a class or a function in it
+    except Exception as error:  # a damaged file may raise any type of exception in the readers
+        if "nsupported global" in str(error):  # the file refers to a class or a function
             raise ValueError(
                 f"pretrained weights {path} are damaged or hold objects of another package, which "
                 "are not read because that would run code: where that package is installed, save "
@@ -197,7 +198,7 @@ def _reason(error: Exception) -> str:
 
 
 def _imported(name: str, purpose: str) -> Any:
-    """A module; raises ModuleNotFoundError with the remedy if its package is not installed."""
+    """Imports a module; its ModuleNotFoundError says how to install the package."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Converts PyTorch's weights of the same network to our variables, and back.
+"""Converts PyTorch's weights of a network to our variables of the same network, and back.
 
-Names are torchvision's for ResNet and DenseNet and those of FedBN's code for DigitCNN and AlexNet;
-MLP follows DigitCNN's (fc1, bn1, fc2, bn2, fc3). Those of YOLOv5 count its layers from 0 to 24; its
-anchors, in cells, are a tensor beside the weights.
+ResNet and DenseNet have torchvision's names, DigitCNN and AlexNet the names in FedBN's code, and
+MLP similar ones (fc1, bn1, fc2, bn2, fc3). YOLOv5's names number its layers from 0 to 24; its state
+dict also has a tensor with the anchors, in cells.
 """
 
 import re
@@ -20,7 +20,7 @@ from fedjax_bn.models.yolo import YOLOv5
 
 Path = tuple[str, ...]
 
-# From our path of a layer, such as "layer1_0/conv1", to PyTorch's, by substitutions in this order.
+# Substitutions, in order, from our path of a layer, such as "layer1_0/conv1", to PyTorch's name.
 _FEDBN = ((r"^norm", "bn"), (r"^dense", "fc"), (r"^head$", "fc3"))
 _NAMES = {
     DigitCNN: _FEDBN,
@@ -68,25 +68,26 @@ def from_torch(
     state_dict: Mapping[str, Any],
     image_shape: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Returns the variables of `model` that compute what PyTorch's network computes.
+    """Returns variables with which `model` computes the same outputs as PyTorch's network.
 
-    Convolutions go from (out, in, height, width) to (height, width, in, out), dense layers from
-    (out, in) to (in, out); the one after a flattened map is permuted from (channel, height, width)
-    to (height, width, channel). Dtypes are kept.
+    Kernels of convolutions are transposed from (out, in, height, width) to (height, width, in,
+    out), those of dense layers from (out, in) to (in, out). The inputs of a dense layer after a
+    flattened map are permuted from (channel, height, width) to (height, width, channel). Dtypes are
+    unchanged.
 
     Args:
       model: a network of this package.
       state_dict: arrays by PyTorch's names, every parameter and running statistic; the counters
         `num_batches_tracked` are ignored.
       image_shape: (height, width, channels) of one image; None for the network's usual one. Only
-        DigitCNN and MLP have shapes that depend on its size, all on its channels.
+        the variables of DigitCNN and MLP depend on height and width.
 
     Returns:
       {"params": ..., "batch_stats": ...}.
 
     Raises:
-      ValueError: the model is not one of this package, or a tensor does not fit, see `convert`; the
-        message names it.
+      ValueError: PyTorch's names are unknown for this kind of model, or a tensor does not fit (see
+        `convert`); the message names it.
     """
     image_shape = _image_shape(model, image_shape)
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
@@ -103,9 +104,9 @@ def convert(
     """Converts PyTorch's tensors to some leaves of the variables of `model`, path -> array.
 
     Args:
-      model, image_shape: as of `from_torch`.
-      state_dict: the tensors of these leaves and no others.
-      leaves: path in the variables -> anything that has its shape.
+      model, image_shape: as in `from_torch`.
+      state_dict: exactly the tensors of these leaves, optionally with counters.
+      leaves: path in the variables -> an object with the shape of the leaf.
 
     Raises:
       ValueError: a tensor is missing, left over, of another shape or not finite, or a variance is
@@ -129,7 +130,7 @@ def convert(
     for path, leaf in leaves.items():
         tensor, shape = _checked(names[path], state_dict[names[path]], leaf.shape), leaf.shape
         if path in maps:
-            # PyTorch flattens a map channel by channel, we position by position.
+            # PyTorch flattens a map channel by channel, and flax position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
         converted[path] = jnp.asarray(
             tensor if len(shape) < 2 else np.moveaxis(tensor, (1, 0), (-2, -1))
@@ -140,16 +141,16 @@ def convert(
 def to_torch(
     model: nn.Module, variables: Mapping[str, Any], image_shape: Sequence[int] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the state dict of PyTorch's network that computes what `model` does.
+    """Returns the state dict with which PyTorch's network computes the same outputs as `model`.
 
-    It has counters `num_batches_tracked` of 0 and a YOLOv5's anchors.
+    It includes counters `num_batches_tracked` of 0 and, for a YOLOv5, the anchors.
 
     Args:
-      model, image_shape: as of `from_torch`.
+      model, image_shape: as in `from_torch`.
       variables: "params" and "batch_stats" of the model.
 
     Raises:
-      ValueError: the model is not one of this package.
+      ValueError: PyTorch's names are unknown for this kind of model.
     """
     maps = _flattened_maps(model, _image_shape(model, image_shape))
     state_dict = {}
@@ -172,7 +173,7 @@ def to_torch(
 def torch_name(model: nn.Module, path: Path) -> str:
     """Returns PyTorch's name of a leaf.
 
-    ("params", "layer1_0", "conv1", "kernel") of a ResNet is "layer1.0.conv1.weight".
+    A ResNet's ("params", "layer1_0", "conv1", "kernel") becomes "layer1.0.conv1.weight".
     """
     _, *layer, leaf = path
     name = "/".join(layer)
@@ -182,7 +183,7 @@ def torch_name(model: nn.Module, path: Path) -> str:
 
 
 def _image_shape(model: nn.Module, given: Sequence[int] | None) -> Sequence[int]:
-    """The shape of an image of a network; raises ValueError if PyTorch's names are not known."""
+    """The given image shape or the usual one; raises ValueError if PyTorch's names are unknown."""
     if type(model) not in _NAMES:
         known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
         raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {known}")
@@ -190,7 +191,7 @@ def _image_shape(model: nn.Module, given: Sequence[int] | None) -> Sequence[int]
 
 
 def _flattened_maps(model: nn.Module, image_shape: Sequence[int]) -> dict[Path, tuple[int, ...]]:
-    """(channels, height, width) of the map before the dense kernel that follows a flattened one."""
+    """Path of the dense kernel after a flattened map -> (channels, height, width) of the map."""
     path = ("params", "dense1", "kernel")
     if isinstance(model, AlexNet):
         return {path: (256, 6, 6)}
@@ -200,13 +201,13 @@ def _flattened_maps(model: nn.Module, image_shape: Sequence[int]) -> dict[Path, 
 
 
 def _anchors_in_cells(model: YOLOv5) -> np.ndarray:
-    """f32[levels, A, 2]."""
+    """The anchors f32[levels, A, 2] in cells, as PyTorch's YOLOv5 stores them."""
     sizes, strides = model.anchors
     return np.asarray(sizes, np.float32) / np.asarray(strides, np.float32)[:, None, None]
 
 
 def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The weights alone; raises ValueError unless the file has the model's anchors."""
+    """The weights without anchors; raises ValueError if the anchors differ from the model's."""
     if _ANCHORS not in state_dict:
         raise ValueError(f"the state dict lacks {_ANCHORS}, the anchors of its boxes")
     theirs, ours = np.asarray(state_dict[_ANCHORS], np.float32), _anchors_in_cells(model)
@@ -221,7 +222,7 @@ def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[st
 
 
 def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """PyTorch's tensor of a leaf of `shape`; raises the ValueErrors of `convert`."""
+    """PyTorch's tensor for a leaf of `shape`; raises ValueError if shape or values do not fit."""
     tensor = np.asarray(tensor)
     expected = (*shape[:-3:-1], *shape[:-2]) if len(shape) > 1 else shape
     if tensor.shape != expected:

@@ -1,11 +1,11 @@
-"""Detectors with anchors: YOLOv5's form, of any width and depth, and a small one of ours.
+"""Detectors with anchors: YOLOv5's architecture, of any width and depth, and a small detector.
 
-Written from a table of layers and formulas, and from the papers of their parts: boxes about anchors
-(YOLOv3, Redmon & Farhadi 2018), batch norm after every convolution and no bias (YOLOv2, Redmon &
-Farhadi 2017), bottlenecks between two halves of the channels (CSPNet, Wang et al. 2020), maxima
-over growing windows (SPP, He et al. 2015), PANet's two ways through the levels (Liu et al. 2018).
-It has no code or weights of another implementation and fetches none: `models.pretrained` reads a
-file that a user has, by the names of the layers here (see `models.torch_weights`).
+They were written from a table of layers, from formulas, and from the papers of their parts: boxes
+relative to anchors (YOLOv3, Redmon & Farhadi 2018), batch norm and no bias in every convolution
+(YOLOv2, Redmon & Farhadi 2017), bottlenecks on half of the channels (CSPNet, Wang et al. 2020),
+maxima over growing windows (SPP, He et al. 2015), PANet's two paths through the levels (Liu et al.
+2018). This module contains and downloads no code or weights of another implementation;
+`models.pretrained` reads a user's own file by the layer names in `models.torch_weights`.
 """
 
 import math
@@ -31,22 +31,22 @@ ANCHORS = Anchors(
     ),
     (8, 16, 32),
 )
-# For images of 96 pixels a side, with objects from a tenth of the side to the whole.
+# For images of 96 pixels a side, with objects between a tenth of the side and the whole image.
 _TINY_ANCHORS = Anchors((((12, 12), (20, 20), (28, 28)), ((36, 36), (48, 48), (72, 72))), (8, 16))
 
 
 @bounded
 class YOLOv5(Network):
-    """Five halvings of the map, then two ways through the last three levels; 57 batch norms.
+    """Halves the map five times, then runs up and down the last three levels.
 
-    The maps that prediction layers read are outputs of the modules `tap0` to `tap2`, so that
-    FedCD's masks act there.
+    There are 57 batch norms at the default depth. The maps that prediction layers read are outputs
+    of the modules `tap0` to `tap2`, so that FedCD's masks act there.
 
     Attributes:
       num_classes: C.
-      width: channels are ceil(nominal * width / 8) * 8.
-      depth: bottlenecks are max(round(nominal * depth), 1).
-      anchors: three a level.
+      width: a layer has ceil(nominal * width / 8) * 8 channels.
+      depth: a stage has max(round(nominal * depth), 1) bottlenecks.
+      anchors: A anchors on each of three levels.
       param_dtype, norm: as in `layers.Network`.
     """
 
@@ -62,12 +62,12 @@ class YOLOv5(Network):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
-        """Images f[B, H, W, 3] -> three times f[B, H / stride, W / stride, 3, 5 + C]."""
+        """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for each level."""
         _check_sides(images, self.anchors.strides[-1], type(self).__name__)
         return _read_out(self, self._maps(images))
 
     def _maps(self, images: jax.Array) -> tuple[jax.Array, ...]:
-        """What the prediction layers read: f[B, H / s, W / s, F] for s of 8, 16 and 32."""
+        """The maps f[B, H / s, W / s, F] that the prediction layers read, for s = 8, 16 and 32."""
         down = partial(self._convolve, kernel=3, strides=2)
         x = self._convolve(images, 0, 64, kernel=6, strides=2, padding=2)
         x = self._stage(down(x, 1, 128), 2, 128, 3)
@@ -90,24 +90,24 @@ class YOLOv5(Network):
         return math.ceil(nominal * self.width / 8) * 8
 
     def _convolve(self, x: jax.Array, i: int, nominal: int, **fields: Any) -> jax.Array:
-        """Layer number i, a convolution."""
+        """Applies layer number i, a convolution."""
         return self.part(_ConvNorm, self._channels(nominal), **fields, name=f"layer{i}")(x)
 
     def _stage(
         self, x: jax.Array, i: int, nominal: int, repeats: int, shortcut: bool = True
     ) -> jax.Array:
-        """Layer number i, bottlenecks."""
+        """Applies layer number i, a stage of bottlenecks."""
         given = self._channels(nominal), max(round(repeats * self.depth), 1), shortcut
         return self.part(_CrossStage, *given, name=f"layer{i}")(x)
 
 
 def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
-    """YOLOv5n: 1,872,157 parameters at 80 classes; `fields` of `YOLOv5`."""
+    """YOLOv5n: 1,872,157 parameters with 80 classes; `fields` as in `YOLOv5`."""
     return YOLOv5(num_classes=num_classes, **{"width": 0.25, "depth": 0.33} | fields)
 
 
 def YOLOv5s(num_classes: int = 80, **fields: Any) -> YOLOv5:
-    """YOLOv5s: 7,235,389 parameters at 80 classes; `fields` of `YOLOv5`."""
+    """YOLOv5s: 7,235,389 parameters with 80 classes; `fields` as in `YOLOv5`."""
     return YOLOv5(num_classes=num_classes, **{"width": 0.5, "depth": 0.33} | fields)
 
 
@@ -115,14 +115,15 @@ def YOLOv5s(num_classes: int = 80, **fields: Any) -> YOLOv5:
 class TinyDetector(Network):
     """Nine convolutions with batch norm and SiLU, and predictions at strides 8 and 16.
 
-    Ours, from no paper: 382,570 parameters at ten classes, 98,274 with `width=8`, for images of
-    about 100 pixels a side on two CPU cores. The coarse map is joined to the fine one as in feature
-    pyramids (Lin et al. 2017). The maps that are read are outputs of `tap0` and `tap1`.
+    Our own network, for images of about 100 pixels a side on two CPU cores. It has 382,570
+    parameters with ten classes, or 98,274 with `width=8`. The coarse map is joined to the fine one
+    as in feature pyramids (Lin et al. 2017). The prediction layers read the outputs of `tap0` and
+    `tap1`.
 
     Attributes:
       num_classes: C.
       width: channels at stride 2; two, four and eight times as many at strides 4, 8 and 16.
-      anchors: of both levels.
+      anchors: A anchors on each of two levels.
       param_dtype, norm: as in `layers.Network`.
     """
 
@@ -137,7 +138,7 @@ class TinyDetector(Network):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
-        """Images f[B, H, W, 3] -> twice f[B, H / stride, W / stride, A, 5 + C]."""
+        """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for both levels."""
         _check_sides(images, self.anchors.strides[-1], type(self).__name__)
         first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))
         make = partial(self.part, _ConvNorm, kernel=3)
@@ -154,9 +155,9 @@ class TinyDetector(Network):
 
 
 class _ConvNorm(Network):
-    """A convolution without bias, batch norm, SiLU; `padding` is half of the kernel by default.
+    """Convolution without bias, batch norm, SiLU; by default `padding` is half of the kernel.
 
-    Standardized kernels (`norm="none"`) have the gain of a ReLU, which is 0.96 of SiLU's.
+    Standardized kernels (`norm="none"`) have a ReLU's gain, which is 0.96 of SiLU's.
     """
 
     features: int
@@ -169,12 +170,12 @@ class _ConvNorm(Network):
         """f[B, H, W, C] -> f[B, H / strides, W / strides, features]."""
         padding = self.kernel // 2 if self.padding is None else self.padding
         x = self.convolve(x, self.features, self.kernel, self.strides, padding, name="conv")
-        # YOLOv5's own batch norm; PyTorch's default is 0.9 and 1e-5.
+        # YOLOv5's own values; PyTorch's defaults would be momentum=0.9 and epsilon=1e-5.
         return nn.silu(self.normalize(x, "norm", momentum=0.97, epsilon=1e-3))
 
 
 class _Bottleneck(Network):
-    """A 1x1 and a 3x3 convolution of as many channels; with `shortcut` the input is added."""
+    """1x1 and 3x3 convolutions that keep the channels; `shortcut` adds the input."""
 
     shortcut: bool = True
 
@@ -187,7 +188,7 @@ class _Bottleneck(Network):
 
 
 class _CrossStage(Network):
-    """Half of the channels through `repeats` bottlenecks, the other half beside them, then both."""
+    """Joins two 1x1 convolutions to half of the channels; bottlenecks follow the first one."""
 
     features: int
     repeats: int = 1
@@ -205,7 +206,7 @@ class _CrossStage(Network):
 
 
 class _PooledPyramid(Network):
-    """Maxima over 5x5, 9x9 and 13x13 pixels beside the map itself, between 1x1 convolutions."""
+    """Joins a map to its maxima over 5x5, 9x9 and 13x13 pixels, between 1x1 convolutions."""
 
     features: int
 
@@ -213,14 +214,14 @@ class _PooledPyramid(Network):
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, features]."""
         maps = [self.part(_ConvNorm, x.shape[-1] // 2, name="cv1")(x)]
-        # Windows of 5x5 one after another make windows of 9x9 and of 13x13.
+        # Two and three 5x5 windows in a row have the maxima of 9x9 and of 13x13.
         for _ in range(3):
             maps.append(max_pool(maps[-1], 5, 1, 2))
         return self.part(_ConvNorm, self.features, name="cv2")(jnp.concatenate(maps, -1))
 
 
 class _Tap(nn.Module):
-    """Returns its input: FedCD's masks act on the output of a module, by the module's name."""
+    """Returns its input; as a named module it is a place where FedCD's masks can act."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -229,9 +230,9 @@ class _Tap(nn.Module):
 
 
 def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """A 1x1 convolution with bias of each level's map f[B, H, W, F] -> f[B, H, W, A, 5 + C].
+    """Predicts by 1x1 convolutions: each level's f[B, H, W, F] -> f[B, H, W, A, 5 + C].
 
-    Masks act on the map of level i as the output of the module `tap{i}`.
+    The map of level i passes a module `tap{i}`, on whose output masks act.
     """
     depth, outputs = 5 + net.num_classes, []
     for i, (x, stride) in enumerate(zip(maps, net.anchors.strides, strict=True)):
@@ -242,7 +243,7 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
             1,
             use_bias=True,
             bias_init=partial(_prior, anchors=net.anchors.each, stride=stride, fan_in=x.shape[-1]),
-            # Not standardized without norms: the bias sets where the predictions start.
+            # Never standardized, so that the biases set the predictions at the start.
             conv_general_dilated_cls=lambda: cpu.convolve,
             name=f"predict{i}",
         )
@@ -253,17 +254,17 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
 def _prior(
     key: jax.Array, shape: tuple[int, ...], dtype: Any, *, anchors: int, stride: int, fan_in: int
 ) -> jax.Array:
-    """Biases at the start: PyTorch's draws about a prior (as Lin et al. 2017)."""
+    """Initial biases: PyTorch's random values plus the logits of a prior (Lin et al. 2017)."""
     bound = fan_in**-0.5
     drawn = jax.random.uniform(key, shape, dtype, -bound, bound).reshape(anchors, -1)
-    # 8 objects in an image of 640 pixels a side, each of one of C classes by 0.6 / C.
+    # A prior of 8 objects in an image of 640 pixels a side, and of 0.6 / C for each of C classes.
     drawn = drawn.at[:, 4].add(math.log(8 / (640 / stride) ** 2))
     classes = drawn.shape[1] - 5
     return drawn.at[:, 5:].add(math.log(0.6 / (classes - 0.99999))).reshape(shape)
 
 
 def _doubled(x: jax.Array) -> jax.Array:
-    """Every pixel four times, f[B, H, W, C] -> f[B, 2 H, 2 W, C]."""
+    """Repeats every pixel as a 2x2 block, f[B, H, W, C] -> f[B, 2 H, 2 W, C]."""
     batch, height, width, channels = x.shape
     shape = (batch, height, 2, width, 2, channels)
     x = jnp.broadcast_to(x[:, :, None, :, None], shape)

@@ -1,4 +1,4 @@
-"""Batch normalization whose statistics are a choice: rules over arrays, one file an idea."""
+"""Batch normalization with exchangeable statistics rules over arrays, one file per rule."""
 
 from fedjax_bn.normalization.batch_norm import BatchNorm
 from fedjax_bn.normalization.calls import normalize_with

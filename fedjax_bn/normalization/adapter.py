@@ -1,7 +1,7 @@
-"""The zero-shot adapter of FedIG-A (Eq. 7 to 9): how much a batch norm trusts each sample.
+"""The zero-shot adapter of FedIG-A (Eq. 7 to 9), which weighs each sample's own statistics.
 
-Its parameters are a dict, layer name -> {"hidden": dense, "out": dense}, in the collection
-`adapter`. The model itself does not change.
+The collection `adapter` contains its parameters, layer name -> {"hidden": dense, "out": dense}. The
+model itself does not change.
 """
 
 from typing import Any
@@ -24,14 +24,14 @@ from fedjax_bn.normalization.mixig import mix_statistics
 
 COLLECTION = "adapter"
 _REDUCTION = 16
-_START = (0.1, 0.1)  # delta and epsilon: inside (0, 1), where the clamp passes gradients
+_START = (0.1, 0.1)  # initial delta and epsilon: inside (0, 1), where clipping passes gradients
 
 _Dense = dict[str, jax.Array]
 Adapter = dict[str, dict[str, _Dense]]
 
 
 def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Adapter:
-    """Makes an adapter for each layer; every alpha starts around a small positive value.
+    """Initializes an adapter for each layer; every alpha starts near a small positive value.
 
     Args:
       key: random key.
@@ -39,7 +39,8 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
       dtype: dtype of the parameters.
 
     Returns:
-      By layer: `hidden` with kernel f[2C, max(C / 16, 1)], `out` with kernel f[.., 2], and biases.
+      For each layer `hidden` with kernel f[2C, H], H = max(C // 16, 1), and `out` with kernel
+      f[H, 2], both with biases.
     """
     kernel = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's
     adapter = {}
@@ -62,12 +63,12 @@ def with_adapter(
 
     Args:
       key: random key.
-      model: a model whose batch norms rules reach (see `calls`).
+      model: a model whose batch norms follow statistics rules (see `calls`).
       variables: its collections.
-      images: f[B, ...] as the model reads them; only the shape counts.
+      images: f[B, ...], prepared as the model expects; only the shape counts.
 
     Raises:
-      ValueError: no batch norm of the model sees spatial axes.
+      ValueError: the model has no batch norm with spatial axes.
     """
     layers = spatial_layers(model, variables, images)
     if not layers:
@@ -80,33 +81,33 @@ def with_adapter(
 
 
 def estimate(adapter: dict[str, _Dense], distance: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns delta, epsilon f[B] = G([mean_i - mean_G; std_i - std_G]), G two dense layers.
+    """Returns delta, epsilon f[B] = G([mean_i - mean_G; std_i - std_G]); G has two dense layers.
 
     Args:
       adapter: the parameters of one layer.
-      distance: f[B, 2C].
+      distance: f[B, 2C], the input of G.
     """
     adapter = jax.tree.map(lambda leaf: leaf.astype(distance.dtype), adapter)
     hidden, out = adapter["hidden"], adapter["out"]
     features = jax.nn.relu(distance @ hidden["kernel"] + hidden["bias"])
-    # Two columns: sums, which XLA fuses with what is around them, take less time than a product.
+    # For two columns, sums are faster than a matrix product, because XLA fuses them.
     delta, epsilon = ((features * column).sum(-1) for column in out["kernel"].T)
     return delta + out["bias"][0], epsilon + out["bias"][1]
 
 
 def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> StatisticsRule:
-    """Returns the rule of Eq. 7: a sample's statistics and the running ones, mixed by its alpha.
+    """Returns the rule of Eq. 7, which mixes a sample's own and the running statistics by alpha.
 
-    alpha = clip(delta z + epsilon, 0, 1) with z ~ N(0, 1) a sample and layer in training (Eq. 9),
-    clip(epsilon, 0, 1) at test. The running statistics of the model are taken as the global ones.
-    Every layer records its `alpha` f[B]. A layer without spatial axes keeps the running statistics.
+    In training alpha = clip(delta z + epsilon, 0, 1), with z ~ N(0, 1) drawn per sample and layer
+    (Eq. 9); at test alpha = clip(epsilon, 0, 1). The model's running statistics serve as the global
+    ones. A spatial layer records its `alpha` f[B]. Other layers use the running statistics.
 
     Args:
       adapter: parameters as from `init`.
       key: random key of a training pass; None at test.
 
     Raises:
-      ValueError: at use, where a spatial layer has no adapter.
+      ValueError: when the rule is applied, if a spatial layer has no adapter.
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
@@ -124,7 +125,7 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(differences, axis=-1))
         if key is not None:
             z = jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
-            epsilon += delta * computed_once(z)  # XLA:CPU would draw again wherever it is read
+            epsilon += delta * computed_once(z)  # else XLA:CPU draws again in every loop that reads
         alpha = computed_once(jnp.clip(epsilon, 0, 1))
         mean, std = mix_statistics(instance, received, alpha[:, None])
         return handed_over(mean, std, layer, x)._replace(recorded={"alpha": alpha})

@@ -1,4 +1,4 @@
-"""Batch-instance normalization, BIN (Nam & Kim, NeurIPS 2018): a learned gate a channel."""
+"""Batch-instance normalization, BIN (Nam & Kim, NeurIPS 2018): one learned gate per channel."""
 
 from typing import Any
 
@@ -18,12 +18,13 @@ GATE = "gate"
 def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
     """Normalizes to rho x_B + (1 - rho) x_I with the gate rho f[C] in [0, 1] (BIN, Section 3).
 
-    x_B is normalized by the batch in a pass that may move `batch_stats` and by the running
-    statistics in any other, x_I by the sample's own. The sum is one normalization, with deviation
-    1 / (rho / std_B + (1 - rho) / std_I). A layer without spatial axes is a plain batch norm.
+    x_B is normalized by the batch's statistics in a pass that may move `batch_stats`, and by the
+    running ones in any other pass; x_I is normalized by the sample's own. The sum is computed as
+    one normalization, with deviation 1 / (rho / std_B + (1 - rho) / std_I). A layer without spatial
+    axes is a plain batch norm.
 
     Raises:
-      ValueError: the variables have no gates, see `with_gates`.
+      ValueError: the variables have no gates (see `with_gates`).
     """
     if not is_spatial(x):
         return statistics_of(None, layer, x, valid)
@@ -38,7 +39,8 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
         positions = x[0, ..., 0].size
         plain = moving(layer, *moments_of_all(own_mean, own_var, positions, valid))
     (mean, var), gate = plain[:2], layer.gate
-    # The value is clipped, the gradient is not: a gate that starts at 1 would otherwise never move.
+    # Only the value is clipped: `clip` would halve the gradient at 1, where gates start, and stop
+    # it beyond.
     gate = gate + jax.lax.stop_gradient(jnp.clip(gate, 0, 1) - gate)
     gate = gate.astype(own_mean.dtype)
     share = gate / jnp.sqrt(var + layer.epsilon).astype(gate.dtype)
@@ -49,9 +51,9 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
 
 
 def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Adds to every batch norm's parameters a gate f[C] of 1, which is pure batch norm.
+    """Adds a gate f[C] of 1, which is pure batch norm, to the parameters of every batch norm.
 
-    Gates that are there already stay as they are.
+    Existing gates are unchanged.
     """
     params = flatten_dict(variables.get("params", {}), keep_empty_nodes=True)
     for path, leaf in flatten_dict(variables["batch_stats"]).items():
@@ -61,7 +63,7 @@ def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
 
 
 def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns the optimizer, whose steps leave every gate in [0, 1] (BIN, Section 3)."""
+    """Returns the optimizer with steps that keep every gate in [0, 1] (BIN, Section 3)."""
     check_optimizer(optimizer)
     inner = optax.with_extra_args_support(optimizer)
 

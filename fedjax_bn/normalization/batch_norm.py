@@ -1,7 +1,7 @@
-"""Our batch-norm module for linen: it normalizes by the statistics that a rule returns.
+"""Our batch-norm module for linen, which normalizes by the statistics that a rule returns.
 
-`calls.normalize_with` gives a rule to all batch norms of a model, however deep, so that a model's
-`__call__` takes its images and nothing else:
+`calls.normalize_with` applies a rule to all batch norms of a model, at any depth, so that the
+model's `__call__` needs no argument except the images:
 
     class Net(nn.Module):
         @nn.compact
@@ -30,19 +30,19 @@ class BatchNorm(nn.Module):
     """Batch normalization over all axes but the last (Ioffe & Szegedy 2015).
 
     y = scale * (x - mean) / sqrt(var + epsilon) + bias, with (mean, var) from a statistics rule.
-    By default a pass that may move `batch_stats` (`mutable=["batch_stats"]`) takes
-    `batch_statistics`, any other pass `running_statistics`.
+    By default the rule is `batch_statistics` in a pass that may move `batch_stats`
+    (`mutable=["batch_stats"]`), and `running_statistics` in any other pass.
 
     Variables: `params` scale, bias f[C]; `batch_stats` mean, var f[C].
 
     Attributes:
-      momentum: weight of the old value in the running statistics, in [0, 1]; PyTorch's is 1 minus
-        this one.
+      momentum: weight of the old value in the running statistics, in [0, 1]; PyTorch's momentum is
+        1 minus this value.
       epsilon: added to the variance.
       use_scale: whether there is a learned scale.
       use_bias: whether there is a learned bias.
-      unbiased: whether the running variance takes the unbiased variance, as PyTorch's does, or the
-        biased one, as flax's does.
+      unbiased: whether the running variance averages the batches' unbiased variance, as in PyTorch,
+        or the biased one, as in flax.
       param_dtype: dtype in which the variables are created.
     """
 
@@ -64,7 +64,7 @@ class BatchNorm(nn.Module):
 
         Args:
           x: f[B, ..., C].
-          statistics: rule that gives mean and variance, each f[C] or broadcastable against `x`.
+          statistics: rule that returns mean and variance, each f[C] or broadcastable against `x`.
           valid: bool[B], the samples that count in the batch's statistics; None for all.
 
         Returns:
@@ -85,7 +85,7 @@ class BatchNorm(nn.Module):
 
 
 def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
-    """Returns what rules see of a linen module with epsilon, momentum and its variables."""
+    """Returns the `Layer` of a linen module, with its epsilon, momentum and variables."""
     return Layer(
         path=module.path,
         mean=module.get_variable("batch_stats", "mean"),
@@ -99,10 +99,10 @@ def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
 
 
 def store(module: nn.Module, layer: Layer, given: Statistics) -> None:
-    """Stores in a linen module what a rule recorded, and what it moved if the pass may move it."""
+    """Stores a rule's recorded values in a linen module, and its moved ones if the pass may."""
     if given.moved is not None and layer.training:
         for name, value in zip(("mean", "var"), given.moved, strict=True):
             module.put_variable("batch_stats", name, value)
-    # A layer that is called several times in a pass keeps what it recorded last.
+    # A layer that is called several times in a pass keeps the last recorded value.
     for name, value in (given.recorded or {}).items():
         module.sow(RECORDED, name, value, reduce_fn=lambda old, new: new, init_fn=lambda: None)

@@ -1,14 +1,15 @@
-"""Handlers around the calls of a model's layers, the same for linen and for nnx.
+"""Handlers that intercept the calls of a model's layers, the same for linen and for nnx.
 
-A *handler* is a function `handler(function, call, args, kwargs) -> output` that is called instead
-of a module and usually returns `function(*args, **kwargs)`. `intercepting(handler)` installs it for
-linen models and for those of `models.from_nnx`; `normalize_with` is the handler that gives all
-batch norms a statistics rule.
+A *handler* is a function `handler(function, call, args, kwargs) -> output`. It is called instead of
+a module and usually returns `function(*args, **kwargs)`. `intercepting(handler)` installs it for
+linen models and for models of `models.from_nnx`; `normalize_with` installs the handler that applies
+a statistics rule to all batch norms.
 
-Rules reach our `BatchNorm`, flax's `nn.BatchNorm` and `nnx.BatchNorm`. Flax's own keep flax's
-conventions: momentum 0.99 by default, the *biased* variance as running variance, moments in at
-least float32. Their `use_running_average` does not count: the caller of the pass decides whether it
-trains. Moments are taken in two passes, whatever `use_fast_variance` is.
+Rules reach our `BatchNorm`, flax's `nn.BatchNorm` and `nnx.BatchNorm`. Flax's batch norms keep
+flax's conventions: momentum 0.99 by default, the *biased* variance as running variance, moments in
+at least float32. Their `use_running_average` is ignored, because the caller of the pass decides
+whether it trains. Their `use_fast_variance` is ignored too: moments are always computed in two
+passes over the batch.
 """
 
 import inspect
@@ -38,14 +39,14 @@ Path = tuple[str, ...]
 
 
 class Call(NamedTuple):
-    """A call of a module, of linen or of nnx.
+    """A call of a linen or nnx module.
 
     Attributes:
       path: the names that lead to the module, () for the model itself.
-      method: name of the method, usually `__call__`; only linen shows calls of other methods.
-      kernel: f[inputs, outputs] of a dense layer, () while it is being made; None for another one.
-      normalize: `normalize(function, args, kwargs, rule, valid) -> y` of a batch norm that rules
-        reach, None for any other module.
+      method: name of the method, usually `__call__`; in nnx only `__call__` is intercepted.
+      kernel: f[inputs, outputs] of a dense layer, () during initialization; None for other layers.
+      normalize: `normalize(function, args, kwargs, rule, valid) -> y` for a batch norm that rules
+        reach; None for any other module.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class Call(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is the call of a dense layer (`nn.Dense`, `nnx.Linear`)."""
+        """Whether this is the `__call__` of a dense layer (`nn.Dense`, `nnx.Linear`)."""
         return self.kernel is not None and self.method == "__call__"
 
 
@@ -68,12 +69,12 @@ _handlers: ContextVar[tuple[tuple[_Handler, _Concerns], ...]] = ContextVar("hand
 def intercepting(handler: _Handler, concerns: _Concerns = lambda call: True) -> Iterator[None]:
     """Returns a context in which the handler is called instead of modules.
 
-    It acts while a model is traced, so it works under `jit`, `vmap`, `scan` and `shard_map` and
-    costs nothing at run time.
+    The handler acts while a model is traced, so it works under `jit`, `vmap`, `scan` and
+    `shard_map` and costs nothing at run time.
 
     Args:
       handler: see above.
-      concerns: which calls it takes; by default all.
+      concerns: whether the handler takes a call; by default it takes all.
     """
 
     def linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
@@ -91,7 +92,7 @@ def intercepting(handler: _Handler, concerns: _Concerns = lambda call: True) -> 
 
 
 def through_handlers(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-    """Calls a module that no framework intercepts, through the handlers of the present context."""
+    """Calls an nnx module through the current handlers, because nnx cannot intercept calls."""
 
     def inside(handler: _Handler, function: Callable) -> Callable:
         return lambda *args, **kwargs: handler(function, call, args, kwargs)
@@ -108,20 +109,20 @@ def normalize_with(
     *,
     owners: frozenset[Path] = frozenset(),
 ) -> AbstractContextManager:
-    """Gives every batch norm applied inside a statistics rule and a mask of valid samples.
+    """Returns a context in which every batch norm uses a statistics rule and a mask of samples.
 
         with normalize_with(running_statistics):
             logits = model.apply(variables, images)
 
     Args:
-      statistics: the rule; None for the batch's own statistics in a pass that may move the running
-        ones, else these.
+      statistics: the rule; None for batch statistics in a pass that may move the running ones, and
+        for running statistics in any other pass.
       valid: bool[B], the samples that count; None for all.
-      owners: paths of the modules that own running statistics (`sharing.batch_norm_paths`), of
-        which rules must reach each.
+      owners: paths of the modules with running statistics (`sharing.batch_norm_paths`); the rule
+        must reach all of them.
 
     Raises:
-      ValueError: while tracing, if a rule does not reach an owner.
+      ValueError: while tracing, if the rule cannot reach a module in `owners`.
     """
 
     def concerns(call: Call) -> bool:
@@ -144,12 +145,12 @@ def normalize_with(
 def spatial_layers(
     model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Returns name -> channels C of every batch norm that sees spatial axes; computes nothing.
+    """Returns name -> channels C of every batch norm with spatial axes, found by a trace.
 
     Args:
-      model: a model whose batch norms rules reach.
+      model: a model whose batch norms follow statistics rules.
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
-      images: f[B, ...] as the model reads them, an array or a `jax.ShapeDtypeStruct`.
+      images: f[B, ...], prepared as the model expects, an array or a `jax.ShapeDtypeStruct`.
     """
     found = {}
 
@@ -169,11 +170,11 @@ def in_forward_order(
 ) -> list[str]:
     """Returns names of modules in the order in which a forward pass first calls them.
 
-    Trees of variables and all that `jit` returns are sorted by name, where a ResNet's first layer
-    comes last. Nothing is computed. Modules that are not called come last.
+    `jit` and trees of variables sort by name, which puts a ResNet's first batch norm last. The
+    order is found by a trace. Modules that are not called come last.
 
     Args:
-      names: such as "layer1_0/norm1"; "." is the model itself.
+      names: paths such as "layer1_0/norm1"; "." is the model itself.
       model, variables, images: as in `spatial_layers`.
     """
     found: dict[str, int] = {}
@@ -188,7 +189,7 @@ def in_forward_order(
 
 
 def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct) -> Any:
-    """Returns the shapes of a model's outputs in evaluation mode; computes nothing."""
+    """Returns the shapes of a model's outputs in evaluation mode, found by a trace."""
 
     def outputs(variables: dict, images: jax.Array) -> Any:
         return model.apply(variables, images, **takes_train(model.__call__, False))
@@ -197,12 +198,12 @@ def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStr
 
 
 def takes_train(function: Callable[..., Any], train: bool) -> dict[str, bool]:
-    """Returns {"train": train} for a function that has such a parameter, else {}."""
+    """Returns {"train": train} for a function with a parameter `train`, else {}."""
     return {"train": train} if "train" in inspect.signature(function).parameters else {}
 
 
 def name_of(model: Any) -> str:
-    """Returns the name of a model's class, without wrappers, for messages."""
+    """Returns the name of the class of a model without its wrappers, for messages."""
     return type(inspect.unwrap(model)).__name__
 
 
@@ -215,12 +216,13 @@ def flax_batch_norm(
     valid: jax.Array | None,
     affine: tuple,
 ) -> tuple[jax.Array, Statistics]:
-    """Returns the output of one of flax's own batch norms by a rule, and the rule's statistics.
+    """Applies a rule to one of flax's batch norms; returns the output and the rule's statistics.
 
     Args:
-      module, layer: linen's or nnx's, with flax's attributes, and what the rule sees of it.
-      args, kwargs: of its call.
-      rule, valid: as of `normalize_with`.
+      module: a batch norm of linen or nnx, with flax's attributes.
+      layer: its `Layer`, which the rule receives.
+      args, kwargs: arguments of the call.
+      rule, valid: as in `normalize_with`.
       affine: scale and bias, each f[C] or None.
 
     Raises:
@@ -249,7 +251,7 @@ def _linen_call(module: nn.Module, method: str) -> Call:
         kernel = module.get_variable("params", "kernel", ())
     elif isinstance(module, BatchNorm):
         normalize_by = _give_rule
-    # Not in a derived class with a call of its own: a rule would replace what it does.
+    # A derived class with its own `__call__` is left alone: a rule would bypass that code.
     elif isinstance(module, nn.BatchNorm) and type(module).__call__ is nn.BatchNorm.__call__:
         normalize_by = partial(_normalize_linen, module)
     return Call(module.path, method, kernel, normalize_by)
@@ -270,7 +272,7 @@ def _normalize_linen(
 ) -> jax.Array:
     if module.is_initializing():
         x = args[0] if args else kwargs["x"]
-        # Makes the variables; what flax computes of zeros is not used.
+        # This call only creates the variables; its output is not used.
         function(jnp.zeros_like(x), use_running_average=True)
     layer = layer_of(module, unbiased=False)
     affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))

@@ -1,10 +1,10 @@
 """Batch norm in forms that are fast on CPU, for `layer` and `instance`.
 
-XLA:CPU sums over positions slowly. Few channels do not fill the vectors of its sums for each
-channel: here long rows of the map are added to each other until few are left, which takes 0.4 of
-the time with 16 channels and 0.6 with 32, and loses less to rounding. Sums for each sample run over
-a middle axis, at a fraction of the memory's rate: here neighbours are added to each other, and
-products with a constant row sum what is left, between two and ten times as fast.
+XLA:CPU sums over positions slowly. In its sums per channel, few channels do not fill the
+processor's vectors. Here long rows of the map are added to each other until few are left; this
+takes 0.4 of the time with 16 channels and 0.6 with 32, and has smaller rounding errors. XLA's sums
+per sample run over a middle axis, at a fraction of the memory's rate. Here neighbours are added to
+each other, and products with a row of ones sum the rest, between two and ten times as fast.
 """
 
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from jax import lax
 
 from fedjax_bn.engine.backend import computed_once, on_cpu
 
-_CHANNELS = 32  # at most, to be few; with 64 a tenth would be gained
-_POSITIONS = 4096  # at least, in all samples together
-_ROWS = 8  # that are added to each other
-_FEWEST = 64  # positions that are left to XLA
-_AT_ONCE = 16  # positions of a sample that are added to each other without a product
-_NEIGHBOURS = 4  # those of larger maps, before the product
+_CHANNELS = 32  # largest number that counts as few; 64 would save only a tenth
+_POSITIONS = 4096  # smallest number of positions of a large map, over all samples
+_ROWS = 8  # most rows added to each other at a time
+_FEWEST = 64  # at most so many positions are left to XLA
+_AT_ONCE = 16  # at most so many positions of a sample are all added without a product
+_NEIGHBOURS = 4  # most neighbours added in larger maps, before the product
 Moments = tuple[jax.Array, jax.Array]
 
 
 def few_channels(x: jax.Array) -> bool:
-    """Whether x f[B, ..., C] is a large map of few channels, in a program traced for CPU."""
+    """Whether x f[B, ..., C] is a large map with few channels, in a program traced for CPU."""
     channels = x.shape[-1]
     return 0 < channels <= _CHANNELS and x.size >= _POSITIONS * channels and on_cpu()
 
 
 def _channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array:
-    """Sum f[C] of `term(*maps)`, each value by itself, over all axes but the last."""
+    """Sum f[C] of the elementwise function `term(*maps)` over all axes but the last."""
     channels = maps[0].shape[-1]
     parts = [one.reshape(1, -1, channels) for one in maps]
     while (rows := parts[0].shape[1]) > _FEWEST:
@@ -40,19 +40,19 @@ def _channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array
             break
         parts = [one.reshape(count, -1, channels) for one in parts]
         added = sum(term(*(one[i] for one in parts)) for i in range(count))
-        # Once: XLA would merge all levels into one loop and read the map again at every level.
+        # Otherwise XLA would merge all levels into one loop and read the map at every level.
         parts, term = [computed_once(added)[None]], lambda part: part
     return term(*(one[0] for one in parts)).sum(0)
 
 
 @jax.custom_jvp
 def channel_moments(x: jax.Array, keep: jax.Array | None, inverse: jax.Array) -> Moments:
-    """Mean and biased variance f[C] over all axes but the last.
+    """Returns mean and biased variance f[C] over all axes but the last.
 
     Args:
       x: f[B, ..., C].
       keep: bool[B, 1, ...], the samples that count; None for all.
-      inverse: f[], 1 over the number of values of each channel that count.
+      inverse: f[], 1 / the number of values per channel that count.
     """
     mean = _channel_sums(lambda part: part, x if keep is None else jnp.where(keep, x, 0)) * inverse
     mean = computed_once(mean)
@@ -66,13 +66,13 @@ def _channel_moments_jvp(primals: tuple, tangents: tuple) -> tuple[Moments, Mome
     dx, axes = tangents[0], tuple(range(x.ndim - 1))
     mean, var = channel_moments(x, keep, inverse)
     dx = dx * inverse if keep is None else jnp.where(keep, dx * inverse, 0)
-    # The mean's own change adds up to 0 in the variance's.
+    # The change of the mean cancels in the change of the variance.
     return (mean, var), (dx.sum(axes), (2 * (x - mean) * dx).sum(axes))
 
 
 @jax.custom_vjp
 def channel_scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """(x - mean) * factor + bias of x f[B, ..., C] and three f[C]; reverse-mode derivatives."""
+    """Returns (x - mean) * factor + bias of x f[B, ..., C] and three f[C]; reverse mode only."""
     return (x - mean) * factor + bias
 
 
@@ -90,14 +90,14 @@ channel_scaled.defvjp(
 
 
 def one_each(x: jax.Array, *statistics: jax.Array) -> bool:
-    """Whether every sample of x f[B, ..., C] has its own of each statistic, traced for CPU."""
+    """Whether each statistic is f[B, 1, ..., C], one per sample of x, in a program for CPU."""
     shape = (x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
     return x.ndim > 2 and on_cpu() and all(one.shape == shape for one in statistics)
 
 
 @jax.custom_jvp
 def sample_moments(x: jax.Array) -> Moments:
-    """Mean and biased variance over the positions, f[B, P, C] -> f[B, C] each."""
+    """Returns mean and biased variance over the positions, f[B, P, C] -> f[B, C] each."""
     if on_cpu():
         return computed_once(_sample_moments_on_cpu(x))
     mean = x.mean(1)
@@ -105,7 +105,7 @@ def sample_moments(x: jax.Array) -> Moments:
 
 
 def _sample_moments_on_cpu(x: jax.Array) -> Moments:
-    """The same from sums of distances to one of the positions, and of their squares."""
+    """`sample_moments` from sums of the distances to one position, and of their squares."""
     samples, positions, channels = x.shape
     # One position is within sqrt(P) deviations of the mean, so E[d^2] - E[d]^2 loses little.
     middle = x[:, positions // 2][:, None]
@@ -115,7 +115,7 @@ def _sample_moments_on_cpu(x: jax.Array) -> Moments:
     terms = distances, [jnp.square(distance) for distance in distances]
     added = [sum(parts[1:], parts[0]) for parts in terms]
     if group == positions:
-        # Once: each position that reads the sums would otherwise compute them again.
+        # Otherwise each position that reads the sums would compute them again.
         first, second = computed_once(tuple(part[:, 0] for part in added))
     else:
         row = jnp.ones((samples, 1, positions // group), x.dtype)
@@ -127,13 +127,13 @@ def _sample_moments_on_cpu(x: jax.Array) -> Moments:
 @sample_moments.defjvp
 def _sample_moments_jvp(x: tuple[jax.Array], dx: tuple[jax.Array]) -> tuple[Moments, Moments]:
     mean, var = sample_moments(*x)
-    change = 2 * (x[0] - mean[:, None]) * dx[0]  # the mean's own change adds up to 0
-    # Once in the backward pass too: each position would otherwise compute its share again.
+    change = 2 * (x[0] - mean[:, None]) * dx[0]  # the change of the mean cancels
+    # For the backward pass, where each position would otherwise compute its share again.
     return (mean, var), computed_once((dx[0].mean(1), change.mean(1)))
 
 
 def _group(positions: int) -> int:
-    """How many neighbours are added to each other: a divisor of the number of positions."""
+    """The number of neighbours added to each other, a divisor of the number of positions."""
     if positions <= _AT_ONCE:
         return positions
     return max(n for n in range(1, _NEIGHBOURS + 1) if positions % n == 0)
@@ -141,7 +141,7 @@ def _group(positions: int) -> int:
 
 @jax.custom_jvp
 def sample_scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """(x - mean) * factor + bias of x f[B, ..., C], f[B, 1, ..., C] twice and f[C]."""
+    """(x - mean) * factor + bias of x f[B, ..., C]; mean, factor f[B, 1, ..., C], bias f[C]."""
     return (x - mean) * factor + bias
 
 
@@ -154,9 +154,9 @@ def _sample_scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.
 
 
 def _spread(one: jax.Array, x: jax.Array) -> jax.Array:
-    """f[B, 1, ..., C] at all positions of x f[B, ..., C].
+    """Repeats f[B, 1, ..., C] at all positions of x f[B, ..., C].
 
-    Its transpose, which reverse mode runs, is the fast sum of `_sample_moments_on_cpu`.
+    Reverse mode runs its transpose, which is the fast sum of `_sample_moments_on_cpu`.
     """
     samples, channels = x.shape[0], x.shape[-1]
     positions = x.size // max(1, samples * channels)

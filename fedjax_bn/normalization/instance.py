@@ -1,4 +1,4 @@
-"""Statistics of single samples, and standard deviations instead of variances."""
+"""Computes statistics of single samples, and converts between deviations and variances."""
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,11 @@ def deviations(layer: Layer, x: jax.Array) -> tuple[Pair, Pair]:
     """Returns mean and deviation sqrt(var + epsilon) of every sample of `x`, and the running ones.
 
     Args:
-      layer: its running statistics and epsilon count.
+      layer: the layer, with its running statistics and epsilon.
       x: f[B, ..., C].
 
     Returns:
-      two pairs, of f[B, C] each and of f[C] each, in at least float32.
+      a pair of f[B, C] for the samples and a pair of f[C] for the layer, in at least float32.
     """
     (own_mean, own_var), running = instance_moments(x), (layer.mean, layer.var)
     mean, var = (leaf.astype(promote(leaf.dtype, jnp.float32)) for leaf in running)
@@ -41,12 +41,12 @@ def deviations(layer: Layer, x: jax.Array) -> tuple[Pair, Pair]:
 def moments_of_all(
     mean: jax.Array, var: jax.Array, positions: int = 1, valid: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns `moments` of a batch from those of its samples, whose maps are not read again.
+    """Returns the `moments` of a batch from the moments of its samples, without reading the maps.
 
     Args:
-      mean: f[B, C], of each sample.
-      var: f[B, C], biased.
-      positions: how many values of a sample and channel they are taken over.
+      mean: f[B, C], mean of each sample.
+      var: f[B, C], biased variance of each sample.
+      positions: number of values per sample and channel.
       valid: bool[B], the samples that count; None for all.
     """
     mean, between, count = moments(mean, valid)
@@ -54,22 +54,22 @@ def moments_of_all(
 
 
 def handed_over(mean: jax.Array, std: jax.Array, layer: Layer, x: jax.Array) -> Statistics:
-    """Returns the statistics by which `layer` computes (x - mean) / std.
+    """Returns the statistics with which `layer` computes (x - mean) / std.
 
     Args:
-      mean: f[B, C], one of each sample.
-      std: f[B, C]; below sqrt(epsilon), which no variance gives, it is taken as sqrt(epsilon).
-      layer: the layer, whose epsilon counts.
-      x: f[B, ..., C], what it normalizes.
+      mean: f[B, C], mean for each sample.
+      std: f[B, C]; values below sqrt(epsilon) count as sqrt(epsilon), since variances are >= 0.
+      layer: the layer, with its epsilon.
+      x: f[B, ..., C], the layer's input.
 
     Returns:
       mean and variance f[B, 1, ..., C].
     """
-    # Extrapolated deviations may be negative, and their squares would be positive again.
+    # Extrapolated deviations may be negative, and a square would hide the sign.
     var = jnp.maximum(jnp.square(jnp.maximum(std, 0)) - layer.epsilon, 0)
     return Statistics(positioned(mean, x), positioned(var, x))
 
 
 def positioned(statistic: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns f[B, C] as f[B, 1, ..., C], which broadcasts against `x` f[B, ..., C]."""
+    """Reshapes f[B, C] to f[B, 1, ..., C], which broadcasts against `x` f[B, ..., C]."""
     return statistic.reshape(x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])

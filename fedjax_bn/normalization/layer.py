@@ -1,10 +1,10 @@
-"""A batch norm as statistics rules see it: arrays, and no module of any framework.
+"""The arrays of a batch norm that statistics rules receive, independent of any framework.
 
-A *statistics rule* is a function `rule(layer, x, valid) -> Statistics`. This module has two, the
-batch's own statistics and the running ones; each paper's rule is in a file of its own. A rule is
-pure: it returns what it moved or recorded, and the module that applied it stores that (a rule that
-does neither may return a plain pair). So one rule serves our `BatchNorm`, flax's `nn.BatchNorm` and
-`nnx.BatchNorm` (see `calls`).
+A *statistics rule* is a function `rule(layer, x, valid) -> Statistics`. This module has two rules,
+for batch and running statistics; the rule of each paper is in its own file. A rule is pure: it
+returns the values that it moves or records, and the module that applies the rule stores them. (A
+rule that does neither may return a plain pair.) So the same rule works for our `BatchNorm`, flax's
+`nn.BatchNorm` and `nnx.BatchNorm` (see `calls`).
 """
 
 import zlib
@@ -18,21 +18,21 @@ from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization import cpu
 
-RECORDED = "recorded"  # the collection of what rules recorded
+RECORDED = "recorded"  # the collection of the values that rules record
 
 
 class Layer(NamedTuple):
     """One batch norm in one pass.
 
     Attributes:
-      path: the names of the modules that lead to it, such as ("layer1_0", "norm1").
+      path: the names of the modules that lead to the layer, such as ("layer1_0", "norm1").
       mean: running mean f[C].
       var: running variance f[C].
-      epsilon: what is added to a variance, at least 0.
+      epsilon: added to a variance, at least 0.
       momentum: weight of the old value in the running statistics, in [0, 1].
       training: whether this pass may move the running statistics.
-      unbiased: whether the running variance takes the batch's unbiased variance, as PyTorch's does,
-        or the biased one, as flax's does.
+      unbiased: whether the running variance averages the batches' unbiased variance, as in PyTorch,
+        or the biased one, as in flax.
       gate: f[C], the gate of batch-instance normalization, or None.
     """
 
@@ -52,14 +52,14 @@ class Layer(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What a rule returns.
+    """The result of a statistics rule.
 
     Attributes:
-      mean: f[C], or what broadcasts against x f[B, ..., C].
+      mean: f[C], or an array that broadcasts against x f[B, ..., C].
       var: likewise.
-      moved: the new running mean and variance f[C], stored in a pass that may move them; None if
-        they stay.
-      recorded: name -> array, returned to callers who ask for the collection `recorded`; or None.
+      moved: the new running mean and variance f[C], stored in a pass that may move them; None to
+        leave them unchanged.
+      recorded: name -> array, returned to callers that request the collection `recorded`; or None.
     """
 
     mean: jax.Array
@@ -72,7 +72,7 @@ StatisticsRule = Callable[[Layer, jax.Array, jax.Array | None], Statistics]
 
 
 def running_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
-    """Returns the layer's running mean and variance, f[C] each: the usual rule at test time."""
+    """Returns the layer's running mean and variance, f[C] each; this is the usual rule at test."""
     del x, valid
     return Statistics(layer.mean, layer.var)
 
@@ -80,15 +80,15 @@ def running_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = Non
 def batch_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
     """Returns mean and biased variance of the batch, f[C] each; moves the running statistics.
 
-    If `layer.unbiased`, the running variance takes the unbiased variance, n / (n - 1) times the
-    biased one; with n = 1 it takes the biased one, which is 0.
+    If `layer.unbiased`, the running variance averages the unbiased variance, which is n / (n - 1)
+    times the biased one; for n = 1 the factor is 1 and the variance 0.
     """
     return moving(layer, *moments(x, valid))
 
 
 def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> Statistics:
-    """Returns what `batch_statistics` returns for a batch with these `moments`."""
-    # As PyTorch does: the batch is normalized by the biased variance, the running one is unbiased.
+    """Returns the result of `batch_statistics` for a batch with these `moments`."""
+    # As in PyTorch: the biased variance normalizes, but the running variance is unbiased.
     spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
 
     def moved(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -101,7 +101,7 @@ def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> S
 def statistics_of(
     rule: StatisticsRule | None, layer: Layer, x: jax.Array, valid: jax.Array | None
 ) -> Statistics:
-    """Applies a rule; None is `batch_statistics` in training, else `running_statistics`."""
+    """Applies a rule; None means `batch_statistics` in training, else `running_statistics`."""
     if rule is None:
         rule = batch_statistics if layer.training else running_statistics
     return Statistics(*rule(layer, x, valid))
@@ -114,7 +114,7 @@ def normalize(
     scale: jax.Array | None,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """Returns scale * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x and mean together.
+    """Returns scale * (x - mean) / sqrt(var + epsilon) + bias, in the common dtype of x and mean.
 
     Args:
       x: f[B, ..., C].
@@ -147,8 +147,8 @@ def moments(x: jax.Array, valid: jax.Array | None = None) -> tuple[jax.Array, ja
       valid: bool[B], the samples that count; None for all.
 
     Returns:
-      mean f[C], variance f[C] and n f[], how many values of a channel count, in at least float32.
-      Without any valid sample mean and variance are 0.
+      mean f[C], variance f[C] and n f[], the number of values per channel that count, in at least
+      float32. Without a valid sample mean and variance are 0.
     """
     x = x.astype(promote(x.dtype, jnp.float32))
     axes = tuple(range(x.ndim - 1))
@@ -161,14 +161,14 @@ def moments(x: jax.Array, valid: jax.Array | None = None) -> tuple[jax.Array, ja
     inverse = 1 / jnp.maximum(count, 1)
     if cpu.few_channels(x):
         return *cpu.channel_moments(x, keep, inverse), count
-    # Two passes: E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
+    # Two passes, because E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
     mean = jnp.sum(x, axes, where=keep) * inverse
     var = jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
     return mean, var, count
 
 
 def key_for(layer: Layer, key: jax.Array) -> jax.Array:
-    """Returns a random key of this layer, the same wherever it stands in the order of calls."""
+    """Returns a random key for this layer, which depends on its name, not on the order of calls."""
     return jax.random.fold_in(key, zlib.crc32(layer.name.encode()))
 
 

@@ -1,4 +1,4 @@
-"""The rules of FedIG's second pass: MixIG (Eq. 3), and MixStyle in its place (Table 3b).
+"""The rules of FedIG's second pass: MixIG (Eq. 3), or MixStyle instead (Table 3b).
 
 MixIG mixes every sample's statistics with the received global ones.
 """
@@ -31,9 +31,9 @@ from fedjax_bn.normalization.layer import (
     moments,
 )
 
-# draw(key, shape, dtype) -> u of that shape
+# draw(key, shape, dtype) -> u of this shape
 Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
-# mixing(key) -> the rule of one pass
+# mixing(key) -> the rule for one pass
 Mixing = Callable[[jax.Array], StatisticsRule]
 
 
@@ -43,7 +43,7 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
     Args:
       instance: mean and standard deviation of each sample, f[B, C].
       global_: mean and standard deviation of the global model, f[C].
-      u: weight of the instance, f[C], or f[B, 1] for one of each sample.
+      u: weight of the instance, f[C], or f[B, 1] for one weight per sample.
 
     Returns:
       mean and standard deviation, f[B, C].
@@ -56,10 +56,10 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
-    """Draws u ~ U(low, high) for each channel; beyond [0, 1] it extrapolates (FedIG, Table 6).
+    """Draws u ~ U(low, high) for each channel; outside [0, 1] u extrapolates (FedIG, Table 6).
 
     Raises:
-      ValueError: low is above high.
+      ValueError: `low` is above `high`.
     """
     if low > high:
         raise ValueError(f"uniform: low={low:g} must be at most high={high:g}")
@@ -71,7 +71,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
 
 
 def constant(u: float) -> Draw:
-    """Takes one u for all channels (FedIG, Table 1): 0 global, 1 instance, 0.5 both."""
+    """Uses one u for all channels (FedIG, Table 1): 0 is global, 1 instance, 0.5 their mean."""
 
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         del key
@@ -81,15 +81,15 @@ def constant(u: float) -> Draw:
 
 
 def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule:
-    """Returns the rule of the augmented pass: Eq. 3 with one vector u f[C] a layer and batch.
+    """Returns the rule of the augmented pass: Eq. 3 with one vector u f[C] per layer and batch.
 
-    The layer's running statistics are taken as the global ones, so the model must be applied with
-    the received `batch_stats`. A layer without spatial axes normalizes with the batch's own
-    statistics, as in the local pass. Running statistics are not moved.
+    The layer's running statistics serve as the global ones, so the model must be applied with the
+    received `batch_stats`. A layer without spatial axes normalizes by the batch's own statistics,
+    as in the local pass. Running statistics do not move.
 
     Args:
       key: random key of this pass.
-      draw: distribution of u, U(0, 1) by default.
+      draw: draws u, by default from U(0, 1).
     """
     draw = draw or uniform()
 
@@ -97,7 +97,7 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
         if not is_spatial(x):
             return Statistics(*moments(x, valid)[:2])
         instance, received = deviations(layer, x)
-        # Once: XLA:CPU would draw again in each loop that reads u.
+        # Otherwise XLA:CPU would draw again in each loop that reads u.
         u = computed_once(draw(key_for(layer, key), x.shape[-1:], instance[0].dtype))
         mean, std = mix_statistics(instance, received, u)
         return handed_over(mean, std, layer, x)
@@ -111,18 +111,19 @@ def mixstyle_statistics(
 ) -> StatisticsRule:
     """Returns the rule that normalizes MixStyle(x) with the batch statistics of MixStyle(x).
 
-    MixStyle(x) = std_mix (x - mean_i) / std_i + mean_mix (Zhou et al., ICLR 2021), where mean_mix
-    and std_mix are lambda of sample i plus 1 - lambda of another one, lambda ~ Beta(a, a) a sample;
-    no gradient passes through them. To normalize it with mean m and deviation s is to normalize x
-    with mean_i - (mean_mix - m) std_i / std_mix and s std_i / std_mix.
+    MixStyle(x) = std_mix (x - mean_i) / std_i + mean_mix (Zhou et al., ICLR 2021). mean_mix and
+    std_mix weigh sample i by lambda and another sample by 1 - lambda, with lambda ~ Beta(a, a)
+    drawn per sample; no gradient passes through them or mean_i and std_i. Normalizing MixStyle(x)
+    by mean m and deviation s is the same as normalizing x by mean_i - (mean_mix - m) std_i /
+    std_mix and s std_i / std_mix.
 
-    Differs from the paper: it is used before every spatial batch norm, instead of MixIG (FedIG,
-    Table 3b), not after chosen blocks. Running statistics are not moved.
+    Differs from the paper: it acts before every spatial batch norm, instead of MixIG (FedIG, Table
+    3b), not after selected blocks. Running statistics do not move.
 
     Args:
       key: random key of this pass.
       concentration: a, above 0.
-      probability: chance that a layer mixes, in [0, 1].
+      probability: probability that a layer mixes, in [0, 1].
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
@@ -139,7 +140,7 @@ def mixstyle_statistics(
         weight = jnp.where(jax.random.bernoulli(keys[2], probability), weight, 1)
         mean, std = mix_statistics(own, (own[0][other], own[1][other]), weight)
 
-        # Moments of the whole restyled batch, from those of its samples.
+        # The moments of the restyled batch follow from the moments of its samples.
         shrink = own[1] / std
         restyled = (own_mean - own[0]) / shrink + mean, own_var / jnp.square(shrink)
         batch_mean, batch_var, _ = moments_of_all(*restyled, valid=valid)
@@ -152,12 +153,13 @@ def mixstyle_statistics(
 def choose_mixing(text: str) -> Mixing:
     """Builds the rule that a text such as `uniform:low=0:high=0.5` or `mixstyle` names.
 
-    `uniform` and `constant` are MixIG with u ~ U(low, high) and with one u (FedIG, Tables 1 and 6),
-    `mixstyle` is MixStyle instead (Table 3b), `package.module:function` is a function
-    `(key, *, ...) -> StatisticsRule` of one's own.
+    `uniform` is MixIG with u ~ U(low, high), and `constant` is MixIG with a fixed u (FedIG, Tables
+    6 and 1). `mixstyle` is MixStyle instead (Table 3b). `package.module:function` is the user's own
+    function `(key, *, ...) -> StatisticsRule`.
 
     Raises:
-      ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
+      ValueError: a name or key is unknown, or a value has the wrong type; the message lists the
+        valid ones.
     """
     draws: dict[str, Callable[..., Any]] = {"uniform": uniform, "constant": constant}
     known = draws | {"mixstyle": mixstyle_statistics}

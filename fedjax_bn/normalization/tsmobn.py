@@ -1,4 +1,4 @@
-"""TsmoBN (Jiang et al. 2021): statistics of the test client, tracked over its batches."""
+"""TsmoBN (Jiang et al. 2021), which tracks the statistics of a test client over its batches."""
 
 from typing import Literal
 
@@ -22,13 +22,13 @@ def update(
     """Takes one step of Algorithm 1 (Eq. 4; UniFed, Eq. 3 and 4).
 
     mean <- tau mean + (1 - tau) mean_b, then var <- tau var + (1 - tau) E_b (x - mean)^2 about the
-    moved mean. The first batch gives its own mean and biased variance.
+    moved mean. Without `tracked`, the result is the batch's own mean and biased variance.
 
     Args:
       tracked: mean and variance so far, f[C] each; None on the first batch.
       x: f[B, ..., C], the batch.
       momentum: tau, the weight of the past, in [0, 1].
-      valid: bool[B], the samples that count; None for all. If none counts, nothing changes.
+      valid: bool[B], the samples that count; None for all. A batch without any changes nothing.
       about: "tracked" as in the algorithm, or "batch" for a variance about the batch's mean.
 
     Returns:
@@ -41,7 +41,7 @@ def update(
     momentum = jnp.asarray(momentum).astype(mean.dtype)
     moved = momentum * old_mean.astype(mean.dtype) + (1 - momentum) * mean
     if about == "tracked":
-        # E (x - m)^2 = var + (mean - m)^2, which is safe in any precision.
+        # E (x - m)^2 = var + (mean - m)^2, a sum of squares and so safe in any precision.
         var = var + jnp.square(mean - moved)
     spread = momentum * old_var.astype(var.dtype) + (1 - momentum) * var
     some = count > 0
@@ -52,7 +52,7 @@ def update(
 
 
 def tracked_statistics(momentum: float | jax.Array, *, about: About = "tracked") -> StatisticsRule:
-    """Returns the rule that keeps the tracked pair as the running one, and moves it.
+    """Returns the rule that stores the tracked statistics as running statistics and moves them.
 
     The model must be applied with the tracked statistics as its `batch_stats`, in a pass that may
     move them.

@@ -1,15 +1,15 @@
-"""Kernels for CPU, reached through this module alone; any other backend gets plain XLA.
+"""Kernels for CPU, called only through this module; every other backend gets plain XLA.
 
-XLA:CPU is slow at convolutions and windows inside loops and at maps that do not fit in the caches.
-The functions here ask `fedjax_bn.engine.backend.on_cpu` while a program is traced:
+XLA:CPU is slow at convolutions and windows inside loops, and at maps that do not fit in the caches.
+The functions here check `fedjax_bn.engine.backend.on_cpu` while a program is traced:
 
     function     on CPU                                                     elsewhere
     convolve     matrix products, tiles or transforms (`convolution`)       lax.conv_general_dilated
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
     in_cache     a batch in chunks (`chunks`)                               the batch at once
 
-Batch norm has kernels of its own in `fedjax_bn.normalization.cpu`, and the step of
-`fedjax_bn.client` avoids a copy; each asks the same question in one line.
+Batch norm has kernels in `fedjax_bn.normalization.cpu`, and the step of `fedjax_bn.client` avoids a
+copy; both check `on_cpu` too.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ from fedjax_bn.models.cpu import convolution, pooling
 from fedjax_bn.models.cpu.chunks import in_chunks
 from fedjax_bn.models.cpu.direct import NHWC
 
-_CHUNK_VALUES = 2**18  # values of images at a time: 21 of 64 x 64 x 3
-_MIN_CHUNK = 8  # images; fewer do not fill the matrix products
+_CHUNK_VALUES = 2**18  # values in a chunk of images: 21 images of 64 x 64 x 3
+_MIN_CHUNK = 8  # images in a chunk at least; fewer make the matrix products too small
 
 
 def convolve(
@@ -42,19 +42,19 @@ def convolve(
     feature_group_count: int = 1,
     **options: Any,
 ) -> jax.Array:
-    """Convolves as `jax.lax.conv_general_dilated`, whose arguments and results it has.
+    """Convolves like `jax.lax.conv_general_dilated`, with the same arguments and results.
 
-    On CPU a two-dimensional convolution in floating numbers, in the order NHWC and HWIO, without
-    dilation or groups, takes the algorithm that suits its shapes. All others are left to XLA.
+    On CPU the algorithm depends on the shapes, for two-dimensional floating-point convolutions in
+    the order NHWC and HWIO without dilation or groups. All others are left to XLA.
 
     Args:
       lhs: images f[B, H, W, C].
       rhs: kernel f[r, s, C, F].
       window_strides: strides (down, across).
       padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
-      lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count: as lax takes them, in the
-        order NHWC, HWIO, NHWC by default, as `nn.Conv` calls it.
-      **options: further arguments of lax; `precision` changes nothing on CPU.
+      lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count: as in lax; the default
+        order is NHWC, HWIO, NHWC, which `nn.Conv` uses.
+      **options: further arguments of lax; `precision` has no effect on CPU.
 
     Returns:
       f[B, H', W', F].
@@ -88,7 +88,7 @@ def convolve(
     sides = (rows[0], rows[1]), (columns[0], columns[1])
     shapes = convolution.Shapes(lhs.shape, rhs.shape, (down, across), sides)
     algorithm = convolution.ALGORITHMS[convolution.algorithm_of(shapes)]
-    # Half precision has no arithmetic of its own on CPU: products and sums are in float32.
+    # Half precision is computed in float32, because CPUs have no arithmetic for it.
     dtype = promote(lhs.dtype, jnp.float32)
     y = algorithm(lhs.astype(dtype), rhs.astype(dtype), shapes.strides, sides)
     return y.astype(lhs.dtype)
@@ -100,11 +100,11 @@ def max_pool(
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]] = ((0, 0), (0, 0)),
 ) -> jax.Array:
-    """Maximum over windows; the padding never wins, and what does not fill a window is dropped.
+    """Returns the maximum over windows; padding is -infinity, and incomplete windows are dropped.
 
-    The gradient of a window goes whole to one element; on CPU it is the first of its largest in
-    reading order, as in PyTorch. There it is differentiable twice in reverse mode, and forward over
-    reverse.
+    The whole gradient of a window goes to one element; on CPU this is the first maximum in reading
+    order, as in PyTorch. On CPU the function can be differentiated twice in reverse mode, and
+    forward over reverse.
 
     Args:
       x: f[B, H, W, C].
@@ -121,12 +121,12 @@ def max_pool(
 
 
 def in_cache(function: Callable[[jax.Array], Any], images: jax.Array) -> Any:
-    """Returns `function(images)`, on CPU in chunks whose maps fit in the caches.
+    """Returns `function(images)`, computed on CPU in chunks whose maps fit in the caches.
 
-    For inference: ResNet-18 takes 0.7 to 0.9 of the time for 64 images of 64 x 64 pixels.
+    This is for inference: with 64 images of 64 x 64 pixels, ResNet-18 takes 0.7 to 0.9 of the time.
 
     Args:
-      function: a network, f[b, H, W, C] -> arrays [b, ...], each sample by itself.
+      function: a network, f[b, H, W, C] -> arrays [b, ...], in which samples are independent.
       images: f[B, ...]. Samples that are not maps pass at once, because their networks read more
         weights than data.
     """

@@ -1,27 +1,28 @@
 """Convolutions with few multiplications, as plain matrix products: minimal filtering and Fourier.
 
-Both are bilinear algorithms, here for one dimension with inputs x, a filter w and outputs y:
+Both are bilinear algorithms. In one dimension, with inputs x, a filter w and outputs y:
 
     y = A^T [(G w) * (B^T x)]
 
 In two dimensions the matrices act on rows and on columns, and a sum over channels turns the
-pointwise products into matrix products. Every step, transforms included, is a product of two
-row-major matrices, the one operation that XLA:CPU does at full speed everywhere, also inside `scan`
-and `map`; so is every step of its gradients of any order.
+pointwise products into matrix products. Every step, including the transforms and all gradients, is
+a product of two row-major matrices. XLA:CPU runs this operation at full speed everywhere, even
+inside `scan` and `map`.
 
-*Minimal filtering* (Winograd 1980; Lavin & Gray 2016) makes m outputs of an r-tap filter at a time.
-A product of polynomials is a pointwise product of their values at n = m + r - 1 points, and a
-correlation is its transpose, so n multiplications do the work of m r, and n^2 that of m^2 r^2.
+*Minimal filtering* (Winograd 1980; Lavin & Gray 2016) computes m outputs of an r-tap filter at a
+time. A product of polynomials is a pointwise product of their values at n = m + r - 1 points, and a
+correlation is its transpose. So n multiplications replace m r, and in two dimensions n^2 replace
+m^2 r^2.
 
 *Fourier's transform* suits large kernels on small maps. A cyclic convolution of length N is a
-pointwise product of Fourier coefficients. In two dimensions, with P = N // 2 + 1 rows of
-coefficients (the others are their conjugates), that is P N complex products. Each complex product
-is three real ones (Gauss): with X the coefficients of the images and K those of the kernel,
+pointwise product of Fourier coefficients. Two dimensions need P N complex products, with
+P = N // 2 + 1 rows of coefficients; the other rows are conjugates. Each complex product takes three
+real ones (Gauss): with coefficients X of the images and K of the kernel,
 
     a = (Kr + Ki) Xi,   b = (Ki - Kr) Xr,   c = Kr (Xr + Xi),   K X = (c - a) + (c + b) i
 
-and the sums belong to the matrices that transform. A 5x5 kernel on 14x14 takes 432 products instead
-of the 1024 of minimal filtering and the 4900 of the definition.
+and the transforms include the sums. A 5x5 kernel on 14x14 takes 432 products, instead of 1024 by
+minimal filtering and 4900 by the definition.
 """
 
 from fractions import Fraction
@@ -37,20 +38,20 @@ from jax import lax
 from fedjax_bn.models.cpu.chunks import in_chunks
 from fedjax_bn.models.cpu.direct import Padding, Strides
 
-TILE = 4  # m, outputs of a tile on each side; 6 would save little more and lose half a digit
-# Evaluation points, after which infinity follows, in the order of use. Small fractions whose
-# differences are far from 0 keep rounding small: with all seven a float32 result is within 1e-5 of
-# the largest.
+TILE = 4  # m, the side of a tile of outputs; 6 would save little more and lose half a digit
+# The finite evaluation points, in the order of use; infinity is always the last point. Small
+# fractions with differences far from 0 keep rounding errors small: with all seven points the error
+# of a float32 result is within 1e-5 of the largest output.
 _POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "1/2", "-2", "2", "-1/2"))
-_TILED_IMAGES, _TRANSFORMED_IMAGES = 32, 64  # at a time: more no longer fit in the caches
+_TILED_IMAGES, _TRANSFORMED_IMAGES = 32, 64  # in a chunk; more would not fit in the caches
 
 
 def tiled_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Minimal filtering; arguments and result as of `direct_convolution`, strides all 1.
+    """Convolves by minimal filtering; arguments and result as in `direct_convolution`.
 
-    The padding must not be negative, and no side of the kernel above 5.
+    Strides must be 1, the padding must not be negative, and a kernel has at most 5 taps a side.
     """
     del strides
     axes = [
@@ -76,12 +77,12 @@ def _transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.nda
     """The matrices A f64[m, n], G f64[n, r] and B f64[n, n], n = m + r - 1, of `F(m, r)`.
 
     With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T = V_m^T
-    and G = V_r evaluate, and B^T = V_n^-T holds the coefficients of Lagrange's polynomials. They
-    are computed in fractions, without rounding.
+    and G = V_r evaluate polynomials, and B^T = V_n^-T contains the coefficients of Lagrange's
+    polynomials. All are computed in fractions, without rounding.
 
     Args:
-      outputs: m, outputs a tile; m + r - 2 is at most 7.
-      taps: r, length of the filter.
+      outputs: m, the outputs of a tile; m + r - 2 is at most 7.
+      taps: r, the length of the filter.
     """
     points = _POINTS[: outputs + taps - 2]
 
@@ -90,7 +91,7 @@ def _transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.nda
         return [[p**j for j in range(columns)] for p in points] + [infinity]
 
     def polynomial(skip: Fraction | None = None) -> list[Fraction]:
-        """Coefficients, lowest first, of the product of (x - point) over all points but `skip`."""
+        """Coefficients of the product of (x - point) over all points but `skip`, lowest first."""
         coefficients = [Fraction(1)]
         for root in points:
             if root != skip:
@@ -108,9 +109,9 @@ def _transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _tiles(size: int, taps: int, padding: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """B and A of every tile along one axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
-    # Tiles overlap, the padding is zero, and the last tile may be cut off. Matrices of the whole
-    # axis take care of all three, so that nothing is padded, gathered or cut at run time.
+    """B and A for all tiles along an axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
+    # Tiles overlap, the padding is zero, and the last tile may be incomplete. Matrices over the
+    # whole axis handle all three, so that nothing is padded, gathered or cut at run time.
     a, _, b = _transforms(TILE, taps)
     outputs = size + sum(padding) - taps + 1
     tiles = -(-outputs // TILE)
@@ -128,14 +129,14 @@ def _to_points(x: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
     batch, height, width, channels = x.shape
     n, tiles = across.shape[:2]
     x = _constant_product(across.reshape(n * tiles, width), x.reshape(-1, width, channels))
-    # Batch and channels go last, so that the second product has few, long rows.
+    # Batch and channels are moved to the end, so that the second product has few, long rows.
     x = x.reshape(batch, height, n, tiles, channels).transpose(2, 1, 3, 0, 4)
     x = _constant_product(down.reshape(-1, height), x.reshape(n, height, -1))
     return x.reshape(n, *down.shape[:2], tiles, batch, channels)
 
 
 def _from_points(y: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
-    """A^T y A of every tile, the way back of `_to_points`, f[B, H', W', F]."""
+    """A^T y A of every tile: the outputs f[B, H', W', F] from their values at the points."""
     n, m, tiles_down, tiles_across, batch, features = y.shape
     high, wide = down.shape[2], across.shape[2]
     y = _constant_product(down.reshape(-1, high).T, y.reshape(n, m * tiles_down, -1))
@@ -148,9 +149,10 @@ def _from_points(y: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Arra
 def transformed_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Fourier's transform; arguments and result as of `direct_convolution`, strides all 1.
+    """Convolves by Fourier's transform; arguments and result as in `direct_convolution`.
 
-    The padding must not be negative. Its rounding error is that of the definition.
+    Strides must be 1, and the padding must not be negative. The rounding error is as small as in
+    the definition.
     """
     del strides
     waves = _waves(x.shape[1:3], kernel.shape[:2], padding)
@@ -173,13 +175,13 @@ def transformed_convolution(
 
 
 class _Waves(NamedTuple):
-    """The transforms for one shape; P, Q: coefficients down and across, H', W': outputs.
+    """The transforms for one shape, with P x Q coefficients and H' x W' outputs.
 
     down: f64[2 P, H], real and imaginary parts of the coefficients of columns.
     across: f64[3 Q, 2 W], from (re, im) of a row to Xi, Xr and Xr + Xi.
     kernel: f64[3 P Q, r s], from the kernel to Kr + Ki, Ki - Kr and Kr.
     back_across: f64[2 W', 3 Q], from the products a, b, c to (re, im) of a row.
-    back_down: f64[H', 2 P].
+    back_down: f64[H', 2 P], from (re, im) of the coefficients of columns to outputs.
     """
 
     down: np.ndarray
@@ -191,16 +193,16 @@ class _Waves(NamedTuple):
 
 @cache
 def _waves(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> _Waves:
-    """All transforms of a convolution of maps f[H, W] with kernels f[r, s]."""
+    """The transforms for convolutions of maps f[H, W] with kernels f[r, s]."""
 
     def cycle(size: int, taps: int, padding: tuple[int, int]) -> tuple[int, int]:
-        """The length N of a cycle that is so long that only zeros wrap around, and the outputs."""
+        """The length N at which only zeros wrap around, and the number of outputs."""
         low, high = padding
         outputs = low + size + high - taps + 1
         return max(size + low, outputs + taps - 1 - low, size), outputs
 
     def real_matrix(z: np.ndarray) -> np.ndarray:
-        """c128[a, b] as f64[2 a, 2 b], by which rows (re, im) are multiplied from the right."""
+        """c128[a, b] as f64[2 a, 2 b], which multiplies rows (re, im) from the right."""
         return np.block([[z.real, z.imag], [-z.imag, z.real]])
 
     lengths, outputs = zip(*map(cycle, size, taps, padding), strict=True)
@@ -211,7 +213,7 @@ def _waves(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> _W
 
     down = wave(rows, 0, np.arange(size[0]))
     across = wave(columns, 1, np.arange(size[1]))
-    # A correlation needs the conjugate; its zero position is the top left pixel, not the padding.
+    # A correlation needs the conjugate. Positions count from the top left pixel, not the padding.
     kernel = np.einsum(
         "pi,qj->pqij",
         wave(rows, 0, np.arange(taps[0]) - padding[0][0]).conj(),
@@ -222,8 +224,8 @@ def _waves(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> _W
     back = real_matrix(wave(columns, 1, np.arange(outputs[1])).conj() / lengths[1])
     back = back.reshape(2, len(columns), 2 * outputs[1])
     products = [-back[0], back[1], back[0] + back[1]]
-    # Each kept row counts twice, once for its conjugate; the first, and the last of an even
-    # length, are their own conjugates.
+    # Each row counts twice, once for its conjugate, except rows that are their own conjugates: the
+    # first one, and the last one if the length is even.
     times = np.where((rows == 0) | (2 * rows == lengths[0]), 1.0, 2.0)
     back_down = wave(rows, 0, np.arange(outputs[0])).conj() * times[:, None]
     back_down = np.stack([back_down.real, -back_down.imag], 1) / lengths[0]
@@ -237,7 +239,7 @@ def _waves(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> _W
 
 
 def _constant_product(matrix: np.ndarray, x: jax.Array) -> jax.Array:
-    """A constant f64[a, b] times x f[d, b, c] -> f[d, a, c] in the dtype of x."""
+    """Multiplies a constant f64[a, b] by x f[d, b, c] -> f[d, a, c] in the dtype of x."""
     return _product(jnp.asarray(matrix, x.dtype), x)
 
 
@@ -247,9 +249,9 @@ def _plain_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.matmul(jnp.broadcast_to(matrix, (len(x), *matrix.shape)), x)
 
 
-# It has its own gradient, because autodiff makes a product of transposed matrices, which XLA:CPU
-# transposes in memory or hands to a slower library. The rules use the plain product, so that they
-# can be differentiated forward too.
+# The gradient is our own: autodiff's is a product of transposed matrices, which XLA:CPU transposes
+# in memory or passes to a slower library. The rules use the plain product, so that forward mode can
+# differentiate them.
 _product = jax.custom_vjp(_plain_product)
 _product.defvjp(
     lambda matrix, x: (_plain_product(matrix, x), matrix),
@@ -258,5 +260,5 @@ _product.defvjp(
 
 
 def _batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:
-    """f[d, N, C] times f[d, C, F] -> f[d, N, F]."""
+    """Multiplies f[d, N, C] by f[d, C, F] -> f[d, N, F]."""
     return lax.dot_general(values, filters, (((2,), (1,)), ((0,), (0,))))

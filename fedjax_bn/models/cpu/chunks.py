@@ -1,4 +1,4 @@
-"""Large batches in chunks: less memory at a time, and on CPU data that stay in the caches."""
+"""Computes large batches in chunks, which need less memory and stay in a CPU's caches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +9,12 @@ from jax import lax
 
 
 def in_chunks(function: Callable[[jax.Array], Any], x: jax.Array, size: int) -> Any:
-    """Returns `function(x)`, with at most `size` samples at a time, all chunks in one loop.
+    """Returns `function(x)`, computed in one loop over chunks of at most `size` samples.
 
     Args:
-      function: f[b, ...] -> arrays [b, ...], any b, each sample by itself.
+      function: f[b, ...] -> arrays [b, ...] for any b, in which samples are independent.
       x: [B, ...]. Where B is not a multiple of the number of chunks, zeros fill the last one.
-      size: samples at a time, positive.
+      size: largest number of samples in a chunk, positive.
     """
     count = -(-len(x) // size)
     if count <= 1:

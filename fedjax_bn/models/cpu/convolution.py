@@ -1,13 +1,14 @@
-"""Algorithms for convolutions on CPU, and which of them `models.cpu.convolve` takes.
+"""Algorithms for convolutions on CPU, and the choice that `models.cpu.convolve` makes among them.
 
-XLA:CPU runs matrix products at full speed on all cores, its convolutions at less than half of that,
-and gradient convolutions inside a loop at a fifteenth. So most layers become matrix products here:
-`algorithm_of` chooses by the static shapes. Every algorithm has reverse-mode derivatives of any
-order, and forward over reverse.
+XLA:CPU runs matrix products at full speed on all cores, convolutions at less than half of that
+speed, and gradient convolutions inside a loop at a fifteenth. So most layers become matrix products
+here: `algorithm_of` chooses by the static shapes. Every algorithm has reverse-mode derivatives of
+any order, and forward over reverse.
 
-Forward and backward pass in a `scan`, float32, jax 0.10.2: ms on two shared AVX-512 cores, median
-of 9 in turn, PyTorch 2.13 in channels_last; after a slash, on slower ones (AMD EPYC of family 25,
-model 17), CPU ms of both, the least of 9; * marks what is chosen:
+The table has the times of a forward and backward pass in a `scan`, in float32 with jax 0.10.2; the
+column of PyTorch 2.13 is in channels_last. Before the slash are ms on two shared AVX-512 cores, the
+median of 9 alternating runs. After it are CPU ms, summed over two slower cores (AMD EPYC of family
+25, model 17), the least of 9 runs. * marks the algorithm chosen:
 
     layer (kernel, images)             direct   patches    taps      tiled  transformed PyTorch
     5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*      -          -        -         3.7
@@ -38,26 +39,26 @@ from scipy.fft import next_fast_len
 from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution, transformed_convolution
 from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution
 
-_MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
-_FEW_CHANNELS = 16  # of images times those of outputs, such as the three colours of L2D's styles
-_MAX_TWICE = 2**27  # values of all windows: more take gigabytes
-_MAX_PATCH_VALUES = 2 * 2**20  # more no longer stay in the caches
+_MIN_SAVED = 3000  # multiplications per pair of channels that repay transforming its kernel
+_FEW_CHANNELS = 16  # input times output channels, such as 3 x 3 of the colours of L2D's styles
+_MAX_TWICE = 2**27  # values of all windows; more take gigabytes
+_MAX_PATCH_VALUES = 2 * 2**20  # values of all windows; more do not stay in the caches
 
-# Part of the keys by which JAX remembers traces: none is used again for another value.
+# JAX's cache of traces includes this value in its keys, so a trace is not reused for another value.
 _twice = jax.make_user_context(False)
 
 
 def differentiated_twice() -> AbstractContextManager[None]:
-    """Returns a context for programs whose gradients are differentiated in turn.
+    """Returns a context for programs that differentiate gradients.
 
-    XLA's convolution has its gradients in forms that XLA:CPU is fast at (`direct`), but not their
-    gradients, so a product of windows is chosen instead if its windows fit in the memory.
+    XLA:CPU is fast at the gradients in `direct`, but not at the gradients of these. In this context
+    `patches` is chosen instead if its windows fit in memory.
     """
     return _twice(True)
 
 
 class Shapes(NamedTuple):
-    """What a trace shows of a convolution.
+    """The static shapes of a convolution, known while it is traced.
 
     Attributes:
       images: (B, H, W, C).
@@ -73,7 +74,7 @@ class Shapes(NamedTuple):
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Rows and columns of the result; below 1 if a kernel does not fit."""
+        """Rows and columns of the result; below 1 if the kernel exceeds the padded map."""
         return tuple(
             (size + sum(sides) - taps) // stride + 1
             for size, taps, stride, sides in zip(
@@ -83,19 +84,19 @@ class Shapes(NamedTuple):
 
     @property
     def windows(self) -> int:
-        """How many numbers all windows of the images have together."""
+        """Total number of values in all windows of the images."""
         return prod((self.images[0], *self.outputs, *self.kernel[:3]))
 
     @property
     def usual(self) -> bool:
-        """Whether all algorithms can compute it: nothing is empty, and no pixel is cut off."""
+        """Whether nothing is empty and no padding is negative, as all but `direct` need."""
         return min(*self.images, *self.outputs) >= 1 and min(map(min, self.padding)) >= 0
 
     @property
     def exceeds(self) -> bool:
         """Whether a kernel exceeds its map, in the forward pass or in a gradient.
 
-        XLA's convolution is then 50 times slower than it could be.
+        XLA's convolution can then take 50 times as long as the fastest algorithm.
         """
         return any(
             tap > min(size, n) or n > size
@@ -104,12 +105,12 @@ class Shapes(NamedTuple):
 
     @property
     def few_channels(self) -> bool:
-        """Whether the channels are so few, and the kernel so large, that `fast_fourier` pays."""
+        """Whether `fast_fourier` pays: few channels and a large kernel."""
         return min(self.kernel[:2]) >= 5 and prod(self.kernel[2:]) <= _FEW_CHANNELS
 
 
 def algorithm_of(shapes: Shapes) -> str:
-    """Returns the name in `ALGORITHMS` of what was fastest on the CPU of the table above."""
+    """Returns the name in `ALGORITHMS` that the measurements above suggest for these shapes."""
     images, strides, outputs = shapes.images, shapes.strides, shapes.outputs
     sizes, taps, channels = images[1:3], shapes.kernel[:2], images[3]
     direct = "patches" if _twice.value and shapes.windows <= _MAX_TWICE else "direct"
@@ -128,7 +129,7 @@ def algorithm_of(shapes: Shapes) -> str:
     if max(taps) > 1 and max(sizes) <= 4 and min(shapes.kernel[2:]) >= 64:
         return "taps"
     if max(taps) > 1 and min(outputs) >= 10 and channels % 8 == 0:
-        return direct  # whose channels fill the processor's vectors
+        return direct  # the channels fill the processor's vectors
     few = shapes.windows <= _MAX_PATCH_VALUES
     return "patches" if few or shapes.exceeds or max(taps) == 1 else direct
 
@@ -136,13 +137,13 @@ def algorithm_of(shapes: Shapes) -> str:
 def _patches_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolution as one matrix product of all windows, f[B * H' * W', r * s * C], with the kernel.
+    """Convolves by one matrix product of all windows f[B * H' * W', r * s * C] and the kernel.
 
     Arguments and result as in `direct_convolution`.
     """
     r, s, channels, features = kernel.shape
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    # Across first: the windows down are then few and long, which copies faster than r * s of them.
+    # Concatenating across first makes the windows down few and long: faster than r * s copies.
     for axis, taps in ((2, s), (1, r)):
         stride = strides[axis - 1]
         reach = (x.shape[axis] - taps) // stride * stride + 1
@@ -156,15 +157,15 @@ def _patches_convolution(
 def _taps_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolution as a sum of matrix products, one for each tap of the kernel.
+    """Convolves by a sum of matrix products, one for each tap of the kernel.
 
-    A tap is multiplied with the pixels that it meets and with no padding, which on a map of 2x2 is
-    a product of 16 pairs of pixels instead of 36. Arguments and result as in `direct_convolution`.
+    Each tap is multiplied by the pixels that it reaches, but not by padding: a 3x3 kernel on a 2x2
+    map needs 16 products instead of 36. Arguments and result as in `direct_convolution`.
     """
     r, s, channels, features = kernel.shape
 
     def meetings(axis: int, taps: int) -> tuple[list[tuple[int, range]], int]:
-        """By tap, the first output that it reaches and its inputs; the number of outputs."""
+        """The first output and the range of inputs of each tap; and the number of outputs."""
         size, stride, (low, high) = x.shape[axis], strides[axis - 1], padding[axis - 1]
         outputs, found = (size + low + high - taps) // stride + 1, []
         for tap in range(taps):
@@ -191,29 +192,29 @@ def _taps_convolution(
 def _fast_fourier_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """Convolution of large kernels with few channels: XLA's fast Fourier transform.
+    """Convolves large kernels with few channels by XLA's fast Fourier transform.
 
-    A pair of channels costs one product a coefficient, whatever the size of the kernel: for 16
-    images of 64x64 with three channels, a 17x17 kernel takes 1.3 CPU ms instead of 7.7 by
+    A pair of channels costs one product per coefficient, whatever the size of the kernel. For 16
+    images of 64x64 with three channels, a 17x17 kernel takes 1.3 CPU ms, instead of 7.7 by
     `transformed_convolution` and 23 by XLA's convolution (AMD EPYC of family 25, model 17). With
-    many channels the sums over them are nearly all of the work, which matrix products do faster.
+    many channels most of the work is sums over channels, which matrix products do faster.
 
-    Arguments and result as in `direct_convolution`, strides all 1. The rounding error of every
-    output is that of the largest ones.
+    Arguments and result are as in `direct_convolution`; strides must be 1. The rounding error of
+    every output is relative to the largest output.
     """
     del strides
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     sizes, taps = x.shape[1:3], kernel.shape[:2]
-    cycle = [next_fast_len(size, real=True) for size in sizes]  # what wraps around is cut off below
+    cycle = [next_fast_len(size, real=True) for size in sizes]  # wrapped outputs are cut off below
     images = jnp.fft.rfft2(x.transpose(0, 3, 1, 2), cycle)
-    # The conjugate, because what networks call a convolution is a correlation.
+    # Conjugated, because the convolution of a network is a correlation.
     filters = jnp.fft.rfft2(kernel.transpose(2, 3, 0, 1), cycle).conj()
     y = sum(images[:, c, None] * filters[c] for c in range(x.shape[3]))
     rows, columns = (size - n + 1 for size, n in zip(sizes, taps, strict=True))
     return jnp.fft.irfft2(y, cycle)[:, :, :rows, :columns].transpose(0, 2, 3, 1)
 
 
-# All have the arguments (x, kernel, strides, padding); those of `UNIT_STRIDES` take strides of 1.
+# All take the arguments (x, kernel, strides, padding); those in `UNIT_STRIDES` need strides of 1.
 ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Array]] = {
     "direct": direct_convolution,
     "fast_fourier": _fast_fourier_convolution,

@@ -1,4 +1,4 @@
-"""XLA's own convolution in the order NHWC, with gradients in the forms that XLA:CPU is fast at."""
+"""XLA's own convolution in the order NHWC, with gradients that XLA:CPU computes fast."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,16 +11,16 @@ NHWC = ("NHWC", "HWIO", "NHWC")
 Pair = tuple[int, int]
 Strides = Pair
 Padding = tuple[Pair, Pair]
-_FEW = 16  # channels up to which the gradient of a kernel is faster with zeros written beforehand
+_FEW = 16  # output channels up to which a kernel's gradient is faster with x padded beforehand
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def direct_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
-    """XLA's convolution, with gradients that are convolutions in the usual dimension order.
+    """Convolves by XLA, with gradients that are convolutions in the usual dimension order.
 
-    The ones that autodiff makes are not, and XLA:CPU runs them up to 15 times slower in a loop.
+    Autodiff's gradients have another order, in which XLA:CPU is up to 15 times slower in a loop.
 
     Args:
       x: f[B, H, W, C].
@@ -44,7 +44,7 @@ def _gradients(
     )
 
 
-# The forward pass is lax's own, so that it can be differentiated forward too.
+# The forward pass is lax's own, so that forward mode can differentiate it.
 direct_convolution.defvjp(
     lambda x, kernel, strides, padding: (
         lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC),
@@ -57,14 +57,14 @@ direct_convolution.defvjp(
 def _gradient_images(
     g: jax.Array, kernel: jax.Array, sizes: Sequence[int], strides: Strides, padding: Padding
 ) -> jax.Array:
-    """dL/dx f[B, H, W, C]: g f[B, H', W', F] with the turned kernel."""
-    # Strides would dilate g, which is slow. The pixels that are a stride apart are a convolution of
-    # g itself with the taps that meet them, and all such maps are put side by side.
+    """Returns dL/dx f[B, H, W, C]: g f[B, H', W', F] convolved with the flipped kernel."""
+    # Strides would dilate g, which is slow. Instead, the gradient at pixels a stride apart is a
+    # convolution of g itself with the taps that reach them; such maps are then interleaved.
     gaps = [(0, max(0, stride - k)) for stride, k in zip(strides, kernel.shape, strict=False)]
-    kernel = jnp.pad(kernel, (*gaps, (0, 0), (0, 0)))  # a tap at least for every pixel
+    kernel = jnp.pad(kernel, (*gaps, (0, 0), (0, 0)))  # at least one tap for every pixel
 
     def meeting(axis: int, start: int) -> tuple[int, Pair]:
-        """The first tap that meets the pixels start, start + stride, ..., and the padding of g."""
+        """The first tap that reaches pixels start, start + stride, ..., and the padding of g."""
         size, stride, outputs = sizes[axis], strides[axis], g.shape[axis + 1]
         back, first = divmod(start + padding[axis][0], stride)
         count = len(range(first, kernel.shape[axis], stride))
@@ -75,7 +75,7 @@ def _gradient_images(
         columns = []
         for left, wide in (meeting(1, start) for start in range(strides[1])):
             taps = kernel[top :: strides[0], left :: strides[1]]
-            # The barrier keeps XLA from folding the transpose into an unusual dimension order.
+            # The barrier keeps XLA from folding the transpose into a slow dimension order.
             turned = lax.optimization_barrier(jnp.flip(taps, (0, 1)).swapaxes(2, 3))
             columns.append(
                 lax.conv_general_dilated(g, turned, (1, 1), (high, wide), dimension_numbers=NHWC)
@@ -91,7 +91,7 @@ def _gradient_images(
 def _gradient_kernel(
     x: jax.Array, g: jax.Array, taps: Sequence[int], strides: Strides, padding: Padding
 ) -> jax.Array:
-    """dL/dkernel f[r, s, C, F]: x as C images of B channels, with g as its dilated kernel."""
+    """Returns dL/dkernel f[r, s, C, F]: x as C images of B channels, with g as dilated kernel."""
     if g.shape[-1] <= _FEW:
         x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
         padding = ((0, 0), (0, 0))
@@ -100,7 +100,7 @@ def _gradient_kernel(
         g.shape[1:3], x.shape[1:3], taps, strides, padding, strict=True
     ):
         sides.append((low, k + (n - 1) * stride - size - low))
-    # The barriers keep the transposes apart, as above.
+    # The barriers keep XLA from folding the transposes, as above.
     x = lax.optimization_barrier(x.transpose(3, 1, 2, 0))
     g = lax.optimization_barrier(g.transpose(1, 2, 0, 3))
     y = lax.conv_general_dilated(x, g, (1, 1), sides, rhs_dilation=strides, dimension_numbers=NHWC)

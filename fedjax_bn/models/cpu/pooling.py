@@ -1,7 +1,8 @@
 """Max-pooling that is fast on CPU, in a training step and inside loops; see `models.cpu`.
 
 XLA:CPU spends a third of a ResNet's step on `reduce_window` and its gradient. Here the forward pass
-compares shifted copies of the map and remembers which won; the backward pass is a few selects.
+compares shifted copies of the map and saves the place of each maximum; the backward pass is a few
+selects.
 """
 
 from collections.abc import Iterator
@@ -16,12 +17,12 @@ from fedjax_bn.models.cpu.direct import Padding, Pair
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def max_pool(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> jax.Array:
-    """Maximum over windows; arguments and result as of `models.cpu.max_pool`."""
+    """Returns the maximum over windows; arguments and result as in `models.cpu.max_pool`."""
     return reduce(jnp.maximum, _elements(x, window, strides, padding))
 
 
 def _elements(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> Iterator[jax.Array]:
-    """The first element of every window, the second, ...: each f[B, H', W', C]."""
+    """Yields the first element of every window, then the second, ..., each f[B, H', W', C]."""
     if any(map(any, padding)):
         x = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
     high, wide = ((n - t) // d + 1 for n, t, d in zip(x.shape[1:3], window, strides, strict=True))
@@ -37,16 +38,16 @@ def _max_pool_forward(
     best, *others = _elements(x, window, strides, padding)
     place = jnp.zeros(best.shape, jnp.int32)
     for k, value in enumerate(others, 1):
-        wins = (value > best) | jnp.isnan(value)  # no NaN is lost
+        wins = (value > best) | jnp.isnan(value)  # NaN propagates, as in `jnp.maximum`
         best = jnp.where(wins, value, best)
         place = jnp.where(wins, k, place)
-    return best, (place, x[:, :, :, :0])  # an empty array carries the size of x
+    return best, (place, x[:, :, :, :0])  # an empty array passes on the height and width of x
 
 
 def _max_pool_backward(
     window: Pair, strides: Pair, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array]:
-    """Element (stride * a + p) of an axis is at place p of window a, p + stride of a - 1, ..."""
+    """Returns dL/dx; element stride * a + p is at p in window a, at p + stride in a - 1, ..."""
     place, like = saved
     reach = tuple(-(-t // d) - 1 for t, d in zip(window, strides, strict=True))
     rows, columns = g.shape[1] + reach[0], g.shape[2] + reach[1]
@@ -62,7 +63,7 @@ def _max_pool_backward(
             part = jnp.where(place[rectangle][:, :, None, :, None] == here, part, 0)
             total = part if total is None else total + part
     dx = total.reshape(len(g), rows * strides[0], columns * strides[1], -1)
-    # The pixels of x alone: the padding is cut off, and rows that no window meets get zeros.
+    # The padding is cut off, and rows and columns of x outside all windows get zeros.
     top, left, (height, width) = padding[0][0], padding[1][0], like.shape[1:3]
     ends = max(0, top + height - dx.shape[1]), max(0, left + width - dx.shape[2])
     dx = jnp.pad(dx, ((0, 0), (0, ends[0]), (0, ends[1]), (0, 0)))
@@ -70,7 +71,7 @@ def _max_pool_backward(
 
 
 def _places(window: Pair, strides: Pair, windows_back: Pair) -> np.ndarray:
-    """The place in a window that each of (down, across) neighbours has; -1 where it is outside."""
+    """Places i32[down, across] of neighbouring pixels in the window `windows_back`; -1 outside."""
     i, j = (d * back + np.arange(d) for d, back in zip(strides, windows_back, strict=True))
     inside = (i < window[0])[:, None] & (j < window[1])
     return np.where(inside, i[:, None] * window[1] + j, -1).astype(np.int32)
