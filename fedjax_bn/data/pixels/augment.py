@@ -129,8 +129,7 @@ def _crop_and_resize(
     """
 
     def weights(start: jax.Array | int, length: jax.Array | int, count: int) -> jax.Array:
-        """Returns f[size, count]: weights of `count` pixels in the new ones of [start, start +
-        length).
+        """Returns f[size, count]: weights of old pixels in the new ones of [start, start + length).
 
         Each row is a triangle of half width max(1, length / size) about the new pixel's centre, cut
         off at the ends of the interval and normalized to 1, as in Pillow's BILINEAR and PyTorch's

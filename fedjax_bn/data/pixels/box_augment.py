@@ -59,8 +59,7 @@ def of_boxes(
     value: Share = 0.4,
     mosaic: UpTo1 = 0.0,
 ) -> BoxAugment:
-    """Returns mirroring, scaling, shifting and colour changes; defaults are YOLO's for small
-    detectors.
+    """Returns random moves and changes of colour; defaults are those of YOLO's small detectors.
 
     Args:
       size: pixels a side of the images; not used, because the size does not change.
@@ -119,8 +118,7 @@ def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_
     moves = []
     for down in (0, 1):
         for across in (0, 1):
-            # A tile covers [point - 1, point] of the window, or [point, point + 1] if `behind` is
-            # 1.
+            # Tiles cover [point - 1, point] of the window; where `behind` is 1, [point, point + 1].
             behind = jnp.asarray((across, down), point.dtype)
             away = jnp.where(together, 1 - point - behind, 0)  # 0: not moved, as a single image
             moves.append(_Move(move.scale, move.shift - move.scale * away))
@@ -158,8 +156,7 @@ def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
 
 
 def _move_boxes(label: Batch, move: _Move, size: int) -> Batch:
-    """Moves the boxes of an image and cuts them at its border; boxes that are not kept become
-    padding."""
+    """Moves an image's boxes and cuts them at its border; boxes not kept become padding."""
     given = label[BOXES]
     corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]
     scale, shift = (part.astype(given.dtype) for part in move)

@@ -202,8 +202,7 @@ def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
         put(zlib.crc32(footer).to_bytes(4, "big") + footer, len(header) + size)
         with _faults_named(folder, size):
             file.flush()
-            # Before the rename, so that a file with the final name is complete even after a power
-            # cut.
+            # Before the rename, so that even after a power cut a file of the final name is whole.
             os.fsync(file.fileno())
     finally:
         with suppress(OSError):  # it would hide the first error

@@ -31,7 +31,7 @@ from fedjax_bn.data.pixels.raster import (
 GREY = 114  # the bytes around a letterboxed image
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # raise it when the same files would give other pixels
-_FORM_OF_KEYS = 1
+_FORM_OF_KEYS = 1  # does not follow `_FORM`, so that keys of datasets stay
 _MODES = {  # Pillow's modes in plain words
     "1": "black and white",
     "L": "grey",
@@ -92,8 +92,7 @@ def decode(
         images = np.empty((len(block), size, size, 3), np.uint8)
         for k, file in enumerate(block):
             try:
-                # Reads the whole file: Pillow's many small reads would pass Python's lock back and
-                # forth.
+                # Reads the whole file: many small reads would pass Python's lock back and forth.
                 content = read_image(file, max_megapixels)
                 images[k], mode, tag = decode_image(content, size, **how)
             except MemoryError:

@@ -54,8 +54,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
     """Opens an image file with Pillow, usually without decoding its pixels.
 
     Raises:
-      ValueError: the format is not in `FORMATS`, or the image exceeds `max_megapixels` million
-        pixels.
+      ValueError: the format is not in `FORMATS`, or the image exceeds `max_megapixels`.
       OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image
