@@ -1,18 +1,18 @@
 """Data: readers of datasets, the division among clients, and the pixels that a model sees.
 
     label_trees      labels: a number each, or boxes
-    domain, source   what a run has (domains with training, validation and test samples), and what a
-                     reader returns (pools of named samples); both with checks
+    domain, source   the data of a run (domains with training, validation and test samples), and of
+                     a reader (pools of named samples); both with checks
     seeds, messages, regular_files    random numbers and digests that are the same on any machine;
                      messages for the user; files from outside, opened with care
     pixels/          image files decoded and kept, changed at random in training, normalized
-    corruptions/     those of CIFAR-10-C
+    corruptions/     the corruptions of CIFAR-10-C
     division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a
                      federation and the unseen domains of a source
     sets/            readers of images with classes; `image_folders` is a table of those
                      that are only folders, `folders` and `npz` read a user's own data
     boxes/           readers of images with boxes, such as `own.load(path, ...)`
-    sampling         the samples of all clients on the device, and what a round draws of them
+    sampling         the samples of all clients on the device, and the draws of a round
     drawing          the same in one call for a user's own arrays
 
 Each imports only from those above it, and `sampling` only from `domain` and `label_trees`.

@@ -92,8 +92,8 @@ class Split(NamedTuple):
       images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; an array, or rows of
         a larger one that are gathered when used.
       labels: i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`.
-      names: str[N], the origin of each sample; samples with the same name belong together. None
-        where the source does not name samples.
+      names: str[N], the origin of each sample; samples with the same name belong together. None if
+        the source does not name samples.
     """
 
     images: np.ndarray | Rows
@@ -144,7 +144,7 @@ def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
 
 
 def select(split: Split, index: np.ndarray) -> Split:
-    """Returns the samples at index i64[n], in that order; rows of an array stay ungathered."""
+    """Returns the samples at index i64[n], in that order; `Rows` are not gathered."""
     images, labels, names = split
     chosen = Rows(images, index) if isinstance(images, Rows) else images[index]
     return Split(chosen, take(labels, index), None if names is None else names[index])
@@ -159,7 +159,7 @@ def whole(domain: Domain) -> Split:
 
 
 def join_splits(parts: Sequence[Split]) -> Split:
-    """Returns splits one after the other; rows of one array stay ungathered."""
+    """Returns splits one after the other; `Rows` of one array are not gathered."""
     images = [part.images for part in parts]
     first = images[0]
     # All rows are of one array, so joining their indices is enough and reads no image.

@@ -61,7 +61,7 @@ class Source(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()
-    # Read-only, since all sources share the default.
+    # Read-only, because all sources share the default.
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     key: str = ""
 

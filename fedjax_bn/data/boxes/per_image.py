@@ -11,7 +11,7 @@ names of folders for images in no list.
 YOLO: a line is "class cx cy w h", the number of the class, the centre, width and height in shares
 of the image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box.
 Images may also be in train/images, or beside their text files. The names of the classes are under
-`names` of a YAML file, or in classes.txt, one a line; without either they are numbers. An image
+`names` of a YAML file, or in classes.txt, one per line; without either they are numbers. An image
 without a text file has no boxes.
 """
 
@@ -31,7 +31,7 @@ from fedjax_bn.data.sets.folders import is_image, subfolders
 
 _LARGEST = 2**24  # bytes of a file; the labels of an image take a few thousand
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
-_MOST_CLASSES = 10_000  # where no file names them
+_MOST_CLASSES = 10_000  # if no file names them
 _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 _Found = list[tuple[Path, Path | None]]  # images, each with its text file
 

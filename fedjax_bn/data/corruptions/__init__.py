@@ -1,9 +1,9 @@
 """Makes the 19 corruptions of CIFAR-10-C at its five severities.
 
 `corrupt` makes the images of the published files, except for the random draws. Strengths are for
-images of 32x32. The package imagecorruptions-imaug cannot make them: its strengths are those of
-ImageNet-C for images of 224x224 (its noise at severity 1 is that of CIFAR-10-C at 3 to 5), and it
-draws from NumPy's global generator. The photographs of frost come from this package (the extra
+images of 32x32. The package imagecorruptions-imaug cannot make them: its strengths are for
+ImageNet-C's images of 224x224 (its noise at severity 1 equals CIFAR-10-C's at 3 to 5), and it draws
+from NumPy's global generator. The photographs of frost come from this package (the extra
 "corruptions"), and tests compare with it at its strengths.
 
 Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and

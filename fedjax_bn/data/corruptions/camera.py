@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-import scipy  # loads ndimage where it is used
+import scipy  # loads ndimage at its first use
 
 Array = np.ndarray
 Rng = np.random.Generator
@@ -45,7 +45,7 @@ def _contrast(images: Array, rng: Rng, keep: float) -> Array:
 
 
 def _brightness(images: Array, rng: Rng, more: float) -> Array:
-    """Raises HSV's value (the largest channel), at most to 1; hue and saturation stay."""
+    """Raises HSV's value (the largest channel), at most to 1; hue and saturation do not change."""
     value = images.max(axis=-1, keepdims=True)
     raised = np.minimum(value + more, 1)
     return np.where(value > 0, images * raised / np.where(value > 0, value, 1), raised)

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import scipy  # loads ndimage where it is used
+import scipy  # loads ndimage at its first use
 
 from fedjax_bn.data.corruptions.camera import Array, Rng, Table, drag, magnify
 

@@ -268,7 +268,7 @@ def unseen_only(
     """Returns domains that only test, with all their samples, as the unseen ones of `make_clients`.
 
     Args:
-      data: a source, or a dataset with splits of its own.
+      data: a source, or a dataset that has its own splits.
       target: as in `make_clients`; empty for all domains.
       seed: at least 0.
 

@@ -64,7 +64,7 @@ def share_out_domains(
       clients differ by at most one group, in total and in each class. FedBN, Table 7, has 1 to 10
       clients per domain. With `sizes`, clients get that many groups, stratified, and no client gets
       the rest.
-    dirichlet: every class is shared out by largest remainder, in proportion to a draw from
+    dirichlet: every class is divided by largest remainder, in proportion to a draw from
       Dirichlet(alpha, ..., alpha) over the clients. Then clients below min(N, samples // clients)
       are raised to it with samples of the largest client. N is 10 unless "dirichlet:smallest=N"
       sets it. This minimum is our addition.

@@ -54,7 +54,7 @@ def domainbed(size: Annotated[int, PIXELS]) -> Augment:
 def office() -> Augment:
     """Returns FedBN's augmentation for Office-Caltech10 and DomainNet (Li et al. 2021, code).
 
-    Mirrors half of the images and turns all by up to 30 degrees; their size stays.
+    Mirrors half of the images and turns all by up to 30 degrees; their size does not change.
     """
     return compose(_random_flip, partial(_random_rotation, degrees=30))
 

@@ -1,9 +1,9 @@
 """Implements RandAugment (Cubuk et al., NeurIPS 2020): some of fourteen operations, equally strong.
 
-Operations are torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels and
-zeros where there was nothing, on bytes as Pillow computes them: image u8[H, W, C] -> u8[H, W, C].
-A strength is f[] in [-1, 1], the magnitude over 30 with a random sign; operations without a
-direction use its absolute value.
+Operations are torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels, and
+zeros from outside, on bytes as in Pillow: image u8[H, W, C] -> u8[H, W, C]. A strength is f[] in
+[-1, 1], the magnitude over 30 with a random sign; operations without a direction use its absolute
+value.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def _sharpness(image: jax.Array, strength: jax.Array) -> jax.Array:
         for column, weight in enumerate(weights)
     )
     inner = jnp.floor(smooth / 13 + 0.5).astype(image.dtype)
-    # Pillow leaves the border of one pixel as it is.
+    # Pillow leaves the border of one pixel unchanged.
     return _blend(image.at[1:-1, 1:-1].set(inner), image, strength)
 
 

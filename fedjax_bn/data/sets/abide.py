@@ -8,7 +8,7 @@ that the Preprocessed Connectomes Project publishes for one atlas (its pipelines
 
 A sample is the connectome of a window of 32 frames, the correlations of all pairs of R regions as
 a vector f32[R (R - 1) / 2]: 6105 features for the Harvard-Oxford atlas (111 regions), 19900 for
-CC200. FedBN D.4 slides the window frame by frame, since subjects are few: 145 windows of each
+CC200. FedBN D.4 slides the window frame by frame, because subjects are few: 145 windows of each
 subject at NYU. All windows of a subject have its name, so that no split separates them.
 
 Memory: 4 R (R - 1) / 2 bytes a window. FedBN's four sites (370 subjects, 63,550 windows) take

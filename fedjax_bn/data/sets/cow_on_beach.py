@@ -2,9 +2,9 @@
 
 The cow on the beach of Beery, Van Horn & Perona (ECCV 2018): a model that has seen cows only on
 grass has learned the grass. Here the cows are scikit-learn's handwritten digits (see `scanners`),
-each with a ground of its own colour. Four clients show a digit on it with different probabilities,
-and otherwise on a ground drawn from all ten; they also differ in light. Two more places show what
-was learned:
+each with a ground of its own colour. Four clients show a digit on its own ground with different
+probabilities, and otherwise on a ground drawn from all ten; they also differ in light. Two more
+places show what the model has learned:
 
     meadow, pasture, heath, marsh   the digit's own ground in 91, 82, 73 and 64 % of the images:
                                     with probability 0.9, 0.8, 0.7 and 0.6, and else any of the ten

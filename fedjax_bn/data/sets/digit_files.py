@@ -51,7 +51,7 @@ _MNIST_M = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "
     "mnist_m_test_labels.txt (the unpacked mnist_m.tar.gz), from yaroslav.ganin.net"
 )
-_BYTES = {"uint8": 1, "int8": 1, "logical": 1}  # of a number in a MATLAB file, where it is not 8
+_BYTES = {"uint8": 1, "int8": 1, "logical": 1}  # of a number in a MATLAB file; 8 for others
 _LARGEST_LIBSVM = 2**28  # bytes; USPS takes a tenth of that
 
 
@@ -160,7 +160,7 @@ def _read_mat(path: Path, first: int) -> Original:
 
 
 def _usps(folder: Path) -> tuple[Original, Original]:
-    """Reads `usps.h5` if it is there, else LIBSVM's two files."""
+    """Reads `usps.h5` if it exists, else LIBSVM's two files."""
     if (folder / "usps.h5").exists():
         return _read_h5(folder / "usps.h5", "train"), _read_h5(folder / "usps.h5", "test")
     train, test = (_find(folder, [f"{name}.bz2", name], _USPS) for name in ("usps", "usps.t"))

@@ -95,7 +95,7 @@ def is_image(name: str) -> bool:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Returns a folder's folders by name, without hidden ones; none where it cannot be read."""
+    """Returns a folder's folders by name, without hidden ones; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]

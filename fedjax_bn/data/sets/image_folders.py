@@ -53,7 +53,7 @@ _TABLE = (
     # first two become training and validation parts, and there is no test part. The published
     # crossval list of art_painting begins with two slips: dog/pic_225.jpg has label 0, and
     # dog/pic_248.jpg is listed twice instead of dog/pic_249.jpg. DomainBed, and so FedIG, does not
-    # use the lists but divides at random (data.split=holdout); FedCD does not say.
+    # use the lists but divides at random (data.split=holdout); FedCD does not state its split.
     Published(
         name="pacs",
         title="PACS",
@@ -76,7 +76,7 @@ _TABLE = (
     ),
     # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
     # images for softening bias", ICCV 2013. DomainBed distributes it as Caltech101/bird/*.jpg; its
-    # authors as CALTECH/{train,crossval,test}/0/*.jpg, and full/ where there is no train.
+    # authors as CALTECH/{train,crossval,test}/0/*.jpg, or full/ if there is no train.
     Published(
         name="vlcs",
         title="VLCS",
@@ -118,7 +118,7 @@ _TABLE = (
     # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
     # beyond u8/255; four fifths of each domain train (125 of dslr); every client is then cut to 62
     # training and 50 validation images, 0.5 and 0.4 of the smallest. The authors' lists are Python
-    # pickles, which are not read here. Images with transparency keep their colours, where the
+    # pickles, which are not read here. Images with transparency keep their colours, but the
     # authors' code makes them grey.
     Published(
         name="office_caltech10",

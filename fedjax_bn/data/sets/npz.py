@@ -50,8 +50,8 @@ def load(
     Args:
       path: the file.
       domains: names, in that order; empty for all, in the file's order.
-      classes: names in the order of the labels, of which the archive need not have all; empty for
-        the archive's own.
+      classes: names in the order of the labels; the archive need not have all. Empty for the
+        archive's own.
 
     Returns:
       Source "npz", with official parts if a domain is divided. Samples are named DOMAIN/NUMBER or

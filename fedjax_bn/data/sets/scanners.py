@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # loads ndimage where it is used
+import scipy  # loads ndimage at its first use
 from PIL import Image
 
 from fedjax_bn.data.division.by_class import stratified_split
@@ -67,7 +67,7 @@ SCANNERS = (
 
 
 def load(seed: int = 0) -> Dataset:
-    """Returns the six scanners as a dataset; each sees 299 or 300 scans of its own, of all classes.
+    """Returns the six scanners as a dataset; each has its own 299 or 300 scans, of all classes.
 
     180 scans of a scanner train, 30 validate and the other 89 (the first three scanners: 90)
     test, each stratified by class. By default five are clients and the last one, "fax", is the

@@ -4,7 +4,7 @@ The digits are scikit-learn's handwriting (see `data.sets.scanners`), the ground
 scikit-learn's two photographs. An image of 96 x 96 pixels has one to three plates with a red rim,
 each 20 to 45 % of the side, without overlaps. Five scenes show them:
 
-    clear   as they are
+    clear   unchanged
     night   little light, blue, a noisy sensor
     fog     over half of everything is a grey veil
     rain    less light, sixty bright streaks
