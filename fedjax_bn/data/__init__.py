@@ -1,21 +1,21 @@
-"""Data: where it comes from, who owns which part of it, and how it looks to a model.
+"""Data: readers of datasets, the division among clients, and the pixels that a model sees.
 
-    source, domain   what a reader gives (pools of named samples), and what a run has (domains with
-                     training, validation and test samples); both check themselves
     label_trees      labels: a number each, or boxes
+    domain, source   the data of a run (domains with training, validation and test samples), and of
+                     a reader (pools of named samples); both with checks
     seeds, messages, regular_files    random numbers and digests that are the same on any machine;
                      messages for the user; files from outside, opened with care
     pixels/          image files decoded and kept, changed at random in training, normalized
-    corruptions/     those of CIFAR-10-C
+    corruptions/     the corruptions of CIFAR-10-C
     division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a
                      federation and the unseen domains of a source
-    boxes/           readers of images with boxes, such as `own.load(path, ...)`
     sets/            readers of images with classes; `image_folders` is a table of those
                      that are only folders, `folders` and `npz` read a user's own data
-    sampling         the samples of all clients on the device, and what a round draws of them
+    boxes/           readers of images with boxes, such as `own.load(path, ...)`
+    sampling         the samples of all clients on the device, and the draws of a round
     drawing          the same in one call for a user's own arrays
 
-Each imports only from those above it, `sampling` from `domain` alone. `run/experiment/datasets.py`
-lists the names of datasets in a configuration; `run/training/stream.py` reads from the host what
-the device cannot hold.
+Each imports only from those above it, and `sampling` only from `domain` and `label_trees`.
+`run/experiment/datasets.py` lists the names of datasets in a configuration;
+`run/training/stream.py` reads from the host what the device cannot hold.
 """

@@ -1,4 +1,4 @@
-"""Datasets: named domains, each with training, validation and test samples, in memory or not."""
+"""Defines datasets: named domains, each with training, validation and test samples."""
 
 import math
 from collections import Counter
@@ -23,15 +23,15 @@ from fedjax_bn.engine.inputs import check_image_dtype
 
 
 class Rows:
-    """Read-only rows `array[index]`, gathered when they are read.
+    """Read-only rows `array[index]`, gathered only when they are read.
 
-    `rows[i]`, `rows[a:b]`, `rows[i64 array]` and `rows[bool array]` are what `array[index]` would
-    give there, as new NumPy arrays; so are `len`, `shape`, `dtype`, `ndim`, `nbytes`, iteration and
-    `np.asarray`. Other axes are indexed afterwards: `rows[3:5][:, 0]`.
+    `rows[i]`, `rows[a:b]`, `rows[i64 array]` and `rows[bool array]` return new NumPy arrays, equal
+    to those of `array[index]`; so do iteration and `np.asarray`. `len`, `shape`, `dtype`, `ndim`
+    and `nbytes` work too. Index other axes afterwards: `rows[3:5][:, 0]`.
 
     Args:
-      array: [N, ...], in memory or memory-mapped; it is kept, not copied, and never written to.
-      index: i64[n] in [0, N), which rows and in what order; repeats are allowed.
+      array: [N, ...], in memory or memory-mapped; neither copied nor written to.
+      index: i64[n] in [0, N), the rows in their order; repeats are allowed.
 
     Raises:
       IndexError: the index has a number outside [0, N).
@@ -40,7 +40,7 @@ class Rows:
     __slots__ = ("array", "dtype", "index", "nbytes", "ndim", "shape")
 
     def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
-        # Checked here, since rows are read much later, and NumPy takes negative numbers.
+        # Checked here, because rows are read much later, and NumPy accepts negative numbers.
         wrong = index[(index < 0) | (index >= len(array))]
         if wrong.size:
             raise IndexError(f"there is no row {wrong[0]}; rows are 0..{len(array) - 1}")
@@ -66,7 +66,7 @@ class Rows:
             return np.array(self.array[chosen])
         if not isinstance(self.array, np.memmap):
             return self.array[chosen]
-        # Read from the first byte to the last, as disks like it, without a second copy.
+        # Reads the file in its own order, which is fastest on disks, and makes no second copy.
         plain, flat = self.array.view(np.ndarray), chosen.ravel()
         gathered = np.empty((len(flat), *self.shape[1:]), self.dtype)
         for place in np.argsort(flat, kind="stable"):
@@ -86,14 +86,14 @@ def blocks(array: np.ndarray | Rows, size: int = 1024) -> Iterator[np.ndarray]:
 
 
 class Split(NamedTuple):
-    """Samples and their labels.
+    """Samples with their labels.
 
     Attributes:
       images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; an array, or rows of
-        a larger one that are gathered when they are used.
+        a larger one that are gathered when used.
       labels: i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`.
-      names: str[N], the origin of each sample; samples with the same name belong together. None
-        where the source does not name samples.
+      names: str[N], the origin of each sample; samples with the same name belong together. None if
+        the source does not name samples.
     """
 
     images: np.ndarray | Rows
@@ -102,12 +102,12 @@ class Split(NamedTuple):
 
 
 class Domain(NamedTuple):
-    """One source of data with an appearance of its own: a client, or an unseen client.
+    """Data of one appearance: a client, or an unseen client.
 
     Attributes:
-      train: None where all samples are held out for testing.
-      validation: None where no samples validate.
-      test: the same object as `validation` where a source has too little for both, see `split`.
+      train: None if all samples are held out for testing.
+      validation: None if no samples validate.
+      test: the same object as `validation` if no samples are kept for testing.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Dataset(NamedTuple):
 
     Attributes:
       mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
-      classes: their names, in the order of the labels; empty where they have none.
+      classes: their names, in the order of the labels; empty if they have none.
       key: a digest of the content, which the fingerprint of samples with names includes, see
         `source.Source`.
     """
@@ -144,14 +144,14 @@ def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
 
 
 def select(split: Split, index: np.ndarray) -> Split:
-    """Returns the samples at index i64[n], in that order; rows of an array stay ungathered."""
+    """Returns the samples at index i64[n], in that order; `Rows` are not gathered."""
     images, labels, names = split
     chosen = Rows(images, index) if isinstance(images, Rows) else images[index]
     return Split(chosen, take(labels, index), None if names is None else names[index])
 
 
 def whole(domain: Domain) -> Split:
-    """Returns all samples of a domain, on which it is tested if it is unseen."""
+    """Returns all samples of a domain; an unseen domain is tested on them."""
     parts = [split for _, split in splits(domain)]
     if domain.test is domain.validation:  # the same samples, which count once
         parts.pop()
@@ -159,10 +159,10 @@ def whole(domain: Domain) -> Split:
 
 
 def join_splits(parts: Sequence[Split]) -> Split:
-    """Returns splits one after the other; rows of one array stay ungathered."""
+    """Returns splits one after the other; `Rows` of one array are not gathered."""
     images = [part.images for part in parts]
     first = images[0]
-    # One array, however often it is divided: to join numbers reads no image.
+    # All rows are of one array, so joining their indices is enough and reads no image.
     if all(isinstance(rows, Rows) and rows.array is first.array for rows in images):
         joined = Rows(first.array, np.concatenate([rows.index for rows in images]))
     else:
@@ -173,7 +173,7 @@ def join_splits(parts: Sequence[Split]) -> Split:
 
 
 def form_of(dataset: Dataset) -> dict[str, Any]:
-    """Returns what a run stores of its data, so that its models can be built without them."""
+    """Returns the form of the data, which a run stores to build its models without the data."""
     images, labels, _ = dataset.domains[0].train
     return {
         "dataset": dataset.name,
@@ -189,7 +189,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
 
 
 def check_dataset(dataset: Dataset) -> Dataset:
-    """Returns the dataset if it is sound, so that no fault is found only after compilation.
+    """Returns the dataset if it is sound, so that faults are found before compilation.
 
     Raises:
       ValueError: a domain's name is used twice, a split is empty, images and labels differ in
@@ -227,7 +227,7 @@ def check_names_differ(names: Sequence[str], dataset: str) -> None:
 
 
 def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str) -> None:
-    """Raises ValueError unless images have the first ones' form, and are finite."""
+    """Raises ValueError unless images have the form of `first` and are finite."""
     check_image_dtype(images.dtype, f"{place}: the images")
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
     kept = (np.float32, jnp.result_type(float))  # what `inputs.as_images` makes of floats

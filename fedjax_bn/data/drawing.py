@@ -1,10 +1,10 @@
-"""Batches of rounds from a user's own arrays, in one call.
+"""Makes the batches of a round from a user's own arrays.
 
     draw = drawing([(images_a, labels_a), (images_b, labels_b)], batch_size=32)
     for number in range(20):
         state, metrics = method.round(state, draw(jax.random.fold_in(key, number)), key)
 
-What it draws is described in `fedjax_bn.engine.batches`.
+`fedjax_bn.engine.batches` describes the batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,16 +22,16 @@ from fedjax_bn.engine.inputs import as_images, class_labels, random_key
 def drawing(
     clients: Sequence[tuple[np.ndarray, np.ndarray]], *, batch_size: int = 32, local_epochs: int = 1
 ) -> Callable[[jax.Array], Batches]:
-    """Returns `draw(key) -> batches` of a round of all clients, see `fedjax_bn.engine.batches`.
+    """Returns `draw(key) -> batches`, the batches of all clients for one round.
 
-    Every epoch holds each sample of a client once, in a new random order; the last batch is short,
-    and empty batches follow those of clients with fewer samples. The samples stay on the device.
+    Every epoch holds each sample of a client once, in a new random order; the last batch may be
+    short, and clients with fewer samples end with empty batches. The samples stay on the device.
 
     Args:
-      clients: (images, labels) of each of K: u8[N, H, W, C], which methods standardize by their
-        `prepare`, or f[N, ...], which they read as they are; whole numbers [N] counted from 0.
-      batch_size: B; at most the samples of the largest client count.
-      local_epochs: as the method has it.
+      clients: (images, labels) of each of K clients: images u8[N, H, W, C], which the method's
+        `prepare` standardizes, or f[N, ...], which it only casts; labels are integers [N] from 0.
+      batch_size: B, cut to the number of samples of the largest client.
+      local_epochs: the same as the method's.
 
     Raises:
       ValueError: there are no clients or samples, the clients' samples have different forms, images
@@ -44,7 +44,7 @@ def drawing(
         )
         for k, (images, labels) in enumerate(clients)
     ]
-    # Only the check of labels asks for it.
+    # Only the check of labels needs it.
     classes = 1 + max((int(split.labels.max(initial=0)) for split in splits), default=0)
     domains = tuple(Domain(f"client {k}", split, None, split) for k, split in enumerate(splits))
     check_dataset(Dataset("drawing", classes, domains, (0.5,), (0.5,)))
@@ -56,7 +56,7 @@ def drawing(
     @jax.jit
     def draw(data: ClientData, key: jax.Array) -> Batches:
         batches = point_to(data, sample(data.sizes, number, longest, key))
-        del batches["source"]  # which a program would copy
+        del batches["source"]  # as an output of `jit`, the images would be copied
         return batches
 
     return lambda key: draw(data, random_key(key)) | {"source": data.images}

@@ -1,4 +1,4 @@
-"""Messages for the user: how far reading is, and which files or names are at fault."""
+"""Shows the progress of reading, and lists the files or names at fault."""
 
 import sys
 import time
@@ -13,13 +13,13 @@ WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 
 
 def first_few(culprits: Sequence[str], most: int = 10) -> str:
-    """Returns culprits one after the other, long ones cut, and how many are more than `most`."""
+    """Returns the first `most` culprits, long ones shortened, and the number of the others."""
     more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
     return ", ".join(map(short, culprits[:most])) + more
 
 
 def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:
-    """Returns a progress bar on a terminal, else plain lines; both have `update(count)`."""
+    """Returns a progress bar on a terminal, else a printer of lines; both have `update(count)`."""
     if progress and not sys.stderr.isatty():
         return _in_lines(total, description)
     from tqdm import tqdm

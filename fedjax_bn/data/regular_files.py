@@ -1,7 +1,7 @@
-"""Files from outside, opened as what they must be: regular files of a stated size at most.
+"""Opens files from outside only if they are regular files of at most a given size.
 
-A named pipe blocks whoever opens it, and an endless device, or a link to one, fills the memory. So
-every reader of labels, lists, tables, archives and images opens its files here.
+A named pipe blocks whoever opens it, and an endless device, or a link to one, fills the memory. All
+readers of labels, lists, tables, archives and images open their files here.
 """
 
 import os
@@ -20,7 +20,7 @@ _KINDS = {
 
 
 class Refused(ValueError):
-    """A file is not opened; the message names it. `strerror` is the reason alone."""
+    """Reports a file that is not opened; the message names it, `strerror` is only the reason."""
 
     def __init__(self, path: Path, reason: str):
         super().__init__(f"{path} is not read: {reason}")
@@ -31,18 +31,18 @@ def open_regular(path: str | Path, most: float) -> BinaryIO:
     """Opens a regular file, or a link to one, for reading.
 
     Args:
-      path: of the file.
-      most: bytes that it may have.
+      path: the file.
+      most: the largest size in bytes.
 
     Raises:
-      Refused (a ValueError): it is a named pipe, a device, a folder, or larger.
-      OSError: it is not there, or may not be read.
+      Refused (a ValueError): the file is not a regular one, or is larger.
+      OSError: the file is missing or not readable.
     """
     path = Path(path)
-    # Without O_NONBLOCK, to open a named pipe waits for a writer.
+    # Without O_NONBLOCK, opening a named pipe waits for a writer.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        # Of the open file: by now its name may belong to another one.
+        # Asks the open file, because the path may by now be another file.
         about = os.fstat(number)
         if not stat.S_ISREG(about.st_mode):
             kind = _KINDS.get(stat.S_IFMT(about.st_mode), "not a regular file")
@@ -59,16 +59,16 @@ def open_regular(path: str | Path, most: float) -> BinaryIO:
 
 
 def read_regular(path: str | Path, most: int = _LARGEST_TEXT) -> bytes:
-    """Returns the bytes of a regular file; arguments and errors as of `open_regular`."""
+    """Returns the bytes of a regular file; arguments and errors are those of `open_regular`."""
     with open_regular(path, most) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
 def read_text(path: str | Path, most: int = _LARGEST_TEXT, errors: str = "strict") -> str:
-    """Returns the text of a regular file in UTF-8, with or without a byte order mark.
+    """Returns the text of a regular UTF-8 file, without byte order mark, with LF line ends.
 
     Raises:
-      ValueError, OSError: as `open_regular`, or it is not such a text.
+      ValueError, OSError: as in `open_regular`, or the file is not UTF-8.
     """
     text = read_regular(path, most).decode("utf-8-sig", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")

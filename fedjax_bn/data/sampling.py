@@ -1,7 +1,8 @@
-"""Training data of all clients on the device, and which samples a round trains on.
+"""Stores the training data of all clients on the device, and draws the samples of a round.
 
-A `Sampler` is `draw(sizes i32[C], client i32[C], longest, key) -> Draw`, of the clients with these
-numbers; `sizes` are theirs, `longest` the largest of all clients, N.
+A `Sampler` is `draw(sizes i32[C], client i32[C], longest, key) -> Draw`: `client` are the numbers
+of the C clients that train, `sizes` their numbers of samples, and `longest` is N, the number of
+samples of the largest of all clients.
 """
 
 import math
@@ -24,7 +25,7 @@ class ClientData(NamedTuple):
     Attributes:
       images: u8[K, N, H, W, C] or f32[K, N, F].
       labels: i32[K, N], or a tree of arrays [K, N, ...].
-      sizes: i32[K], samples that each client really has.
+      sizes: i32[K], each client's number of samples without padding.
     """
 
     images: jax.Array
@@ -41,7 +42,7 @@ def stack_clients(splits: Sequence[Split]) -> ClientData:
 def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) -> ClientData:
     """Returns rows `start` to `stop` of `stack_clients` as NumPy arrays, and reads no others.
 
-    Rows from K on are empty.
+    Rows K and above are empty.
     """
     chosen = splits[start:stop]
 
@@ -68,8 +69,8 @@ class Draw(NamedTuple):
     """Which samples a round trains on.
 
     Attributes:
-      index: i32[K, S, B], numbers among the client's samples; any where `valid` is False.
-      valid: bool[K, S, B].
+      index: i32[C, S, B], positions among the client's samples; arbitrary where `valid` is False.
+      valid: bool[C, S, B], False for padding.
     """
 
     index: jax.Array  # type: ignore[assignment]  # a tuple has a method of this name
@@ -82,10 +83,10 @@ Sampler = Callable[[jax.Array, jax.Array, int, jax.Array], Draw]
 def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
     """Returns a sampler of S = max(epochs) * ceil(N / B) steps.
 
-    Each epoch, reshuffled, holds every sample of a client once; its last batch is short, and
-    clients with fewer samples end it with empty batches (`valid` is False there). Empty epochs
-    follow those of a client that makes fewer than others. `epochs` has one number for all clients,
-    or that of each.
+    Each epoch is reshuffled and holds every sample of a client once. Its last batch may be short,
+    and clients with fewer samples end it with empty batches, where `valid` is False. Clients with
+    fewer epochs than others end with empty epochs. `epochs` has one number for all clients, or one
+    for each.
     """
     most = max(epochs)
 
@@ -93,7 +94,7 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
         steps = math.ceil(longest / batch_size)
         orders = _orders(key, sizes, client, longest, most)
         padding = steps * batch_size - longest
-        # Padding points to sample 0, which is not valid there.
+        # Padding points to sample 0, and `valid` is False there.
         orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
         own = jnp.asarray(epochs, jnp.int32)[client if len(epochs) > 1 else jnp.zeros_like(client)]
         valid = jnp.arange(steps * batch_size, dtype=sizes.dtype) < sizes[:, None, None]
@@ -111,7 +112,7 @@ def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
     A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients
     with less data repeat sampling). `smallest` is the number of samples of the smallest client.
     """
-    # The smallest client needs the most epochs; others use the first of theirs.
+    # The smallest client needs the most epochs; others use only the first of these.
     epochs = math.ceil(steps * batch_size / smallest)
 
     def draw(sizes: jax.Array, client: jax.Array, longest: int, key: jax.Array) -> Draw:
@@ -127,21 +128,21 @@ def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
 
 
 def rows_of(data: PyTree, client: jax.Array | None) -> PyTree:
-    """Returns arrays [K, ...] of some clients i32[C] only; as they are for None."""
+    """Returns the rows of arrays [K, ...] for clients i32[C]; all rows for None."""
     return data if client is None else jax.tree.map(lambda leaf: leaf[client], data)
 
 
 def label_forms(split: Split, place: tuple[int, ...]) -> PyTree:
-    """Returns the forms (`jax.ShapeDtypeStruct`) [*place, ...] of labels like the split's."""
+    """Returns `jax.ShapeDtypeStruct`s of shape [*place, ...] for labels like the split's."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((*place, *leaf.shape[1:]), stored(leaf)), split.labels
     )
 
 
 def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
-    """Returns batches whose `image` i32[C, S, B] are numbers among a client's samples, `source`.
+    """Returns batches whose `image` i32[C, S, B] are positions in the client's images, `source`.
 
-    So a round gathers the images of one step at a time, not of all its steps at once.
+    A round then gathers the images of one step at a time, not of all steps at once.
     """
     look_up = jax.vmap(lambda rows, index: rows[index])
     return {
@@ -162,8 +163,8 @@ def validation_batches(
 ) -> dict[str, np.ndarray]:
     """Returns the validation samples of K clients in order, as batches of at most `batch_size`.
 
-    Only rows `start` to `stop`; those from K on are empty. There is room for `longest` samples, by
-    default those of the largest split; zeros follow the last.
+    Only rows `start` to `stop` are returned; rows K and above are empty. The batches have room for
+    `longest` samples, by default as many as the largest split has; zeros follow a client's last.
 
     Returns:
       {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} with
@@ -189,7 +190,7 @@ def _orders(
     """Returns i32[C, epochs, N]: random orders in which a client's real samples come first."""
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
-        # By the client's number, so that a cohort draws what it would draw among all clients.
+        # The key depends on the client's number, so a client draws the same in any cohort.
         draws = jax.random.uniform(jax.random.fold_in(key, client), (epochs, longest))
         # Draws are below 1, so samples that do not exist come last.
         return jnp.argsort(

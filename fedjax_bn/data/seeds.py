@@ -1,4 +1,4 @@
-"""Random numbers and digests of content that are the same on any machine."""
+"""Makes random numbers and digests of content that are the same on any machine."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:
-    """Returns a PCG64 generator for one use of a seed: other paths give independent streams.
+    """Returns a PCG64 generator for one use of a seed; different paths give independent streams.
 
     Paths are padded with zeros: (1,) and (1, 0) give the same stream.
 

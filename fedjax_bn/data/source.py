@@ -1,7 +1,8 @@
-"""What a reader of a dataset gives: pools of named samples, before clients own any.
+"""Defines what a reader of a dataset returns: pools of named samples, not yet divided.
 
-`clients.make_clients` turns a source into the clients of a federation: it leaves the unseen domains
-out whole, splits the others into training, validation and test samples, and shares them out.
+`clients.make_clients` turns a source into the clients of a federation: it leaves out the unseen
+domains whole, splits the others into training, validation and test samples, and divides these among
+clients.
 """
 
 from collections.abc import Mapping
@@ -23,11 +24,11 @@ class Pool(NamedTuple):
 
     Attributes:
       name: of the domain.
-      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be
-        memory-mapped, so take rows, not the whole, where few are needed.
+      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped,
+        so read only the rows that are needed.
       labels: i32[N], indices into the source's classes; or boxes, see `label_trees`.
-      names: str[N], where each sample comes from, such as its path in the dataset's folder, with /
-        on every system. Samples with the same name (windows of one recording, corruptions of one
+      names: str[N], the origin of each sample, such as its path in the dataset's folder, with / on
+        every system. Samples with the same name (windows of one recording, corruptions of one
         photograph), in this or another domain, belong together: no split separates them.
       parts: i8[N], the authors' own split (TRAIN, VALIDATION or TEST); None without such a split.
     """
@@ -45,13 +46,13 @@ class Source(NamedTuple):
     Attributes:
       name: of the dataset.
       classes: their names, in the order of the labels.
-      pools: one a domain.
+      pools: one per domain.
       mean, std: per channel (or one for all); images reach a model as (u8/255 - mean)/std.
       notes: sentences for the user on what was converted, skipped or differs from the publication.
       groups: name -> domains that may be left out together, such as "noise" -> the corruptions of
         that type.
-      key: a digest of the content, where the reader has one that is the same on any machine (of
-        checksums or sizes of files, not of times); the hash of a split depends on it.
+      key: a digest of the content that is the same on any machine (of checksums or sizes of files,
+        not of times), or ""; the fingerprint of a dataset includes it.
     """
 
     name: str
@@ -60,18 +61,18 @@ class Source(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()
-    # Read-only, since all sources share the default.
+    # Read-only, because all sources share the default.
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     key: str = ""
 
 
 def check_source(source: Source) -> Source:
-    """Returns the source if its pools are sound, with images and labels as they are kept.
+    """Returns the source if its pools are sound, with images and labels in the stored dtypes.
 
     Raises:
-      ValueError: images or labels are of another form, see `fedjax_bn.engine.inputs`; there is no
-        pool, two have one name, one is empty, its arrays differ in length, or a part is not TRAIN,
-        VALIDATION or TEST.
+      ValueError: images or labels have another form, see `fedjax_bn.engine.inputs`; there is no
+        pool, two have one name, a pool is empty, its arrays differ in length, or a part is not
+        TRAIN, VALIDATION or TEST.
     """
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
@@ -101,10 +102,9 @@ def check_source(source: Source) -> Source:
 
 
 def as_source(dataset: Dataset) -> Source:
-    """Returns the same samples, undivided: a pool a domain, training samples first.
+    """Returns the samples undivided: one pool per domain, training samples first.
 
-    Names of samples are DOMAIN/PART/NUMBER where the dataset has none; its splits become the
-    official parts.
+    Samples without names are named DOMAIN/PART/NUMBER; the splits become the official parts.
     """
     pools = []
     for domain in dataset.domains:
@@ -120,7 +120,7 @@ def as_source(dataset: Dataset) -> Source:
 def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
     """Returns str[N]: names such as "mnist/train/00017" for parts of these sizes in order.
 
-    The part "" does not appear: "mnist/00017".
+    The part "" is left out: "mnist/00017".
     """
     return np.array(
         [
@@ -132,5 +132,5 @@ def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
 
 
 def parts_of(sizes: dict[str, int]) -> np.ndarray:
-    """Returns i8[N]: TRAIN, VALIDATION or TEST for parts of these sizes, one after the other."""
+    """Returns i8[N]: TRAIN, VALIDATION or TEST for consecutive parts of these sizes."""
     return np.repeat(np.array([PARTS[part] for part in sizes], np.int8), list(sizes.values()))

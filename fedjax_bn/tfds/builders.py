@@ -1,8 +1,8 @@
-"""The builders: each reads its images as `fedjax_bn.data` does, and keeps them as published.
+"""Defines the builders, which list images as `fedjax_bn.data` does and keep them as published.
 
 Every domain is a split. An example has `image` (the file's own bytes, or PNG if it is not a JPEG or
-PNG in RGB), `label`, `name` (the file as seen from the dataset's folder) and `part` (0 training,
-1 validation, 2 test of the official lists; -1 if there are no lists).
+PNG in RGB), `label`, `name` (the file, relative to the dataset's folder) and `part` (0 training, 1
+validation, 2 test of the official lists; -1 without lists).
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class _ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
         folder = Path(dl_manager.manual_dir)
-        # images of one pixel: this lists all and names every one that cannot be read
+        # decodes all images, to one pixel, so that the error names every unreadable one
         source = load(self.published, folder, image_size=1)
         root, _ = domain_folders(folder, self.published)
         # tensorflow-datasets allows no spaces in names of splits
@@ -71,7 +71,7 @@ def _examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _encoded(file: Path) -> BytesIO:
-    """Returns the file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
+    """Returns the file unchanged if it is a JPEG or PNG in RGB, otherwise as PNG in RGB."""
     raw = read_image(file)
     image = open_raster(raw)
     if image.mode == "RGB" and image.format in ("JPEG", "PNG"):

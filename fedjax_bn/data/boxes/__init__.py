@@ -1,1 +1,1 @@
-"""Images with boxes, in the forms in which they are published: to squares of pixels and labels."""
+"""Reads images with boxes in published formats, as square images and labels."""

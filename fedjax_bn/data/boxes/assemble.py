@@ -1,10 +1,10 @@
-"""Makes a source of labelled images: letterboxed pixels, and boxes in one form.
+"""Makes a source from labelled images: letterboxed pixels, and boxes in one form.
 
 `with_instances` reads boxes from a PNG whose every pixel holds the number of its object.
 
-Boxes refer to the image as viewers show it, turned upright by its EXIF, or with the orientation
-"stored" to the rows of its file. If the width and height in the labels are those of the other one
-of these two, the boxes refer to the other one, and are turned with it.
+Boxes refer to the image as viewers show it, turned upright by its EXIF, or, with the orientation
+"stored", to the rows of its file. If the labels state the width and height of the other one of
+these two frames, the boxes are turned from that frame into the used one.
 """
 
 import math
@@ -44,17 +44,17 @@ _TURNED = (
     "images whose labels state the size before EXIF's turn (where pixels stay as stored, after "
     "it), and whose boxes are turned"
 )
-_MOST = 512  # boxes of a PNG of instances that are kept
-_FIELDS = 5  # a row has class and corners; the last row has width, height and number of all boxes
+_MOST = 512  # most boxes kept from a PNG of instances
+_FIELDS = 5  # class and corners; the last row has width, height and number of all boxes
 _OTHER_SIZE = "images of another size than their labels state; the size of the image is used"
 
 
 class Squares(NamedTuple):
-    """How images and their boxes become squares of one size.
+    """The conversion of images and their boxes into squares of one size.
 
     Attributes:
       image_size: pixels a side.
-      max_boxes: of an image; one with more keeps its largest.
+      max_boxes: of an image; an image with more keeps its largest.
       shares: whether corners are shares of the image's width and height, not pixels.
       cache, progress, max_megapixels, orientation: see `pixels.decode`.
     """
@@ -77,17 +77,17 @@ def to_source(
     squares: Squares,
     notes: Sequence[str] = (),
 ) -> Source:
-    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.decode`.
+    """Returns the images of all domains, u8[N, image_size, image_size, 3], see `pixels.decode`.
 
-    Boxes of other classes are left out, the others are cut at the border of their image; the notes
-    count what is left out.
+    Boxes of classes not in `numbers` are left out, the others are cut at the border of their image;
+    the notes count both.
 
     Args:
       name: of the dataset.
-      root: folder of the images, from which their names count.
+      root: folder of the images, to which their names are relative.
       domains: name -> its images.
       numbers: name of each class -> its number, see `numbers_of`.
-      slips: what the reader has changed or left out.
+      slips: counts what the reader changed or left out; this function adds to it.
       squares: how images become squares.
       notes: further notes for the user.
 
@@ -194,7 +194,7 @@ def _place(
     width, height, tag = frame
     corners = np.array([box.corners for box in one.boxes], np.float64).reshape(-1, 4)
     image = np.array([width, height] * 2, np.float64)
-    # A size that is the other one's only if width and height are exchanged shows which is meant.
+    # Only tags above 4 exchange width and height, so only there the size shows the boxes' frame.
     if tag > 4 and width != height and one.size == (height, width):
         slips.add(_TURNED, one.place)
         top, left, bottom, right = (corners / image[[1, 0, 1, 0]]).T  # rows become columns
@@ -228,10 +228,10 @@ def _place(
 
 
 def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:
-    """Returns i32[N, 3], kept in the cache: width and height of each image as used, and a tag.
+    """Returns i32[N, 3], cached: width and height of each image as used, and a tag.
 
-    The tag of EXIF turns boxes of the image's other frame into this one: of the stored frame where
-    images are used upright, else of the upright one.
+    The EXIF tag turns boxes of the image's other frame into this one: from the stored frame if
+    images are used upright, else from the upright frame.
     """
     orientation, most = squares.orientation, squares.max_megapixels
 
@@ -258,16 +258,16 @@ def with_instances(
     root: Path,
     name: str,
 ) -> list[Labelled]:
-    """Returns the images with the boxes of their PNGs, the largest of an image first.
+    """Returns the images with the boxes of their PNGs, each image's largest box first.
 
     Args:
-      images: whose `place` is their PNG.
-      class_of: number of an object -> the number of its class in `COMMON`, or of a crowd, see
-        `label_trees`; -1 for an object that is left out.
-      squares: whose `cache`, `progress` and `max_megapixels` hold for the PNGs too.
-      slips: counts the boxes that are too many.
+      images: each with its PNG as `place`.
+      class_of: maps the number of an object to that of its class in `COMMON`, or of a crowd, see
+        `label_trees`; -1 leaves the object out.
+      squares: `cache`, `progress` and `max_megapixels` apply to the PNGs too.
+      slips: counts the boxes over the limit.
       root: see `pixels.decode.decode`.
-      name: differs where `class_of` does; the cache is found by it.
+      name: of the cached numbers; must differ for another `class_of`.
     """
     files = [Path(one.place) for one in images]
 
@@ -306,9 +306,9 @@ def with_instances(
 
 
 def _boxes_of(ids: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
-    """Returns number -> x1, y1, x2, y2 of the pixels of i[H, W] that hold it, except for 0.
+    """Returns number -> x1, y1, x2, y2 around its pixels in i[H, W], except for 0.
 
-    x2 and y2 are one pixel after the last.
+    x2 and y2 are one past the last pixel.
     """
     from scipy.ndimage import find_objects
 

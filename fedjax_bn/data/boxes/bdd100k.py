@@ -4,9 +4,10 @@
     labels/det_20/det_{train,val}.json  or  labels/bdd100k_labels_images_{train,val}.json
 
 Both editions of the labels are lists of frames {"name", "attributes": {"weather", "scene",
-"timeofday"}, "labels": [{"category", "box2d": {"x1", "y1", "x2", "y2"}}]}; the edition of 2020 is
-read first, and lanes and areas of the one of 2018, which have no "box2d", are skipped. Corners are
-included, so a box ends at x2 + 1. A frame whose labels are missing or null has no boxes.
+"timeofday"}, "labels": [{"category", "box2d": {"x1", "y1", "x2", "y2"}}]}; if both are there, the
+edition of 2020 is read. The lanes and areas of 2018, which have no "box2d", are skipped. Corner
+pixels belong to the box, so it ends at x2 + 1. A frame whose labels are missing or null has no
+boxes.
 """
 
 import json
@@ -33,7 +34,7 @@ from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Source
 
-_LARGEST = 2**34  # bytes of labels, of which one frame is held at a time
+_LARGEST = 2**34  # bytes of labels, which are not all in memory at once
 _CHUNK = 2**20  # characters that are read at a time
 _LONGEST = 2**27  # characters of a frame; the longest of BDD100K has some hundred thousand
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -48,7 +49,7 @@ _WHERE = (
     "labels/bdd100k_labels_images_{train,val}.json (BDD100K, bdd-data.berkeley.edu, after "
     "registration)"
 )
-# FedCD, Table 3; that CityStreet and Residential are of any weather is our reading.
+# FedCD, Table 3; we read CityStreet and Residential as any weather.
 TABLE_3 = {
     "ClearHighway": {"weather": "clear", "scene": "highway"},
     "RainyHighway": {"weather": "rainy", "scene": "highway"},
@@ -65,9 +66,9 @@ def load(
     classes: Sequence[str] = (),
     **how: Any,
 ) -> Source:
-    """Reads frames as u8[N, image_size, image_size, 3] with their boxes; train and val are parts.
+    """Returns frames as u8[N, image_size, image_size, 3] with boxes; parts are train and val.
 
-    Frames that are in no domain are left out, and counted.
+    Frames in no domain are left out and counted.
 
     Args:
       domains: ("scene",), ("weather",), ("timeofday",) or two of these for all their pairs; or some
@@ -84,7 +85,7 @@ def load(
 def list_scenes(
     path: str | Path | None, domains: Sequence[str], slips: Slips, squares: Squares
 ) -> dict[str, list[Labelled]]:
-    """Returns domain -> its frames; arguments as of `load`."""
+    """Returns domain -> its frames; arguments are those of `load`."""
     del squares
     if not path or not Path(path).is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder of BDD100K: {_WHERE}")
@@ -105,7 +106,7 @@ def list_scenes(
                 continue
             image = _read_frame(frame, place, root / "images" / "100k" / part, slips)
             found.setdefault(domain, []).append(image._replace(part=PARTS[part]))
-    # Rules by attributes make as many domains as there are values; Table 3's all must be there.
+    # Rules by attributes make a domain of every value found; chosen domains of Table 3 must exist.
     chosen = [d for d in domains if d in TABLE_3] or (sorted(found) if domains else list(TABLE_3))
     empty = [name for name in chosen if name not in found]
     if empty or not chosen:
@@ -114,7 +115,7 @@ def list_scenes(
 
 
 def _rule(domains: Sequence[str]) -> Callable[[dict[str, str]], str]:
-    """Returns `domain(attributes)`, which returns "" for a frame that is in no domain."""
+    """Returns `domain(attributes)`, the name of a frame's domain; "" for a frame in no domain."""
     if tuple(domains) == ("all",):
         return lambda attributes: "bdd100k"
     if domains and set(domains) <= set(_ATTRIBUTES) and len(set(domains)) == len(domains) <= 2:
@@ -164,23 +165,23 @@ def _read_frame(frame: dict[str, Any], place: str, folder: Path, slips: Slips) -
         else:
             edges = ("x1", "y1", "x2", "y2")
             x1, y1, x2, y2 = (entry(box, edge, float, f"{here}: 'box2d'") for edge in edges)
-            if x2 >= x1 and y2 >= y1:  # else it has no area, and to_source counts it
+            if x2 >= x1 and y2 >= y1:  # else the box has no area, and `to_source` counts it
                 x2, y2 = x2 + 1, y2 + 1
             boxes.append(Box(row, category, (x1, y1, x2, y2)))
     return Labelled(folder / name, f"{place} ({name})", boxes, name=f"bdd100k/{name}")
 
 
 def _read_rows(path: Path) -> Iterator[Any]:
-    """Yields the values of a JSON file that is one long list, and holds the text of one at a time.
+    """Yields the values of a JSON file that is one long list, without holding its whole text.
 
     BDD100K's labels of 2018 have 1.4 GB.
 
     Raises:
       FileNotFoundError: there is no file.
-      ValueError: it is damaged, not a list, or a value is absurdly long.
+      ValueError: the file is damaged, not a list, or a value is absurdly long.
     """
     decoder = json.JSONDecoder()
-    # `mark` stands before the next value; `at` is where it is looked for.
+    # `mark` must precede the next value, and is expected at `at`.
     text, at, mark, ended, more = "", 0, "[", False, True
     with (
         corruption_named(path),
@@ -192,7 +193,7 @@ def _read_rows(path: Path) -> Iterator[Any]:
                 left = text[at:]
                 if len(left) > _LONGEST:
                     raise ValueError(f"a value of its list has over {_LONGEST:,} characters")
-                # As much as is at hand, so that the longest value is tried a few times only.
+                # Reads as much as is left, so that a long value is parsed only a few times.
                 new = file.read(max(_CHUNK, len(left)))
                 text, at, ended = left + new, 0, not new
             first = _SPACE.match(text, at).end()
@@ -219,7 +220,7 @@ def _read_rows(path: Path) -> Iterator[Any]:
                     raise
                 more = True
                 continue
-            # A number at the end of the text may continue; before a comma it does not.
+            # A number that ends the text may continue in the next chunk, unless a comma follows.
             following = _SPACE.match(text, end).end()
             more = not ended and text[following : following + 1] not in (",", "]")
             if not more:

@@ -4,7 +4,7 @@
 
 {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id", "name"}],
 "annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}. Boxes are in pixels
-from the upper left corner of the image as viewers show it; or as it is stored, where "width" and
+from the upper left corner of the image as viewers show it, or as it is stored if "width" and
 "height" are those before EXIF's turn (see `assemble`). Crowds stay crowds, see `label_trees`.
 """
 
@@ -25,13 +25,13 @@ from fedjax_bn.data.boxes.labelled import (
     read_json,
 )
 
-_LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of one with its folders
+_LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of its path
 _KEYS = {"images", "annotations", "categories"}
 _Found = list[tuple[Path, dict[str, Any]]]
 
 
 def _find(root: Path, folder: Path, slips: Slips) -> _Found:
-    """Returns the JSON files of a domain that are of this form, with their content."""
+    """Returns the JSON files of a domain that have this form, with their content."""
     del root, slips
     paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
     # COCO's other files (of key points, captions) have the same keys as its instances_*.
@@ -100,12 +100,12 @@ def _images(
         x, y, w, h = (of_kind(value, float, f"{place}: 'bbox'") for value in box)
         corners = (x, y, x + w, y + h)
         boxes[image].append(Box(row, categories[category], corners, bool(one.get("iscrowd"))))
-    # Both the folders of a file and the words of its name may name a part.
+    # A file's folders and the words of its name may both name a part.
     part = part_of([*path.relative_to(folder).parts[:-1], *path.stem.split("_")])
     places = [path.parent, path.parent / "images", folder / "images", folder]
     for word in path.stem.split("_"):
         places += [folder / word, folder / "images" / word]
-    # Names count from the first of these folders that holds the first image.
+    # Names are relative to the first of these folders that holds the first image.
     first = [_file_name(one, place) for place, one in list(images.values())[:1]]
     held = (place for place in places if any((place / name).is_file() for name in first))
     base, labelled = next(held, folder / "images"), []
@@ -119,7 +119,7 @@ def _images(
 
 
 def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
-    """Returns the name of an image's file, which stays below the folder of the images."""
+    """Returns the name of an image's file, checked to stay below the folder of the images."""
     # COCO writes / on every system.
     name = PurePosixPath(of_kind(one.get("file_name"), str, f"{place}: 'file_name'"))
     if name.is_absolute() or ".." in name.parts or "\0" in str(name) or not name.parts:

@@ -2,7 +2,7 @@
 
     cityscapes/...  vistas/...  bdd100k/...     each in its own form
 
-Classes are the eight that all three have. The first two can also be read alone:
+Classes are the eight that all three share. The first two can also be read alone:
 
     Cityscapes (Cordts et al., CVPR 2016), and its foggy version (Sakaridis et al., IJCV 2018)
       leftImg8bit/{train,val}/CITY/CITY_SEQ_FRAME_leftImg8bit.png
@@ -13,11 +13,11 @@ Classes are the eight that all three have. The first two can also be read alone:
       {training,validation}/instances/*.png, config_v1.2.json
       or {training,validation}/v2.0/instances/*.png, config_v2.0.json
 
-Boxes are those of the instances' pixels (class * 1000 + number in Cityscapes, class * 256 + number
-in Vistas), or else of Cityscapes' polygons, of which later ones hide parts. Groups are crowds:
-"persongroup" or an id without number in Cityscapes; people in Vistas 2.0, where the config says
-that they have instances. Clear and foggy images of one scene have one name, so that no split
-separates them.
+Boxes enclose the instances' pixels (class * 1000 + number in Cityscapes, class * 256 + number in
+Vistas), or, without a PNG, Cityscapes' polygons, including parts that later polygons hide. Groups
+are crowds: "persongroup" or an id without number in Cityscapes; in Vistas 2.0 groups of people,
+unless the config denies them instances. Clear and foggy images of one scene have one name, so that
+no split separates them.
 """
 
 import math
@@ -47,7 +47,7 @@ _Scenes = dict[str, list[Labelled]]
 DOMAINS = ("cityscapes", "vistas", "bdd100k")
 # number of a class in Cityscapes' PNGs -> its number in COMMON
 _IDS = {24: 0, 25: 1, 26: 2, 27: 3, 28: 4, 31: 5, 32: 6, 33: 7}
-# domain of Cityscapes -> the folder of its images, and the end of their names
+# domain of Cityscapes -> its images' folder, and the end of their names
 _WEATHERS = {
     "cityscapes": ("leftImg8bit", "_leftImg8bit.png"),
     "foggy": ("leftImg8bit_foggy", "_leftImg8bit_foggy_beta_0.02.png"),
@@ -87,10 +87,10 @@ def load(
     classes: Sequence[str] = (),
     **how: Any,
 ) -> Source:
-    """Reads the scenes of all three as u8[N, image_size, image_size, 3] with their boxes.
+    """Returns the scenes of all three as u8[N, image_size, image_size, 3] with their boxes.
 
     Args:
-      path: the folder that holds theirs.
+      path: the folder that holds the three datasets' folders.
       domains: some of "cityscapes", "vistas" and "bdd100k"; empty for all.
       classes: of the eight; empty for all.
       image_size, **how: as in `own.load`, with its errors.
@@ -106,10 +106,10 @@ def load_cityscapes(
     classes: Sequence[str] = (),
     **how: Any,
 ) -> Source:
-    """Reads Cityscapes as u8[N, image_size, image_size, 3] with boxes; train and val are parts.
+    """Returns Cityscapes as u8[N, image_size, image_size, 3] with boxes; parts are train and val.
 
     Args:
-      domains: "cityscapes", "foggy" (at attenuation 0.02) or both; empty for those that are there.
+      domains: "cityscapes", "foggy" (at attenuation 0.02) or both; empty for all that are there.
       classes: of the eight; empty for all.
       path, image_size, **how: as in `own.load`, with its errors.
     """
@@ -120,7 +120,7 @@ def load_cityscapes(
 def load_vistas(
     path: str | Path | None, *, image_size: int, classes: Sequence[str] = (), **how: Any
 ) -> Source:
-    """Reads Vistas as u8[N, image_size, image_size, 3] with boxes: one domain with two parts.
+    """Returns Vistas as u8[N, image_size, image_size, 3] with boxes: one domain with two parts.
 
     Args:
       classes: of the eight; empty for all.
@@ -183,10 +183,10 @@ def _list_cityscapes(
         )
 
     def class_of(value: int) -> int:
-        """Returns the class of an instance, of a group of some, or -1."""
+        """Returns the class of an instance, the crowd of a group, or -1."""
         return crowd(_IDS[value]) if value in _IDS else _IDS.get(value // 1000, PADDING)
 
-    # The cache is found by what pixels mean.
+    # The cache's name holds the meaning of the pixels.
     name, found = f"cityscapes-{'-'.join(map(str, sorted(_IDS.items())))}", {}
     for domain in domains or [d for d, (inner, _) in _WEATHERS.items() if (root / inner).is_dir()]:
         folder, end = _WEATHERS[domain]
@@ -270,7 +270,7 @@ def _list_vistas(
             scenes.append(Labelled(image, str(label), part=PARTS[part]))
     if not scenes:
         raise FileNotFoundError(f"{root} has no images: {_VISTAS}")
-    # The cache is found by what pixels mean, which differs between configs.
+    # The cache's name holds the meaning of the pixels, which differs between configs.
     name = f"vistas-{'-'.join(map(str, sorted(by_value.items())))}"
     class_of = lambda value: by_value.get(value // 256, PADDING)  # noqa: E731
     return {"vistas": with_instances(scenes, class_of, squares, slips, root, name)}

@@ -1,6 +1,6 @@
-"""Images with boxes as all readers give them, and how readers count, list and check what they read.
+"""Defines labelled images, which all readers of boxes make, and the readers' counts and checks.
 
-Labels may come from anyone: each fault is an error message that names the file and the row.
+Labels may come from any source, so each fault raises an error that names the file and the row.
 """
 
 import json
@@ -24,20 +24,20 @@ PARTS: Mapping[str, int] = MappingProxyType(
 # Names of the folders of a set of images with boxes, in small letters.
 IMAGES = ("images", "jpegimages", "imgs")
 LABELS = ("labels", "annotations", "xmls")
-_LARGEST_JSON = 2**32  # bytes; Objects365, the largest that we know, takes half of them
+_LARGEST_JSON = 2**32  # bytes; Objects365, the largest that we know, takes half of that
 _WORDS = {dict: "an object", list: "a list", str: "a text"}
 _WORDS |= {int: "a whole number", float: "a number"}
 
 
 class Box(NamedTuple):
-    """A box as the labels have it.
+    """A box as written in the labels.
 
     Attributes:
       row: the row of the labels, counted from 1.
       label: the name of its class.
       corners: x1, y1, x2, y2, from the left and upper edge of the image; x2 and y2 are where the
         box ends, so that x2 - x1 is its width.
-      crowd: whether it is a group of objects, see `label_trees`.
+      crowd: whether the box holds a group of objects, see `label_trees`.
     """
 
     row: int
@@ -52,10 +52,10 @@ class Labelled(NamedTuple):
     Attributes:
       file: the image.
       place: the file of its labels, and the place in it; error messages begin with it.
-      boxes: of all classes, as the labels have them.
+      boxes: of all classes, as written in the labels.
       size: width and height of the image by its labels; None if the labels do not state them.
       part: TRAIN, VALIDATION or TEST; None if the labels do not divide the images.
-      name: of the sample, by default its file. Samples of one name are never separated.
+      name: of the sample, by default its file. Samples with one name are never separated.
     """
 
     file: Path
@@ -67,14 +67,14 @@ class Labelled(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A form of labels for any folder of images.
+    """A format of labels that any folder of images may have.
 
     Attributes:
-      name: of the form, for messages.
+      name: of the format, for messages.
       shares: whether corners are shares of the image, not pixels.
-      find: `find(root, folder, slips)` returns what a domain's folder has of this form.
+      find: `find(root, folder, slips)` returns the labels of this format in a domain's folder.
       read: `read(root, folders, found, slips)` returns the names of all classes, and domain -> its
-        images, from the folder of each domain and what was found there.
+        images; `folders` and `found` have each domain's folder and what `find` returned.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Form(NamedTuple):
 
 
 class Slips:
-    """Counts what readers change or leave out, and keeps the first three places of each kind."""
+    """Counts what readers change or leave out, with the first three places of each kind."""
 
     def __init__(self):
         self._counts: Counter[str] = Counter()
@@ -112,7 +112,7 @@ class Slips:
 
 
 def part_of(names: Sequence[str]) -> int | None:
-    """Returns the part that a folder's name means, such as "train2017" or "val"; the last wins."""
+    """Returns the part that the names give, such as "train2017" or "val"; the last one wins."""
     plain = [name.lower().rstrip("0123456789_-") for name in names]
     return next((PARTS[name] for name in reversed(plain) if name in PARTS), None)
 
@@ -138,7 +138,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
       FileNotFoundError: there is no file.
-      ValueError: it is damaged, nested absurdly deep, or not a regular file of up to 4 GiB.
+      ValueError: the file is damaged, nested absurdly deep, or not a regular file of up to 4 GiB.
     """
     with corruption_named(path):
         return json.loads(read_text(path, _LARGEST_JSON))
@@ -159,7 +159,7 @@ def of_kind(value: Any, kind: type, place: str) -> Any:
     """Returns a value of JSON that must be a dict, list, str, int, or for `float` any number.
 
     Raises:
-      ValueError: it is of another kind, or a number too large for a float.
+      ValueError: the value is of another kind, or a number too large for a float.
     """
     wanted = (int, float) if kind is float else kind
     if isinstance(value, bool) or not isinstance(value, wanted):  # bool is a kind of int

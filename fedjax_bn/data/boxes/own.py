@@ -4,9 +4,9 @@
     clear/annotations/1.xml  clear/images/1.jpg  ...                               (VOC)
     clear/annotations/instances_train.json  clear/images/1.jpg  ...                (COCO)
 
-A folder that is itself of such a form is one domain, which `data.num_clients` shares out. Where
-folders or files name a part (train, val, test) of every image of a domain, the parts are its
-official split. Images keep their shape, see `pixels.decode`.
+A folder that is itself in such a form is one domain, which `data.num_clients` divides. If folders
+or files name the part (train, val, test) of every image of a domain, the parts are its official
+split. Images keep their shape, see `pixels.decode`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.folders import is_image, subfolders
 from fedjax_bn.data.source import Source
 
-_FORMS = (COCO, VOC, YOLO)  # the first of which a domain has anything is its form
+_FORMS = (COCO, VOC, YOLO)  # a domain's form is the first that finds anything
 _INSIDE = (*IMAGES, *LABELS, "imagesets")
 _WHERE = (
     "it must hold images with boxes, or a folder of such for each domain: images/*.jpg with "
@@ -43,7 +43,7 @@ def load(
       path: the folder.
       image_size: pixels a side of the squares.
       domains: names of folders in it; empty for all.
-      classes: which, in the order of their numbers; empty for all.
+      classes: names, in the order of their numbers; empty for all.
       **how: `max_boxes`, `cache`, `progress`, `max_megapixels` and `orientation` of
         `assemble.Squares`.
 
@@ -52,7 +52,7 @@ def load(
 
     Raises:
       FileNotFoundError: there is no such folder, or images are missing.
-      ValueError: a file is damaged or not of the form; it is named, with the row.
+      ValueError: a file is damaged or not in the form; it is named, with the row.
       OSError: the cache cannot be written.
     """
     if not path:
@@ -90,14 +90,14 @@ def _domain_folders(path: Path, domains: Sequence[str]) -> dict[str, Path]:
     """Returns the folder of each domain: the folders in `path`, or `path` itself if it is one set.
 
     Raises:
-      FileNotFoundError: there is no such folder, or not a domain that is asked for.
+      FileNotFoundError: there is no such folder, or a requested domain is missing.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder: {_WHERE}")
     inside = subfolders(path)
     is_part = [one.name.lower() in _INSIDE or part_of([one.name]) is not None for one in inside]
     found = {one.name: one for one in inside}
-    # A folder that itself has images with labels beside them, not a picture alone, is one set.
+    # A folder that itself holds images with labels beside them is one set; a lone picture is not.
     files = [one for one in path.iterdir() if one.is_file()]
     labels = {one.stem for one in files if one.suffix.lower() in (".txt", ".xml")}
     of_all = any(one.suffix.lower() == ".json" for one in files)

@@ -4,14 +4,14 @@
     YOLO    labels/train/NAME.txt   images/train/NAME.jpg   data.yaml
 
 VOC (Everingham et al., IJCV 2010): corners are whole pixels counted from 1, both included, so a box
-begins at xmin - 1 and ends at xmax. "Difficult" objects are boxes as all others. An image without
-XML is left out, and counted. Parts are those that folders name, or those of the lists
-ImageSets/Main/{train,val,test}.txt.
+begins at xmin - 1 and ends at xmax. "Difficult" objects are boxes like all others. An image without
+XML is left out and counted. Parts come from the lists ImageSets/Main/{train,val,test}.txt, or from
+names of folders for images in no list.
 
 YOLO: a line is "class cx cy w h", the number of the class, the centre, width and height in shares
 of the image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box.
 Images may also be in train/images, or beside their text files. The names of the classes are under
-`names` of a YAML file, or in classes.txt, one a line; without either they are numbers. An image
+`names` of a YAML file, or in classes.txt, one per line; without either they are numbers. An image
 without a text file has no boxes.
 """
 
@@ -31,18 +31,18 @@ from fedjax_bn.data.sets.folders import is_image, subfolders
 
 _LARGEST = 2**24  # bytes of a file; the labels of an image take a few thousand
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
-_MOST_CLASSES = 10_000  # where no file names them
+_MOST_CLASSES = 10_000  # if no file names them
 _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 _Found = list[tuple[Path, Path | None]]  # images, each with its text file
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Returns all files in and below a folder by name, without hidden ones; follows links once."""
+    """Returns all files in and below a folder by name, without hidden ones; enters links once."""
     found, seen = [], {os.path.realpath(folder)}
     for place, inner, names in os.walk(folder, followlinks=True):
         visible = sorted(name for name in inner if not name.startswith("."))
         real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
-        # os.walk enters what is left in `inner`: a link to a folder above would never end.
+        # os.walk enters what is left in `inner`; a link to a folder above would make a cycle.
         inner[:] = [name for name in visible if real[name] not in seen]
         seen.update(real.values())
         found += [Path(place, name) for name in names if not name.startswith(".")]
@@ -50,7 +50,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _find_voc(root: Path, folder: Path, slips: Slips) -> list[Labelled]:
-    """Returns the annotated images of a domain, without parts; none where no file is XML."""
+    """Returns the annotated images of a domain, without parts; none if no file is XML."""
     files = _files_in(folder)
     annotations = [file for file in files if file.suffix.lower() == ".xml"]
     if not annotations:
@@ -90,21 +90,21 @@ def _read_voc(
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Builds XML without a document type: entities, which may grow without bound, need one."""
+    """Refuses document types, which entities need, because these may expand without bound."""
 
     def doctype(self, name: str, public: str | None, system: str | None) -> None:
         raise ValueError("it declares a document type, which labels do not need")
 
 
 def _read_annotation(path: Path, folder: Path, by_name: Mapping[str, list[Path]]) -> Labelled:
-    """Returns what an XML file holds, with the image of its name or of the name that it states."""
+    """Returns an XML file's image, found by the file's name or its <filename>, with boxes."""
     parser = ElementTree.XMLParser(target=_NoDoctype())
     with corruption_named(path):
         parser.feed(read_regular(path, _LARGEST))
         root = parser.close()
     stated = Path((root.findtext("filename") or "").strip()).stem
     named = by_name.get(path.stem) or by_name.get(stated) or []
-    if len(named) > 1:  # the one in the folder that corresponds to the XML file's
+    if len(named) > 1:  # takes the one in the corresponding folder
         own = _plain(path, folder, LABELS)
         named = [image for image in named if _plain(image, folder, IMAGES) == own]
     if len(named) != 1:
@@ -127,12 +127,12 @@ def _read_annotation(path: Path, folder: Path, by_name: Mapping[str, list[Path]]
 
 
 def _plain(file: Path, folder: Path, inside: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the folders of a file without those that only hold images, or labels."""
+    """Returns the folders of a file, without those named in `inside`."""
     return tuple(p for p in file.relative_to(folder).parts[:-1] if p.lower() not in inside)
 
 
 def _text(element: ElementTree.Element, name: str, place: str) -> str:
-    """Returns the text of the first element of that path in another; it must not be empty."""
+    """Returns the text of the first element at path `name`; it must not be empty."""
     found = (element.findtext(name) or "").strip()
     if not found:
         raise ValueError(f"{place} has no <{name}>")
@@ -140,7 +140,7 @@ def _text(element: ElementTree.Element, name: str, place: str) -> str:
 
 
 def _number(element: ElementTree.Element, name: str, place: str) -> float:
-    """Returns the number that `_text` finds."""
+    """Returns the text at path `name` as a number."""
     text = _text(element, name, place)
     try:
         return float(text)
@@ -150,11 +150,11 @@ def _number(element: ElementTree.Element, name: str, place: str) -> float:
 
 
 def _find_yolo(root: Path, folder: Path, slips: Slips) -> _Found:
-    """Returns the images of a domain, each with its text file; none where no image has one."""
+    """Returns the images of a domain, each with its text file; none if no image has one."""
     del root, slips
     found: _Found = []
     for image in (file for file in _files_in(folder) if is_image(file.name)):
-        # images/train/a.jpg has labels/train/a.txt; an image outside of images has it beside.
+        # images/train/a.jpg has labels/train/a.txt; one outside has it beside.
         parts = list(image.relative_to(folder).with_suffix(".txt").parts)
         at = max((k for k, name in enumerate(parts[:-1]) if name.lower() in IMAGES), default=None)
         names = ["labels", "Labels"] if at is not None else []
@@ -191,18 +191,18 @@ def _read_yolo(
                 slips.add("text files without an image left out", str(file))
     if named:
         return named, domains
-    # Where no file names the classes, the greatest number shows how many there are.
+    # If no file names the classes, the greatest number shows how many there are.
     most = max((int(box.label) for own in boxes.values() for box in own), default=-1)
     return [str(number) for number in range(most + 1)], domains
 
 
 def _class_names(folders: Sequence[Path]) -> list[str]:
-    """Returns the names in the first YAML or text file of names in these folders; else none."""
-    import yaml  # which flax reads its own files with
+    """Returns the names in the first YAML or text file of names in these folders, if any."""
+    import yaml  # installed with flax
 
     for folder in folders:
         described = sorted((*folder.glob("*.yaml"), *folder.glob("*.yml")))
-        # Some programs for labelling put the names among the labels.
+        # Some labelling programs put the names among the labels.
         places = (folder, *(one for one in subfolders(folder) if one.name.lower() in LABELS))
         listed = [place / name for place in places for name in _NAMES]
         for path in (*described, *(path for path in listed if path.is_file())):
@@ -210,7 +210,7 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
                 names = [line.strip() for line in _lines(path) if line.strip()]
             else:
                 with corruption_named(path):
-                    # The safe loader makes no objects of classes that a file names.
+                    # The safe loader creates no objects of Python classes.
                     content = yaml.safe_load(read_text(path, _LARGEST))
                 if not isinstance(content, dict) or "names" not in content:
                     continue
@@ -223,7 +223,7 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
                     isinstance(name, str | int | float) for name in given
                 ):
                     raise ValueError(f"{path}: `names` must be a list of names")
-                with corruption_named(path):  # a number of thousands of digits has no text
+                with corruption_named(path):  # `str` refuses huge integers
                     names = [str(name) for name in given]
             twice = [name for number, name in enumerate(names) if name in names[:number]]
             if twice:
@@ -240,7 +240,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_line(row: int, words: list[str], place: str, names: Sequence[str]) -> Box:
-    """Returns the box of a line; its label is a name, or the number where classes have none."""
+    """Returns the box of a line; its label is a name, or the number if classes have no names."""
     try:
         first, *numbers = map(float, words)
     except ValueError:

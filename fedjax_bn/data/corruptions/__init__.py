@@ -1,10 +1,10 @@
-"""The 19 corruptions of CIFAR-10-C, at its own five severities.
+"""Makes the 19 corruptions of CIFAR-10-C at its five severities.
 
-`corrupt` makes what the published files hold, except for the random draws. Their strengths are for
-images of 32x32. The package imagecorruptions-imaug cannot make them: its strengths are constants of
-ImageNet-C for images of 224x224 (its noise at severity 1 is that of CIFAR-10-C at 3 to 5), and it
-draws from NumPy's global generator. The photographs of frost are read from it (the extra
-"corruptions"), and tests compare with it at its own strengths.
+`corrupt` makes the images of the published files, except for the random draws. Strengths are for
+images of 32x32. The package imagecorruptions-imaug cannot make them: its strengths are for
+ImageNet-C's images of 224x224 (its noise at severity 1 equals CIFAR-10-C's at 3 to 5), and it draws
+from NumPy's global generator. The photographs of frost come from this package (the extra
+"corruptions"), and tests compare with it at its strengths.
 
 Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations", ICLR 2019, and the authors' program for CIFAR-10-C.
@@ -29,9 +29,9 @@ TYPES = {
 INTERNAL = tuple(name for names in TYPES.values() for name in names)
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
-# The generator of a corruption depends on its place here, so the order stays.
+# A corruption's generator depends on its place here, so the order must not change.
 CORRUPTIONS = {name: (CAMERA | WEATHER)[name] for name in INTERNAL + EXTRA}
-CHUNK = 1000  # images that are corrupted together: what the draws of the next ones depend on
+CHUNK = 1000  # images that share one generator; another number gives other draws
 
 
 def groups_of(names: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -44,18 +44,18 @@ def groups_of(names: Collection[str]) -> dict[str, tuple[str, ...]]:
 def corrupt(
     images: np.ndarray, name: str, severity: int, seed: int = 0, chunk: int = 0
 ) -> np.ndarray:
-    """Corrupts every image for itself.
+    """Returns the images corrupted, each with its own draws.
 
     Args:
       images: u8[N, 32, 32, 3].
       name: one of `CORRUPTIONS`.
       severity: 1 to 5.
-      seed: at least 0. The same seed gives the same pixels; other corruptions and severities draw
-        independently of each other.
-      chunk: at least 0; which thousand of a dataset's images this is. Each draws for itself.
+      seed: at least 0. The same seed gives the same pixels; corruptions and severities draw
+        independently.
+      chunk: at least 0; which thousand of a dataset's images these are. Each has its generator.
 
     Returns:
-      u8[N, 32, 32, 3], values cut off, not rounded, as in the published files.
+      u8[N, 32, 32, 3], values truncated, not rounded, as in the published files.
 
     Raises:
       ValueError: the name or the severity is unknown.
@@ -68,4 +68,4 @@ def corrupt(
     change, strengths = CORRUPTIONS[name]
     rng = generator(seed, 3, list(CORRUPTIONS).index(name), severity, chunk)
     values = np.clip(change(images / 255, rng, *strengths[severity - 1]), 0, 1)
-    return (values * 255 + 1e-6).astype(np.uint8)  # a hair is added so that k/255 stays k
+    return (values * 255 + 1e-6).astype(np.uint8)  # 1e-6, so that k/255 stays k

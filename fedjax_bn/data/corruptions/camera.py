@@ -1,7 +1,7 @@
-"""What lenses, sensors and programs do: blur, noise, other colours, less detail, distortion.
+"""Corrupts images as lenses, sensors and programs do: blur, noise, colours, detail, distortion.
 
-A corruption is a function of images f64[N, S, S, 3] in [0, 1], a generator, and a strength; its
-result is cut to [0, 1] and to bytes by `corrupt`.
+A corruption is a function of images f64[N, S, S, 3] in [0, 1], a generator, and a strength;
+`corrupt` clips its result to [0, 1] and truncates it to bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-import scipy  # loads ndimage where it is used
+import scipy  # loads ndimage at its first use
 
 Array = np.ndarray
 Rng = np.random.Generator
@@ -17,17 +17,17 @@ Table = Mapping[str, tuple[Callable[..., Array], tuple[tuple[Any, ...], ...]]]
 
 
 def _gaussian_noise(images: Array, rng: Rng, scale: float) -> Array:
-    """Adds normal noise of that standard deviation."""
+    """Adds normal noise of standard deviation `scale`."""
     return images + rng.normal(scale=scale, size=images.shape)
 
 
 def _shot_noise(images: Array, rng: Rng, photons: float) -> Array:
-    """Draws from Poisson: white is that many photons on average."""
+    """Draws from a Poisson distribution, in which white has `photons` photons on average."""
     return rng.poisson(images * photons) / photons
 
 
 def _impulse_noise(images: Array, rng: Rng, share: float) -> Array:
-    """Makes that share of the values, each channel for itself, 0 or 1: salt and pepper."""
+    """Sets a share of the values, drawn per channel, to 0 or 1: salt and pepper."""
     # The order of these two draws is part of the result.
     hit, salt = rng.random(images.shape) <= share, rng.random(images.shape) < 0.5
     return np.where(hit, salt, images)
@@ -45,14 +45,14 @@ def _contrast(images: Array, rng: Rng, keep: float) -> Array:
 
 
 def _brightness(images: Array, rng: Rng, more: float) -> Array:
-    """Raises HSV's value (the largest channel), at most to 1; hue and saturation stay."""
+    """Raises HSV's value (the largest channel), at most to 1; hue and saturation do not change."""
     value = images.max(axis=-1, keepdims=True)
     raised = np.minimum(value + more, 1)
     return np.where(value > 0, images * raised / np.where(value > 0, value, 1), raised)
 
 
 def _saturate(images: Array, rng: Rng, factor: float, more: float) -> Array:
-    """Makes HSV's saturation s factor * s + more, within [0, 1]; grey has the hue of red."""
+    """Changes HSV's saturation s to factor * s + more, within [0, 1]; grey gets the hue of red."""
     value = images.max(axis=-1, keepdims=True)
     lack = 1 - images / np.where(value > 0, value, 1)  # of each channel, as a share of the value
     saturation = np.where(value > 0, lack.max(axis=-1, keepdims=True), 0)
@@ -62,7 +62,7 @@ def _saturate(images: Array, rng: Rng, factor: float, more: float) -> Array:
 
 
 def _jpeg_compression(images: Array, rng: Rng, quality: int) -> Array:
-    """Saves images as JPEG of that quality, 1 to 95, and reads them again."""
+    """Saves images as JPEG of `quality`, 1 to 95, and reads them again."""
     from PIL import Image
 
     def save_and_read(image: Image.Image) -> Image.Image:
@@ -74,7 +74,7 @@ def _jpeg_compression(images: Array, rng: Rng, quality: int) -> Array:
 
 
 def _pixelate(images: Array, rng: Rng, share: float) -> Array:
-    """Makes images smaller, to that share of the side, and large again, averaging areas."""
+    """Shrinks images to a share of their side and enlarges them again, averaging areas."""
     from PIL import Image
 
     height, width = images.shape[1:3]
@@ -115,7 +115,7 @@ def _elastic_transform(images: Array, rng: Rng, alpha: float, sigma: float, shif
 
 
 def _look_at(images: Array, places: Array, mode: str) -> Array:
-    """Returns images f64[N, H, W, C] at places f64[2, N, H, W] (row, column) in pixels, linear."""
+    """Interpolates images f64[N, H, W, C] linearly at pixels f64[2, N, H, W] (row, column)."""
     every = np.broadcast_to(np.arange(len(images))[:, None, None], places.shape[1:])
     where = np.concatenate([every[None], places])
     channels = np.moveaxis(images, -1, 0)
@@ -124,14 +124,14 @@ def _look_at(images: Array, places: Array, mode: str) -> Array:
 
 
 def _gaussian_blur(images: Array, rng: Rng, sigma: float) -> Array:
-    """Blurs by a Gaussian of sigma pixels; edges are repeated outwards."""
+    """Blurs by a Gaussian of `sigma` pixels; edges are repeated outwards."""
     return scipy.ndimage.gaussian_filter(images, (0, sigma, sigma, 0), mode="nearest")
 
 
 def _glass_blur(images: Array, rng: Rng, sigma: float, reach: int, passes: int) -> Array:
     """Blurs by `sigma` pixels, gives each pixel the colour of a near one, and blurs again."""
-    # The code that made the published files means to swap the two pixels, but its swap of NumPy
-    # views copies one onto the other; so does this.
+    # The code of the published files intends to swap the two pixels, but swaps NumPy views and so
+    # copies one onto the other; so does this.
     pixels = np.floor(_gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 stays k
     count, height, width = images.shape[:3]
     every = np.arange(count)
@@ -144,7 +144,7 @@ def _glass_blur(images: Array, rng: Rng, sigma: float, reach: int, passes: int) 
 
 
 def _defocus_blur(images: Array, rng: Rng, radius: float, smooth: float) -> Array:
-    """Spreads each point to a disk of that radius in pixels, its edge smoothed over 3x3 pixels."""
+    """Spreads each point to a disk of `radius` pixels, its edge smoothed over 3x3 pixels."""
     reach = np.arange(-int(radius) - 1, int(radius) + 2)
     inside = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float64)
     bell = np.exp(-np.square([-1, 0, 1]) / (2 * smooth**2))
@@ -154,7 +154,7 @@ def _defocus_blur(images: Array, rng: Rng, radius: float, smooth: float) -> Arra
 
 
 def _motion_blur(images: Array, rng: Rng, radius: int, sigma: float) -> Array:
-    """Drags along one random direction, at most 45 degrees from the horizontal."""
+    """Blurs each image along a random direction, at most 45 degrees from the horizontal."""
     return drag(images, rng.uniform(-45, 45, len(images)), radius, sigma)
 
 
@@ -184,16 +184,16 @@ def _zoom_blur(images: Array, rng: Rng, factors: Sequence[float]) -> Array:
 
 
 def magnify(images: Array, factor: float) -> Array:
-    """Returns the middle of images f64[N, S, S, C], enlarged to their size, linear."""
+    """Returns the middle of images f64[N, S, S, C], enlarged linearly to their size."""
     side = images.shape[1]
     kept = int(np.ceil(side / factor))
     first = (side - kept) // 2
-    # Enlarging is linear and acts on rows and columns alike: its matrix is what it makes of 1.
+    # Enlarging is linear and the same for rows and columns: its matrix is the enlarged identity.
     matrix = scipy.ndimage.zoom(np.eye(kept), (factor, 1), order=1)
     trim = (len(matrix) - side) // 2
     matrix = matrix[trim : trim + side]
     large = images[:, first : first + kept, first : first + kept]
-    for _ in range(2):  # along one axis, then the two are exchanged
+    for _ in range(2):  # enlarges one axis, then exchanges the two
         count, height, width, channels = large.shape
         large = matrix @ large.reshape(count, height, width * channels)
         large = large.reshape(count, side, width, channels).swapaxes(1, 2)

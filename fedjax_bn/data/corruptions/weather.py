@@ -1,11 +1,11 @@
-"""Weather: snow, frost, fog, and spatter of rain or mud, in the form of `camera`."""
+"""Adds weather: snow, frost, fog, and spatter of rain or mud, in the form of `camera`."""
 
 import importlib.util
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import scipy  # loads ndimage where it is used
+import scipy  # loads ndimage at its first use
 
 from fedjax_bn.data.corruptions.camera import Array, Rng, Table, drag, magnify
 
@@ -23,10 +23,10 @@ def _snow(
     blur: tuple[int, float],
     keep: float,
 ) -> Array:
-    """Adds flakes that fall steeply in front of a picture, of which a share `keep` is not whitened.
+    """Adds steeply falling flakes to keep * image + (1 - keep) * whitened image.
 
-    Flakes are where a normal layer, of this mean and deviation and magnified, is above `least`;
-    `blur` is the radius and sigma of their motion blur, pixels.
+    Flakes are where a magnified normal layer, with `layer` as mean and deviation, is above `least`;
+    `blur` is the radius and sigma of their motion blur in pixels.
     """
     flakes = magnify(rng.normal(*layer, images.shape[:3])[..., None], size)
     flakes = np.floor(np.clip(np.where(flakes < least, 0, flakes), 0, 1) * 255) / 255
@@ -37,7 +37,7 @@ def _snow(
 
 
 def _frost(images: Array, rng: Rng, keep: float, share: float) -> Array:
-    """Returns keep * image + share * a random crop from one of five photographs of frost."""
+    """Returns keep * image + share * a random crop of one of five photographs of frost."""
     photographs = _frost_photographs()
     frosted = np.empty_like(images)
     height, width = images.shape[1:3]
@@ -51,7 +51,7 @@ def _frost(images: Array, rng: Rng, keep: float, share: float) -> Array:
 
 @cache
 def _frost_photographs() -> tuple[Array, ...]:
-    """Returns imagecorruptions' six photographs, f64[h, w, 3] in [0, 1], a fifth of a side."""
+    """Returns imagecorruptions' six photographs at a fifth of the size, f64[h, w, 3] in [0, 1]."""
     from PIL import Image
 
     package = importlib.util.find_spec("imagecorruptions")  # not imported, only its files are used
@@ -60,12 +60,12 @@ def _frost_photographs() -> tuple[Array, ...]:
     files = sorted((Path(package.origin).parent / "frost").glob("frost[1-6].*"))
     if len(files) != 6:
         raise ModuleNotFoundError(f"{package.origin} lacks its frost photographs: {_NEEDS}")
-    # Every fifth pixel: linear interpolation at a fifth of the size meets pixel centres.
+    # Every fifth pixel: linear interpolation at a fifth of the size falls on pixel centres.
     return tuple(np.asarray(Image.open(file).convert("RGB"))[2::5, 2::5] / 255 for file in files)
 
 
 def _fog(images: Array, rng: Rng, share: float, decay: float) -> Array:
-    """Lays a cloud over each image, which then is darkened to its own brightest value again."""
+    """Adds a cloud to each image, and scales the sum to at most the image's brightest value."""
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
     cloud = _plasma(len(images), images.shape[1], decay, rng)[..., None]
     return (images + share * cloud) * brightest / (brightest + share)
@@ -73,11 +73,11 @@ def _fog(images: Array, rng: Rng, share: float, decay: float) -> Array:
 
 def _plasma(count: int, side: int, decay: float, rng: Rng) -> Array:
     """Draws clouds f64[count, side, side] in [0, 1] by the diamond-square algorithm, on a torus."""
-    full = 1 << (side - 1).bit_length()  # a cloud is cut from one of the next power of two
+    full = 1 << (side - 1).bit_length()  # clouds are drawn at the next power of two, then cut
     cloud = np.zeros((count, full, full))
     step, rough = full, 100.0
 
-    # A point differs from the mean of its neighbours by up to 100, less at every halving.
+    # A point differs from the mean of its neighbours by up to rough**2, less at every halving.
     def set_points(points: Array, *neighbours: Array) -> None:
         offset = rng.uniform(-rough, rough, points.shape)
         points[...] = sum(neighbours) / 4 + rough * offset
@@ -105,10 +105,10 @@ def _spatter(
     strength: float,
     mud: bool,
 ) -> Array:
-    """Adds drops of water, which add light (by OpenCV), or splashes of mud, which hide the picture.
+    """Adds drops of water, which add light, or splashes of mud, which hide the picture.
 
-    They are where a normal layer, blurred by `size` pixels, is above `least`; `strength` is that of
-    the light, or the blur of mud's edge in pixels.
+    They are where a normal layer, blurred by `size` pixels, is above `least`. `strength` scales the
+    light, or is the blur of the mud's edge in pixels.
     """
     layer = rng.normal(mean, scale, images.shape[:3])
     layer = scipy.ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")
@@ -123,7 +123,7 @@ def _spatter(
 
 
 def _water_light(drops: Array) -> Array:
-    """Returns the light f32[H, W] in [0, 1] of drops u8[H, W], most on one side of their edges."""
+    """Returns the light f32[H, W] in [0, 1] of drops u8[H, W], brightest on one side."""
     try:
         import cv2
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""Who owns which samples: splits, partitions, sizes, the clients of a federation."""
+"""Makes the clients of a federation: splits, partitions and sizes."""

@@ -1,11 +1,11 @@
-"""Samples drawn class by class, group by group, in whole numbers.
+"""Draws samples by class and group, in whole numbers.
 
-A group is all samples with one name: windows of one recording, corruptions of one photograph.
-Divisions keep groups whole, so that a model is never tested on a recording that it was trained on.
-Where all names differ, each sample is a group.
+A group is all samples with one name, such as windows of one recording or corruptions of one
+photograph. Divisions keep groups whole, so that a model is never tested on a recording that it was
+trained on. If all names differ, each sample is a group.
 
-Everything here is a pure function of labels, names and a generator. Shares are worked out in
-integers, so that the same seed gives the same samples on any machine.
+The functions depend only on labels, names and a generator. They compute shares in integers, so that
+the same seed gives the same samples on any machine.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ DIVIDING, ORDERING, TRUNCATING, SIZING = 1, 2, 3, 4
 
 
 def share_size(count: int, share: float) -> int:
-    """Returns floor(share * count) of the decimal numbers that are meant: 0.29 * 100 is 29."""
+    """Returns floor(share * count) for `share` as a decimal number: 0.29 * 100 is 29."""
     return int(share * count + 1e-9)  # 0.29 * 100 is 28.999... in floating point
 
 
@@ -38,7 +38,7 @@ def fraction_size(count: int, fraction: float) -> int:
 def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     """Returns shares of `total` proportional to `counts`, by largest remainder (Hamilton's method).
 
-    `counts` i64[C] are samples of classes, or any weights; counts * total is below 2**63. The
+    `counts` i64[C] are the classes' samples, or other weights; counts * total is below 2**63. The
     shares i64[C] sum to `total` and are within one of total * count / sum; each is at most its
     count if total <= sum(counts).
     """
@@ -46,7 +46,7 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     whole = max(int(counts.sum()), 1)
     shares = counts * total // whole
     left = int(total - shares.sum())
-    # Stable, so that of equal remainders the first is taken on every machine.
+    # Stable, so that the first of equal remainders is taken on every machine.
     largest = np.argsort(-(counts * total % whole), kind="stable")[:left]
     shares[largest] += 1
     return shares
@@ -54,17 +54,17 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
 
 def shuffled_classes(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Returns the indices of each class, shuffled."""
-    # Sorted classes, so that the order of draws is the same on any machine.
+    # `np.unique` sorts the classes, so the order of draws is the same on any machine.
     return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
 
 
 def stratified_split(
     labels: np.ndarray, sizes: Sequence[int], rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Draws disjoint parts of labels i32[N], each with the classes in their proportions.
+    """Draws disjoint parts of labels i32[N], each with the classes in proportion.
 
     Returns:
-      i64[size] of each part, indices in random order; the other samples belong to no part.
+      i64[size] for each part: indices in random order. The other samples belong to no part.
 
     Raises:
       ValueError: a size is negative, or the sizes sum to more than N.
@@ -85,9 +85,9 @@ def stratified_split(
 
 
 def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
-    """Returns `size` samples, stratified, or the split itself if it has no more than that.
+    """Returns `size` samples, stratified, or the split itself if it has no more.
 
-    Every class of the split keeps one sample at least, if `size`, which is at least 1, allows it.
+    Every class keeps at least one sample if `size`, at least 1, is not below the number of classes.
     """
     if size >= len(split.images):
         return split
@@ -102,7 +102,7 @@ def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Spli
 def number_groups(names: np.ndarray | None, count: int) -> np.ndarray:
     """Returns the number of each sample's group, i64[count], by first appearance from 0.
 
-    `names` are those of the samples; None where each sample is a group of its own.
+    `names` str[count] are the samples' names; None makes each sample its own group.
     """
     if names is None:
         return np.arange(count)
@@ -122,7 +122,7 @@ def first_samples(group: np.ndarray) -> np.ndarray:
 def samples_of(chosen: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Returns the samples of the chosen groups, one group after the other.
 
-    `chosen` i64[g] are numbers of groups, `group` i64[N] is that of each sample.
+    `chosen` i64[g] are group numbers; `group` i64[N] is the group of each sample.
     """
     order = np.argsort(group, kind="stable")
     ends = np.cumsum(np.bincount(group))

@@ -1,14 +1,13 @@
-"""From a dataset to a federation: which domains are left out, and what trains, validates or tests.
+"""Turns a dataset into a federation: leaves domains out, and divides the others into splits.
 
-    official    the authors' own lists; a part that they do not have is a share of their training
-                samples, stratified
+    official    the authors' own lists; a missing part is a stratified share of their training
+                samples
     holdout     random shares (DomainBed)
-    stratified  random shares in which every class has its part
+    stratified  random shares, the same proportions of classes in each
 
-Samples with the same name are never separated, in whatever domains they are: windows of one
-recording, or all corruptions of one photograph, are all training, all validation, or all test.
-Shares count such groups, by the label of their first sample; where all names differ, they count
-samples.
+Samples with the same name are never separated, even across domains: all windows of one recording,
+or all corruptions of one photograph, are training, validation or test samples. Shares count such
+groups, stratified by the label of their first sample; if all names differ, they count samples.
 
 Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICLR 2021.
 """
@@ -49,23 +48,24 @@ def make_clients(
 ) -> tuple[Dataset, tuple[Domain, ...]]:
     """Returns the clients of a federation and the unseen domains.
 
-    Unseen domains are left out whole; every other domain is divided into training, validation and
-    test samples; truncation and fraction reduce the training samples, and what remains is shared
-    out among the domain's clients.
+    Unseen domains are left out whole. Every other domain is divided into training, validation and
+    test samples. Truncation and fraction reduce the training samples, and the rest is divided among
+    the domain's clients.
 
     Args:
-      data: a source; or a dataset with splits of its own, of which `split` "official" holds out
-        `validation` of the training samples where a domain has no validation samples.
-      target: the unseen domains: one name, several (or "a,b"), or a group of the source's, such as
+      data: a source; or a dataset that has its own splits. `split` "official" then holds out
+        `validation` of the training samples of each domain without validation samples.
+      target: the unseen domains: one name, several (or "a,b"), or a group of the source, such as
         "noise" of CIFAR-10-C; empty for none.
-      split: "official", "holdout" or "stratified", see above; "" for official where every domain
-        that trains has official lists, else stratified.
-      validation: share of a domain's samples that validate, in [0, 1), 0.2 in DomainBed;
-        floor(share * N), and one at least.
-      test: likewise, together below 1; N - floor((1 - share) * N), as in FedBN's 80 to 20. Where no
-        sample is kept for testing, internal clients are tested on their validation samples.
-      truncate: cut training and validation splits to the size of the smallest domain's, before
-        they are shared out.
+      split: "official", "holdout" or "stratified", see above; "" for official if every training
+        domain has official lists, else stratified.
+      validation: share of a domain's samples that validate, in [0, 1), 0.2 in DomainBed; above 0,
+        max(1, floor(share * N)) samples.
+      test: share of samples that test, below 1 with `validation`; N - floor((1 - share) * N)
+        samples, as in FedBN's 80 to 20. If none is kept for testing, internal clients are tested on
+        their validation samples.
+      truncate: cut training and validation splits to the smallest domain's size before dividing
+        them.
       seed: at least 0; the same seed gives the same clients on any machine.
       **shares: arguments of `partition.share_out_domains`: fraction, partition, alpha, num_clients,
         clients_per_domain and sizes.
@@ -96,7 +96,7 @@ def make_clients(
 def _own_splits(
     data: Dataset, left: Sequence[str], split: str, validation: float, seed: int
 ) -> Dataset:
-    """Returns the domains that train of a dataset with splits of its own."""
+    """Returns the training domains of a dataset that has its own splits."""
     if split not in ("", "official"):
         raise ValueError(
             f"data.split={split!r} is of no use, because {data.name} comes with splits of its own: "
@@ -124,7 +124,7 @@ def _own_splits(
 def _divide_domains(
     data: Source, left: Sequence[str], split: str, validation: float, test: float, seed: int
 ) -> list[Domain]:
-    """Returns the domains that train, each with its splits, its samples in random order."""
+    """Returns the training domains with their splits, samples in random order."""
     without = [p.name for p in data.pools if p.parts is None and p.name not in left]
     if split == "official" and without:
         raise ValueError(
@@ -161,7 +161,7 @@ def _divide_domains(
 def _choose_parts(
     source: Source, split: str, validation: float, test: float, seed: int
 ) -> list[np.ndarray]:
-    """Returns i8[N] of each pool, the parts of its samples, whichever domains are left out."""
+    """Returns i8[N] for each pool: the parts of its samples, whichever domains are left out."""
     _check_shares(split, validation, test)
     official = [
         np.asarray(pool.parts, np.int8)
@@ -179,9 +179,9 @@ def _choose_parts(
     ):
         found_in[group[parts == TRAIN], position] = True
         if split != "holdout":
-            labels[group[::-1]] = strata(pool.labels)[::-1]  # the first sample of a group wins
-    # Groups found in the same domains are drawn together: so every domain has its shares, and
-    # domains of the same samples have the same parts.
+            labels[group[::-1]] = strata(pool.labels)[::-1]  # reversed: the first of a group wins
+    # Groups found in the same domains are drawn together, so that every domain gets its shares, and
+    # domains with the same samples get the same parts.
     drawn = np.full(count, TRAIN, np.int8)
     kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
     for number, where in enumerate(kinds):
@@ -201,7 +201,7 @@ def _choose_parts(
 
 
 def _part_sizes(count: int, validation: float, test: float) -> list[int]:
-    """Returns how many of `count` train, validate and test; all train if none else would."""
+    """Returns how many of `count` train, validate and test; all train if none would."""
     validating = max(1, share_size(count, validation)) if validation else 0
     testing = count - share_size(count, 1 - test)
     training = count - validating - testing
@@ -219,21 +219,21 @@ def _check_shares(split: str, validation: float, test: float) -> None:
 
 
 def _unseen(data: Source | Dataset, names: Sequence[str], seed: int) -> tuple[Domain, ...]:
-    """Returns domains that no client trains on, tested whole."""
+    """Returns the unseen domains, with all samples as test split."""
     if isinstance(data, Dataset):
         return tuple(domain for domain in data.domains if domain.name in names)
     domains = []
     for position, pool in enumerate(data.pools):
         if pool.name in names:
-            # In random order: class after class, as published, samples would make batches of one
-            # class, which an adaptation to the stream (TsmoBN) would take for the domain.
+            # Shuffled, because published samples often come class by class, and a method that
+            # adapts to the stream (TsmoBN) would take a batch of one class for the whole domain.
             order = generator(seed, 0, position, ORDERING).permutation(len(pool.images))
             domains.append(Domain(pool.name, None, None, select(_all_of(pool), order)))
     return tuple(domains)
 
 
 def _all_of(pool: Pool) -> Split:
-    """Returns the samples of a pool, whose images stay where they are."""
+    """Returns the samples of a pool without copying its images."""
     return Split(Rows(pool.images, np.arange(len(pool.images))), pool.labels, pool.names)
 
 
@@ -243,7 +243,7 @@ def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
 
 
 def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
-    """Returns the domains that a target of `make_clients` means, in the order of the data."""
+    """Returns the names that `target` of `make_clients` selects, in the order of the data."""
     names = [one.name for one in _owners(data)]
     groups = {} if isinstance(data, Dataset) else data.groups
     meant = {group: own for group, all_ in groups.items() if (own := {*all_} & {*names})}
@@ -265,10 +265,10 @@ def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
 def unseen_only(
     data: Source | Dataset, *, target: str | Sequence[str] = (), seed: int = 0
 ) -> Dataset:
-    """Returns domains that are tested whole and train no client, as `make_clients` leaves them out.
+    """Returns domains that only test, with all their samples, as the unseen ones of `make_clients`.
 
     Args:
-      data: a source, or a dataset with splits of its own.
+      data: a source, or a dataset that has its own splits.
       target: as in `make_clients`; empty for all domains.
       seed: at least 0.
 
@@ -291,16 +291,16 @@ def _dataset_of(data: Source, domains: Sequence[Domain]) -> Dataset:
 
 
 def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
-    """Returns one client "pooled" with the samples of all clients, and each as a domain to test on.
+    """Returns one client "pooled" with all clients' samples, and each client as a test domain.
 
     This is centralized training (FedBN, E.3 and Table 12). The one model is tested on each domain's
-    own test split, as an unseen domain's, and on all of them together, as the client's.
+    test split, as an unseen domain, and on all test splits together, as the client.
 
     Args:
       dataset: K clients.
 
     Returns:
-      Dataset of one client, and K domains that train no client.
+      Dataset of one client, and K domains with test splits only.
     """
     domains = dataset.domains
     validations = [domain.validation for domain in domains]

@@ -1,4 +1,4 @@
-"""The texts of `data.partition` and `data.sizes`, choices `name:key=value` that are read here."""
+"""Reads `data.partition` and `data.sizes`, such as `iid` or `dirichlet:smallest=5`."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -8,7 +8,7 @@ from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.arguments.ranges import Alpha, Range, Samples
 from fedjax_bn.arguments.text import brief
 
-SMALLEST = 10  # samples of the smallest client that is drawn, where there are enough
+SMALLEST = 10  # minimum samples of a client whose number is drawn, if there are enough
 _Sigma = Annotated[float, Range("at least 0.001 and at most 100", lambda s: 0.001 <= s <= 100)]
 
 
@@ -53,9 +53,9 @@ def read_sizes(text: str) -> tuple[str, float, int] | list[int]:
     """Returns ("lognormal", sigma, smallest), ("dirichlet", alpha, smallest), or numbers.
 
     Raises:
-      ValueError: the text is of no such form, or a number is out of its range.
+      ValueError: the text has another form, or a number is out of its range.
     """
-    with suppress(ValueError):  # no number, or one of thousands of digits
+    with suppress(ValueError):  # not numbers, or more digits than `int` reads
         numbers = [int(entry) for entry in text.split(",")]
         if all(1 <= number < 2**31 for number in numbers):
             return numbers

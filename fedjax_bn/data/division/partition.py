@@ -1,4 +1,4 @@
-"""Who owns which samples: clients alike, or that differ in labels or in size; and its hash.
+"""Divides samples among clients, evenly or skewed by label or size, and hashes the result.
 
 Reference for label skew: Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution
 for federated visual classification", 2019; used by FedIG, appendix A.6.
@@ -53,45 +53,45 @@ def share_out_domains(
     sizes: str | Sequence[int] = "",
     truncate: bool = False,
 ) -> Dataset:
-    """Returns the dataset whose domains are the clients: "mnist", or "mnist/0", "mnist/1", ...
+    """Returns a dataset whose domains are the clients: "mnist", or "mnist/0", "mnist/1", ...
 
-    Only training samples are shared out: every client validates and tests on the whole validation
-    and test split of its domain. Clients of one domain follow each other. They are disjoint except
-    for "drawn", and samples of one name have one owner: what is shared out are groups, see
-    `by_class`. How the clients of a domain differ is the partition:
+    Only training samples are divided: every client validates and tests on the whole validation and
+    test split of its domain. Clients of one domain follow each other. Except for "drawn", they are
+    disjoint, and samples with one name have one owner, because groups are divided, see `by_class`.
+    The partition decides how the clients of a domain differ:
 
     iid: the same label distribution for all. Groups are dealt out class after class like cards, so
-      the clients' numbers of groups differ by at most one, and so do those of any class. FedBN,
-      Table 7, has 1 to 10 clients a domain. With `sizes`, clients get that many groups, stratified,
-      and no client gets the rest.
-    dirichlet: every class is shared out by largest remainder, in proportion to a draw from
+      clients differ by at most one group, in total and in each class. FedBN, Table 7, has 1 to 10
+      clients per domain. With `sizes`, clients get that many groups, stratified, and no client gets
+      the rest.
+    dirichlet: every class is divided by largest remainder, in proportion to a draw from
       Dirichlet(alpha, ..., alpha) over the clients. Then clients below min(N, samples // clients)
-      are raised to it: they take from the largest client. N is 10, or that of
-      "dirichlet:smallest=N"; it is ours, the reference has none.
+      are raised to it with samples of the largest client. N is 10 unless "dirichlet:smallest=N"
+      sets it. This minimum is our addition.
     drawn:samples=N: each client draws N samples at random with replacement, so that there may be
       far more clients than samples, and several may have the same sample.
 
     Args:
       dataset: domains that take part in training.
       clients_per_domain: at least 1.
-      fraction: of each domain's training samples, in (0, 1], taken before they are shared out;
-        stratified, floor(fraction * N) samples, and one at least. A source that has taken its own
-        fraction already needs none here.
+      fraction: of each domain's training samples, in (0, 1], taken before they are divided: max(1,
+        floor(fraction * N)) samples, stratified. Leave it at 1 if the source has already taken a
+        fraction.
       seed: at least 0.
       partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:samples=N", see above.
-      num_clients: of all domains together, instead of `clients_per_domain`; the domains have
-        equally many, the larger ones one more where the number cannot be divided evenly. 0 for
-        `clients_per_domain`.
-      alpha: concentration of "dirichlet", above 0: near 0 a class has one owner, at 100 all have
-        nearly the same. FedIG, A.6, has 0.5 and 0.1.
-      sizes: of the clients' training sets, iid only; "" for what the partition gives. Whole
-        numbers, one a client or one for all; or "lognormal:sigma=S" or "dirichlet:alpha=A". Drawn
-        sizes are proportional to K draws of exp(S * normal) or to one draw of Dirichlet(A, ..., A),
-        and as large as every domain's samples allow; but none is below min(N, its domain's samples
-        // its domain's clients), with N of a further ":smallest=N", or 10.
-      truncate: cut training and validation splits to the size of the smallest domain's, before
-        they are shared out (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole,
-        unless they are the validation splits.
+      num_clients: total number of clients, instead of `clients_per_domain`: split evenly over the
+        domains; any remainder goes to the largest, one each. 0 to use `clients_per_domain`.
+      alpha: concentration of "dirichlet", above 0: near 0 a class has one owner, at 100 all clients
+        have nearly the same share. FedIG, A.6, has 0.5 and 0.1.
+      sizes: of the clients' training sets, iid only; "" for the partition's. Whole numbers, one for
+        each client or one for all; or "lognormal:sigma=S" or "dirichlet:alpha=A". Drawn sizes are
+        proportional to K draws of exp(S * normal) or to one draw of Dirichlet(A, ..., A). One
+        factor scales them all, the largest for which every domain has enough samples. None is below
+        min(N, samples of its domain // clients of its domain); N is 10 unless ":smallest=N" sets
+        it.
+      truncate: cut training and validation splits to the smallest domain's size before they are
+        divided (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole, unless they are
+        the validation splits.
 
     Raises:
       ValueError: an argument is out of range, two exclude each other, there are too few samples
@@ -115,7 +115,7 @@ def share_out_domains(
             "data.partition 'dirichlet' shares out each domain among several clients; set "
             "data.num_clients or data.clients_per_domain"
         )
-    # One generator a domain, for its fraction and then its clients: hashes of data depend on that.
+    # One generator per domain draws its fraction, then its clients; the data's hash depends on it.
     rngs = [generator(seed, position) for position in range(len(counts))]
     trains = {}
     for domain, rng in zip(dataset.domains, rngs, strict=True):
@@ -167,7 +167,7 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
 
 
 def _truncated(dataset: Dataset, seed: int) -> Dataset:
-    """Returns training and validation splits cut to the smallest, classes in proportion."""
+    """Returns training and validation splits cut to the smallest size, classes in proportion."""
     training = min(len(domain.train.images) for domain in dataset.domains)
     validations = [domain.validation for domain in dataset.domains if domain.validation is not None]
     validating = min((len(split.images) for split in validations), default=0)
@@ -196,7 +196,7 @@ def _split_clients(
     kind, number = read_partition(partition)
     if kind == "drawn":
         drawn = rng.integers(len(split.images), size=(n, number))
-        rows = Rows(split.images, np.arange(len(split.images)))  # images stay where they are
+        rows = Rows(split.images, np.arange(len(split.images)))  # images are not copied
         return [select(split._replace(images=rows), index) for index in drawn]
     if n == 1 and sizes is None:
         return [split]
@@ -212,7 +212,7 @@ def _split_clients(
         parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
     else:
         rarest = int(np.argmin(counts))
-        # An image's boxes have many classes, some of them rare.
+        # Images with boxes are exempt: their boxes have many classes, some of them rare.
         if not has_boxes(split.labels) and counts[rarest] < n:
             what = "samples" if len(labels) == len(group) else "groups (by name)"
             raise ValueError(
@@ -227,7 +227,7 @@ def _split_clients(
 def _dirichlet_counts(
     counts: np.ndarray, n: int, alpha: float, rng: np.random.Generator, smallest: int
 ) -> np.ndarray:
-    """Returns i64[C, n]: how many of the samples i64[C] of each class each of n clients gets."""
+    """Returns i64[C, n]: how many of each class's samples i64[C] each of n clients gets."""
     if counts.sum() < n:
         raise ValueError(f"{counts.sum()} samples are too few for {n} clients, one each; {_REMEDY}")
     draws = [rng.dirichlet(np.full(n, alpha, np.float64)) for _ in counts]
@@ -239,9 +239,9 @@ def _dirichlet_counts(
 
 
 def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
-    """Moves samples i64[C, n] of class and client until each client has `minimum`."""
+    """Moves samples, counted in i64[C, n], until each of n clients has at least `minimum`."""
     counts, sizes = counts.copy(), counts.sum(0)
-    # One sample at a time, of the class of which the largest client has most; of equals the first.
+    # One sample at a time, from the largest client's most frequent class; ties go to the first.
     while sizes.min() < minimum:
         poor, rich = sizes.argmin(), sizes.argmax()
         label = counts[:, rich].argmax()
@@ -256,7 +256,7 @@ def _client_sizes(
     clients: Sequence[int],
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Returns i64[n], the sizes of the n clients of each domain, which has `available` samples."""
+    """Returns i64[n] for each domain: its clients' sizes, out of its `available` samples."""
     for (name, limit), n in zip(available.items(), clients, strict=True):
         if limit < n:
             raise ValueError(
@@ -274,7 +274,7 @@ def _client_sizes(
             draws = np.exp(logs - logs.max())  # at most 1, whatever sigma is
         weights = np.split(np.maximum(_quantize(draws / draws.max()), 1), borders)
         totals, limits = [int(weight.sum()) for weight in weights], list(available.values())
-        # As large as one domain allows; exact, so that no rounding decides which domain it is.
+        # The tightest domain sets the scale; exact, so that rounding does not decide which one.
         scale = min(Fraction(limit, total) for limit, total in zip(limits, totals, strict=True))
         drawn = []
         for weight, total, limit in zip(weights, totals, limits, strict=True):
@@ -300,17 +300,17 @@ def _client_sizes(
 
 def _quantize(shares: np.ndarray) -> np.ndarray:
     """Returns real shares f64[n] in [0, 1] as whole numbers of 2**-32, for `apportion`."""
-    # The last bits of a draw from a gamma or normal distribution may differ between machines, whose
-    # libraries have their own log and exp. Rounded, they change one of 10**10 counts.
+    # The last bits of a gamma or normal draw may differ between machines, whose libraries differ in
+    # log and exp. After rounding, at most about one count in 10**10 differs.
     return np.rint(np.asarray(shares, np.float64) * 2**32).astype(np.int64)
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Returns SHA-256 in hex of who owns which samples, in order; equal on any machine.
+    """Returns SHA-256, in hex, of every client's samples in order; the same on any machine.
 
-    Samples with names enter by name, label and form: their pixels are not read, so that it takes
-    seconds for a memory map of any size, and does not depend on how a machine decodes or rounds;
-    `Dataset.key` enters for their content. Samples without names enter with every byte, in
+    Samples with names enter by name, label and form, and `Dataset.key` enters for their content.
+    Their pixels are not read, so the hash takes seconds for a memory map of any size, and does not
+    depend on how a machine decodes or rounds. Samples without names enter with every byte, in
     little-endian order.
     """
     digest = hashlib.sha256(repr((dataset.name, dataset.num_classes)).encode())

@@ -1,1 +1,1 @@
-"""Pixels: image files decoded and kept, changed at random in training, and as a model sees them."""
+"""Decodes image files, caches their pixels, and augments and normalizes them for a model."""

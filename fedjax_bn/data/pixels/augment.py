@@ -1,13 +1,13 @@
-"""Random changes of training images on the device; evaluation never sees them.
+"""Changes training images at random on the device; evaluation never uses it.
 
 A *transform* is a function `(key, image f[H, W, C] in [0, 1]) -> f[h, w, C]` of one image, and
-`compose` makes of some of them an `Augment` of whole batches of bytes:
+`compose` combines some into an `Augment` of whole batches of bytes:
 
     augment = office()
     images = augment(key, images)  # u8[B, H, W, C] -> u8[B, H, W, C]
 
-Bytes in, bytes out, so whatever prepares stored images for a model prepares these too. The result
-of a sample depends on the key, its place in the batch and its own pixels, not on other samples.
+The result is bytes again, so a model's `prepare` applies to it as to stored images. The result of a
+sample depends on the key, its place in the batch and its own pixels, not on other samples.
 
 Coordinates are Pillow's: pixel i covers [i, i + 1), and the first row is the top one. Colours are
 red, green and blue; definitions are those of Pillow's `ImageEnhance` and of torchvision, except
@@ -35,12 +35,13 @@ _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 
 @bounded
 def domainbed(size: Annotated[int, PIXELS]) -> Augment:
-    """DomainBed's augmentation for PACS, VLCS and OfficeHome (Gulrajani & Lopez-Paz 2021).
+    """Returns DomainBed's augmentation for PACS, VLCS, OfficeHome (Gulrajani & Lopez-Paz 2021).
 
-    Crops of 70 to 100 % of the area resized to `size` pixels a side, mirrored half of the time,
-    brightness, contrast and saturation within 30 %, hue within 0.3 turns, one in ten grey.
+    Crops 70 to 100 % of the area, resizes to `size` pixels a side, mirrors half of the images,
+    changes brightness, contrast and saturation within 30 % and hue within 0.3 turns, and makes one
+    in ten grey.
 
-    Differs from DomainBed: boxes are cut from stored images, which were made square before.
+    Differs from DomainBed: crops are cut from stored images, which are square already.
     """
     return compose(
         lambda key, image: _crop_and_resize(image, *_crop_box(key, *image.shape[:2]), size),
@@ -51,15 +52,15 @@ def domainbed(size: Annotated[int, PIXELS]) -> Augment:
 
 
 def office() -> Augment:
-    """FedBN's augmentation for Office-Caltech10 and DomainNet (Li et al. 2021, authors' code).
+    """Returns FedBN's augmentation for Office-Caltech10 and DomainNet (Li et al. 2021, code).
 
-    Mirrored half of the time, turned by up to 30 degrees; the size stays.
+    Mirrors half of the images and turns all by up to 30 degrees; their size does not change.
     """
     return compose(_random_flip, partial(_random_rotation, degrees=30))
 
 
 def compose(*transforms: Transform) -> Augment:
-    """Applies transforms one after another to every image of a batch, each with its own key.
+    """Combines transforms, applied in order to every image of a batch, each with its own key.
 
     Returns:
       `augment(key, images u8[B, H, W, C]) -> u8[B, h, w, C]`, pure and jittable; it raises
@@ -78,7 +79,7 @@ def compose(*transforms: Transform) -> Augment:
                 f"augmentation needs images u8[B, H, W, C], not {images.dtype}{images.shape}: "
                 "leave it out for features, which are not images"
             )
-        # By place, so that a sample's key does not depend on the size of the batch.
+        # Unlike `split`, `fold_in` makes a sample's key independent of the size of the batch.
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         return jax.vmap(one)(keys, images)
 
@@ -94,10 +95,10 @@ def _crop_box(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns torchvision's random box: top, left, height, width, i32[] each.
 
-    Its area is uniform in `scale` times the image's, its width to height log-uniform in `ratio`,
-    its place uniform. The first of ten draws that fits is taken, else the largest in the middle.
+    Its area is uniform in `scale` times the image's, its width / height log-uniform in `ratio`, its
+    place uniform. The first of ten draws that fits is taken, else the largest box in the middle.
     """
-    draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each takes compiling
+    draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each compiles
     area = height * width * _between(draws[:_ATTEMPTS], *scale)
     aspect = jnp.exp(_between(draws[_ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
     high, wide = (jnp.round(jnp.sqrt(x)).astype(jnp.int32) for x in (area / aspect, area * aspect))
@@ -124,14 +125,15 @@ def _crop_and_resize(
 ) -> jax.Array:
     """Cuts a box out of f[H, W, C] and stretches it to f[size, size, C], with antialiasing.
 
-    Pillow's `crop` and then `resize(BILINEAR)`, before rounding to bytes.
+    Equals Pillow's `crop` and `resize(BILINEAR)` before rounding to bytes.
     """
 
     def weights(start: jax.Array | int, length: jax.Array | int, count: int) -> jax.Array:
-        """Returns f[size, count]: what `count` pixels add to new ones of [start, start + length).
+        """Returns f[size, count]: weights of old pixels in the new ones of [start, start + length).
 
-        A triangle of half width max(1, length / size) about the centre of the new pixel, cut off at
-        the ends of the interval and normalized to 1: Pillow's BILINEAR, PyTorch's antialias=True.
+        Each row is a triangle of half width max(1, length / size) about the new pixel's centre, cut
+        off at the ends of the interval and normalized to 1, as in Pillow's BILINEAR and PyTorch's
+        antialias=True.
         """
         start, length = (jnp.asarray(value).astype(image.dtype) for value in (start, length))
         scale = length / size
@@ -141,9 +143,9 @@ def _crop_and_resize(
         added = jnp.where((pixels > start) & (pixels < start + length), added, 0)
         return added / added.sum(1, keepdims=True)
 
-    # Matrix products in both directions, so that the box may be traced.
+    # Matrix products in both directions, because a traced box cannot be sliced.
     down, across = weights(top, height, image.shape[0]), weights(left, width, image.shape[1])
-    # The fast modes of accelerators keep too few digits for pixels.
+    # By default, accelerators multiply with too few digits for pixels.
     rows = jnp.einsum("oh,hwc->owc", down, image, precision="highest")
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest")
 
@@ -159,14 +161,14 @@ def _random_rotation(key: jax.Array, image: jax.Array, degrees: float) -> jax.Ar
 
 
 def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
-    """Turns an image about its centre; same size, nearest pixels, zeros where there was nothing.
+    """Turns an image about its centre; same size, nearest pixels, zeros from outside.
 
-    Pillow's `rotate` with its defaults, which torchvision's RandomRotation takes over; bit by bit
-    where `degrees` is float64, because the arithmetic is its own: 16 bits before the point and 16
-    after it.
+    Equals Pillow's `rotate` with its defaults, which torchvision's RandomRotation uses; bit for bit
+    if `degrees` is float64, because it uses Pillow's fixed point, with 16 bits before the point and
+    16 after.
 
     Args:
-      image: [H, W, C] of any dtype, which stays; H and W are at most 2**14.
+      image: [H, W, C] of any dtype, which is kept; H and W are at most 2**14.
       degrees: f[], counterclockwise.
     """
 
@@ -177,7 +179,7 @@ def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
     high, wide = image.shape[:2]
     angle = -jnp.deg2rad(degrees)
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
-    # From the middle of a new pixel to where it was: (x, y) -> (a x + b y + c, -b x + a y + d).
+    # From the centre of a new pixel to its old place: (x, y) -> (a x + b y + c, -b x + a y + d).
     a, b = fixed(cosine), fixed(sine)
     c = fixed((wide - cosine * (wide - 1) - sine * (high - 1)) / 2)
     d = fixed((high + sine * (wide - 1) - cosine * (high - 1)) / 2)
@@ -200,8 +202,8 @@ def _random_jitter(
 ) -> jax.Array:
     """Changes the colours of an RGB image in random order, see `_jitter`.
 
-    `spread` is x of brightness, contrast and saturation, whose factors are uniform in
-    [max(0, 1 - x), 1 + x], and of hue, which moves by turns uniform in [-x, x].
+    `spread` has an x each for brightness, contrast and saturation, whose factors are uniform in
+    [max(0, 1 - x), 1 + x], and for hue, whose shift in turns is uniform in [-x, x].
     """
     if image.shape[-1] != 3:
         raise ValueError(
@@ -213,16 +215,16 @@ def _random_jitter(
     low = jnp.array([*(max(0.0, 1 - x) for x in factors), -hue])
     high = jnp.array([*(1 + x for x in factors), hue])
     amounts = _between(draws[:4], low, high)
-    order = jnp.argsort(draws[4:]).astype(jnp.int32)  # all 24 alike
+    order = jnp.argsort(draws[4:]).astype(jnp.int32)  # all 24 equally likely
     return _jitter(image, amounts[:3], amounts[3], order)
 
 
 def _jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Array) -> jax.Array:
     """Changes brightness, contrast, saturation and hue, one after another in any order.
 
-    `factors` f[3], at least 0, are of brightness, contrast and saturation: one below 1 moves the
-    image towards black, its own mean grey or the grey of each pixel, one above 1 away from it.
-    `turns` move hue. `order` i32[n] of _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE may be traced.
+    `factors` f[3], at least 0, are for brightness, contrast and saturation: a factor below 1 moves
+    the image towards black, its mean grey or the grey of each pixel, one above 1 away from it.
+    `turns` shift hue. `order` i32[n] of _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE may be traced.
     """
     for which in order:
         # All but hue are one blend, so a traced choice computes two results, not four.
@@ -236,17 +238,17 @@ def _jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.A
 
 
 def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
-    """Moves hue around the circle of HSV; saturation and value stay.
+    """Shifts hue around the circle of HSV; saturation and value are unchanged.
 
     Args:
       image: f[H, W, 3] in [0, 1].
-      turns: f[], whole turns; 1/3 makes green of red.
+      turns: f[], in turns; 1/3 turns red into green.
 
     Differs from Pillow's HSV: neither hue nor saturation is rounded to bytes.
     """
 
     def valley(sixths: jax.Array) -> jax.Array:
-        """Returns the lack of chroma at a hue: 0 from 4 to 6, rising to 1 from 1 to 3."""
+        """Returns the lack of chroma at a hue: 0 from 4 to 6, 1 from 1 to 3, linear between."""
         sixths = sixths - 6 * jnp.floor(sixths / 6)
         return jnp.clip(jnp.minimum(sixths, 4 - sixths), 0, 1)
 
@@ -255,8 +257,8 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
     high, low = image.max(-1), image.min(-1)
     chroma = high - low
     inverse = 1 / jnp.where(chroma > 0, chroma, 1)
-    # Not `high == red`: a compiler may round what it computes twice in two ways, and then no
-    # channel is the highest; near a tie all cases agree.
+    # Not `high == red`: XLA may compute a channel twice and round it differently, and then no
+    # channel equals `high`; near a tie all cases agree.
     sixths = jnp.where(
         (red >= green) & (red >= blue),
         (green - blue) * inverse,

@@ -1,19 +1,20 @@
-"""Random changes of training images that move their boxes along, on the device.
+"""Changes training images at random on the device, and moves their boxes along.
 
 `change(key, batch) -> batch` of bytes u8[B, S, S, 3] and boxes, see `data.label_trees`; each
 sample has its own key, so that without mosaic its result does not depend on others of the batch. A
 move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2) + 1/2 + t in
-shares of the side. What comes from outside is grey, as the bars of a letterbox.
+shares of the side. Pixels from outside the image are grey, like the bars of a letterbox.
 
-A mosaic (Bochkovskiy et al. 2020, YOLOv4) replaces an image: four images of the batch around a
-point c, each coordinate uniform in [-1/2, 1/2] from the middle, of which as much is seen as of one
-image. It has four times as many boxes, most of them padding.
+A mosaic (Bochkovskiy et al. 2020, YOLOv4) replaces an image by four images of the batch that meet
+at a point c, seen through a window of one image's size. Each coordinate of c is uniform in [-1/2,
+1/2] from the middle. A mosaic has four times as many boxes, most of them padding.
 
-A box stays if it is more than two pixels wide and high and keeps over a tenth of its moved area.
+A box is kept if, cut at the border, it is more than two pixels wide and high and has over a tenth
+of its moved area.
 
-Differs from YOLO's usual training: hue moves by a part of a turn, where it is multiplied there; the
-colours are changed before the move, so that the grey outside stays grey; and the images of a mosaic
-are of one batch, not of the whole dataset, and are not cut at the border of twice the side.
+Differs from YOLO's usual training: hue is shifted by a part of a turn, not multiplied; colours are
+changed before the move, so that the grey outside stays grey; and the images of a mosaic come from
+one batch, not from the whole dataset, and are not cut at the border of twice the side.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.keys import stream
 
 Batch = dict[str, Any]
-_SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box stays
+_SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box is kept
 
 
 class BoxAugment(NamedTuple):
@@ -40,7 +41,7 @@ class BoxAugment(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """Where pixels and boxes go, f[2] each: across and down."""
+    """A move of pixels and boxes, f[2] each: across and down."""
 
     scale: jax.Array  # negative to mirror
     shift: jax.Array  # in shares of the side
@@ -58,11 +59,11 @@ def of_boxes(
     value: Share = 0.4,
     mosaic: UpTo1 = 0.0,
 ) -> BoxAugment:
-    """Mirror, scale and shift, and colours; the defaults are those of YOLO's small detectors.
+    """Returns random moves and changes of colour; defaults are those of YOLO's small detectors.
 
     Args:
-      size: pixels a side of the images, which stays.
-      flip: probability of left and right exchanged.
+      size: pixels a side of the images; not used, because the size does not change.
+      flip: probability of exchanging left and right.
       scale: scales are uniform in 1 +- scale.
       shift: shifts are uniform in +- shift of the side.
       hue: turns are uniform in +- hue.
@@ -98,7 +99,7 @@ def of_boxes(
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         rows = jnp.arange(len(images))[:, None]
         if mosaic:
-            # Three valid images of the batch beside each; any three, where none is valid.
+            # Draws three valid images of the batch for each; any three if none is valid.
             logits = jnp.where(batch["valid"], 0.0, -1e9)
             draw = partial(jax.random.categorical, logits=logits, shape=(3,))
             others = jax.vmap(lambda own: draw(stream(own, "mosaic partners")))(keys)
@@ -117,9 +118,9 @@ def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_
     moves = []
     for down in (0, 1):
         for across in (0, 1):
-            # Old coordinates are those in the middle of the four, less the image's own corner.
+            # Tiles cover [point - 1, point] of the window; where `behind` is 1, [point, point + 1].
             behind = jnp.asarray((across, down), point.dtype)
-            away = jnp.where(together, 1 - point - behind, 0)  # 0: as an image alone
+            away = jnp.where(together, 1 - point - behind, 0)  # 0: not moved, as a single image
             moves.append(_Move(move.scale, move.shift - move.scale * away))
     return moves, together | (jnp.arange(4) == 0)
 
@@ -127,7 +128,7 @@ def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_
 def _put_together(
     tiles: Sequence[jax.Array], label: Batch, moves: Sequence[_Move], seen: jax.Array
 ) -> tuple[jax.Array, Batch]:
-    """Moves T images f[S, S, 3], those that are seen, into one, and joins their T M boxes."""
+    """Moves those of T images f[S, S, 3] that are seen into one, and joins their T * M boxes."""
     grey = jnp.asarray(GREY / 255, tiles[0].dtype)
     total, found = jnp.full_like(tiles[0], grey), []
     for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
@@ -138,24 +139,24 @@ def _put_together(
 
 
 def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
-    """Moves an image f[S, S, C] in [0, 1], bilinear, grey where there was nothing."""
+    """Moves an image f[S, S, C] in [0, 1], bilinear; pixels from outside are grey."""
     size, dtype = image.shape[0], image.dtype
     grey = jnp.asarray(GREY / 255, dtype)
     pixels = jnp.arange(size, dtype=dtype) + 0.5
 
     def weights(scale: jax.Array, shift: jax.Array) -> jax.Array:
-        """Returns f[size, size]: what each pixel adds to each of the moved ones."""
+        """Returns f[size, size]: the weight of each old pixel in each new one."""
         came_from = ((pixels[:, None] / size - 0.5 - shift) / scale + 0.5) * size
         return jnp.maximum(1 - jnp.abs(pixels - came_from), 0)
 
     across, down = (weights(move.scale[i], move.shift[i]) for i in (0, 1))
-    # With grey as zero, nothing but zeros is outside.
+    # Grey is subtracted first, so that pixels from outside, whose weights are zero, become grey.
     rows = jnp.einsum("oh,hwc->owc", down, image - grey, precision="highest")
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
 
 
 def _move_boxes(label: Batch, move: _Move, size: int) -> Batch:
-    """Moves the boxes of an image and cuts them at its border; what vanishes becomes padding."""
+    """Moves an image's boxes and cuts them at its border; boxes not kept become padding."""
     given = label[BOXES]
     corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]
     scale, shift = (part.astype(given.dtype) for part in move)
@@ -170,7 +171,7 @@ def _move_boxes(label: Batch, move: _Move, size: int) -> Batch:
 
 
 def _kept(boxes: jax.Array, classes: jax.Array, stays: jax.Array) -> Batch:
-    """Returns boxes f[M, 4] and classes i32[M] as labels; those that do not stay become padding."""
+    """Returns boxes f[M, 4] and classes i32[M] as labels; boxes that do not stay become padding."""
     stays &= classes != PADDING
     return {
         BOXES: jnp.where(stays[:, None], boxes, jnp.zeros((), boxes.dtype)),
@@ -179,10 +180,10 @@ def _kept(boxes: jax.Array, classes: jax.Array, stays: jax.Array) -> Batch:
 
 
 def _gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
-    """Moves hue by whole turns, multiplies HSV's saturation and value, to 1 at most."""
+    """Shifts hue by `turns` turns, and multiplies HSV's saturation and value, up to 1."""
     high = image.max(-1, keepdims=True)
     chroma = high - image.min(-1, keepdims=True)
-    most = high / jnp.where(chroma > 0, chroma, 1)  # where saturation is 1
+    most = high / jnp.where(chroma > 0, chroma, 1)  # the factor at which saturation is 1
     image = high - (high - image) * jnp.minimum(saturation, most)
     image = image * jnp.minimum(value, 1 / jnp.where(high > 0, high, 1))
     return shift_hue(image, turns)

@@ -1,12 +1,12 @@
-"""Arrays of bytes that are made once: kept in a folder and memory-mapped, or in memory.
+"""Makes arrays of bytes once and keeps them in a folder, memory-mapped, or in memory.
 
-An array is written to a partial file in a folder of ours and renamed when it is whole, under a lock
-of its name: a second process waits for the first and reads what it made. A killed process leaves a
+An array is written to a partial file in our own folder and renamed when it is complete. A lock for
+its name makes a second process wait for the first and read its file. A killed process leaves a
 partial file, which the next process removes.
 
-Checksums of the blocks in which the array was written follow it in the file. They are compared
-whenever the array is opened; a file that has changed since is made again. CRC-32 finds accidental
-changes, and reads about 3 GB a second and core, four times as fast as BLAKE2b.
+The file ends with checksums of the array's blocks, which are compared whenever the array is opened;
+a file that has changed is made again. CRC-32 finds accidental changes; it reads about 3 GB per
+second and core, four times as fast as BLAKE2b.
 """
 
 import io
@@ -30,27 +30,26 @@ from fedjax_bn.data.messages import progress_bar
 
 Write = Callable[..., None]
 _Make = Callable[[Write], Sequence[str]]
-_PARTIAL = "fedjax_bn-partial"  # the folder of our partial files and locks, in the cache's
+_PARTIAL = "fedjax_bn-partial"  # folder of partial files and locks, in the cache
 _BLOCK = 64  # files whose numbers are written together
-_LARGE = 2e9  # bytes; checking more takes so long that the user is informed
+_LARGE = 2e9  # bytes; a message announces longer checks
 
 
 def cached_array(
     folder: str | Path | None, name: str, shape: Sequence[int], make: _Make
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the array of that name in the cache, after making it if it is not there.
+    """Returns the array `name` of the cache, which is made if it is not there.
 
     Args:
       folder: the cache, created if need be; None to keep the array in memory only.
-      name: differs from the names of all other arrays, so it has a digest of the array's origin.
+      name: must differ from all other arrays' names, so it includes a digest of the array's origin.
       shape: of the whole array of bytes.
       make: `make(write) -> notes`, called only if the array is not there yet; hands all rows to
         `write(u8[n, ...])` in blocks, in order, or to `write(u8[n, ...], start)` in any order and
         from any thread. If it raises an error, no file is left.
 
     Returns:
-      u8[shape], memory-mapped for reading if it is in a folder, and the notes that `make` gave when
-      it was made.
+      u8[shape], memory-mapped for reading if it is in a folder, and the notes that `make` returned.
 
     Raises:
       OSError: the disk is full, or the folder cannot be written to.
@@ -83,9 +82,9 @@ def cached_numbers(
     width: int,
     progress: bool = False,
 ) -> np.ndarray:
-    """Returns i32[N, width], a row for each file that `read(file)` makes in a thread.
+    """Returns i32[N, width], one row `read(file)` per file, read in threads.
 
-    Folder, name and errors are those of `cached_array`; `progress` shows a bar on stderr.
+    Folder, name and errors are as in `cached_array`; `progress` shows a bar on stderr.
     """
 
     def make(write: Write) -> tuple[str, ...]:
@@ -104,7 +103,7 @@ def cached_numbers(
 
 
 def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
-    """Returns `put(rows, start)` with a start that is by default where the last rows ended."""
+    """Returns `put(rows, start)` whose `start` defaults to the end of the last rows."""
     after = 0
 
     def write(rows: np.ndarray, start: int | None = None) -> None:
@@ -125,7 +124,7 @@ def _header(shape: tuple[int, ...]) -> bytes:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.memmap, tuple[str, ...]] | None:
-    """Returns the array and the notes that follow it in the file; None if it is not sound."""
+    """Returns a file's array and notes; None if the file is missing or not sound."""
     header, size = _header(shape), math.prod(shape)
     try:
         with open(path, "rb") as file:
@@ -140,11 +139,11 @@ def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.memmap, tuple[str, ...
     array = np.memmap(path, np.uint8, "r", len(header), shape)
     flat = array.reshape(-1)
     starts, stops, checksums = zip(*sorted(about["blocks"]), strict=True)
-    if (*starts, size) != (0, *stops):  # the blocks do not make up the whole
+    if (*starts, size) != (0, *stops):  # the blocks have gaps or overlap
         return None
     if size > _LARGE:
         print(f"checking {size / 1e9:.1f} GB of decoded images", file=sys.stderr)
-    with ThreadPoolExecutor() as threads:  # crc32 runs outside Python's lock
+    with ThreadPoolExecutor() as threads:  # crc32 releases Python's lock
         found = threads.map(lambda start, stop: zlib.crc32(flat[start:stop]), starts, stops)
         return (array, tuple(about["notes"])) if checksums == tuple(found) else None
 
@@ -156,7 +155,7 @@ def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
     with _faults_named(folder, size):
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.partial"):
-            # The lock of a file that a living process writes raises Timeout, which is an OSError.
+            # If a running process is writing the file, its lock raises Timeout, an OSError.
             with suppress(OSError), FileLock(old.with_suffix(".lock")).acquire(blocking=False):
                 old.unlink(missing_ok=True)
         lock = FileLock(partial.with_suffix(".lock"))
@@ -166,7 +165,7 @@ def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
             print(f"waiting for another process that writes {partial}", file=sys.stderr)
             lock.acquire()
     try:
-        if _read(path, shape) is None:  # else another process has made it while this one waited
+        if _read(path, shape) is None:  # else another process made it meanwhile
             _write_whole(partial, shape, make)
             with _faults_named(folder, size):
                 # A rename is atomic: other processes see the whole file or none.
@@ -177,12 +176,12 @@ def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
 
 
 def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
-    """Writes header, array, checksums and notes to a new file, and waits until the disk has it."""
+    """Writes header, array, checksums and notes to a new file, and flushes it to the disk."""
     header, size, blocks = _header(shape), math.prod(shape), []
     folder, row, one_at_a_time = partial.parent, size // shape[0], Lock()
     with _faults_named(folder, size):
         usage = shutil.disk_usage(folder)
-        if usage.total and usage.free < size:  # before hours of decoding
+        if usage.total and usage.free < size:  # fails before hours of decoding
             raise OSError(f"its disk is full, with {usage.free / 1e6:.1f} MB left")
         file = open(partial, "wb")  # noqa: SIM115, closed below whatever happens
 
@@ -203,16 +202,16 @@ def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
         put(zlib.crc32(footer).to_bytes(4, "big") + footer, len(header) + size)
         with _faults_named(folder, size):
             file.flush()
-            # Before the rename: after a power cut, a file with the final name is whole.
+            # Before the rename, so that even after a power cut a file of the final name is whole.
             os.fsync(file.fileno())
     finally:
-        with suppress(OSError):  # which would hide the error that was raised before
+        with suppress(OSError):  # it would hide the first error
             file.close()
 
 
 @contextmanager
 def _faults_named(folder: Path, size: int) -> Iterator[None]:
-    """Turns the system's error on writing into an error message that names the cache."""
+    """Replaces a system error on writing by an error that names the cache."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Decodes image files in parallel to one size, and keeps their pixels for the next time.
+"""Decodes image files in parallel to one size, and caches their pixels.
 
 Images are stretched, or letterboxed: an image of w x h pixels is scaled by min(S/w, S/h) and put
-into the middle of a grey square of S pixels a side, as YOLO's detectors have it. Stored images
-serve training and testing alike: small ones are enlarged for both.
+into the middle of a grey square of S pixels a side, as for YOLO's detectors. Training and testing
+use the same stored images, so small ones are enlarged for both.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ from fedjax_bn.data.pixels.raster import (
 
 GREY = 114  # the bytes around a letterboxed image
 _BLOCK = 64  # images that a thread decodes at a time
-_FORM = 2  # to be raised when the same files would give other pixels
-_FORM_OF_KEYS = 1
+_FORM = 2  # raise it when the same files would give other pixels
+_FORM_OF_KEYS = 1  # does not follow `_FORM`, so that keys of datasets stay
 _MODES = {  # Pillow's modes in plain words
     "1": "black and white",
     "L": "grey",
@@ -55,21 +55,21 @@ def decode(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns images as RGB bytes, turned upright and stretched to squares, bilinear as in Pillow.
 
-    That is what `Resize((size, size))` of DomainBed's and FedBN's code does: the filter averages
-    where it shrinks, and an image of that size stays as it is. Threads decode, since Pillow works
-    outside Python's lock.
+    This equals `Resize((size, size))` in DomainBed's and FedBN's code: the filter averages when it
+    shrinks, and an image of that size is unchanged. Threads decode, because Pillow releases
+    Python's lock.
 
     Args:
-      files: N of them, in or below `root`.
+      files: N files in or below `root`.
       size: pixels a side, at least 1.
-      root: names of files count from here, so that a dataset may move without being decoded again.
+      root: files are named relative to it, so a dataset may move without being decoded again.
       cache: folder that keeps the pixels; they are decoded again when a file's name, size or time
         of change, or `size`, differs. None to keep them in memory only.
       progress: show a bar on stderr.
       max_megapixels: millions of pixels that an image may have; a larger one is not read.
       letterbox: whether images keep their shape, in the middle of a grey square.
-      orientation: "upright", as every viewer turns images by their EXIF, or "stored", as in the
-        rows of their files (torchvision's readers).
+      orientation: "upright", turned by EXIF as every viewer does, or "stored", with the rows of the
+        file, as torchvision's readers return them.
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
@@ -92,7 +92,7 @@ def decode(
         images = np.empty((len(block), size, size, 3), np.uint8)
         for k, file in enumerate(block):
             try:
-                # Read as a whole: Pillow's many small reads would hand Python's lock to and fro.
+                # Reads the whole file: many small reads would pass Python's lock back and forth.
                 content = read_image(file, max_megapixels)
                 images[k], mode, tag = decode_image(content, size, **how)
             except MemoryError:
@@ -103,7 +103,7 @@ def decode(
                 continue
             modes[mode] += 1
             tagged += tag != 1
-        # Blocks end in any order, so each states its place.
+        # Blocks finish in any order, so each gives its place.
         write(images, start)
         return modes, tagged, faults
 
@@ -143,7 +143,7 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = Tr
     With `times` they change with the times of change too; without, they are the same on any machine
     that has the same files.
     """
-    # Caches are made again after a change of decoding; the hash of a run's data must stay.
+    # A change of decoding must renew caches, but not change the hash of a run's data.
     form = _FORM if times else _FORM_OF_KEYS
     state = hashlib.sha256(f"{form} {size}\n".encode())
     for name, file in zip(relative_names(files, root), files, strict=True):
@@ -151,13 +151,13 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = Tr
             stat = os.stat(file)
             about = f"{stat.st_size} {stat.st_mtime_ns if times else ''}"
         except OSError:
-            about = "missing"  # decoding will name it, with all others
+            about = "missing"  # `decode` names all missing files
         state.update(os.fsencode(f"{name}\0{about}\n"))
     return state.hexdigest()[:20]
 
 
 def relative_names(files: Sequence[Path], root: Path) -> list[str]:
-    """Returns the files' names as seen from `root`, with / on every system."""
+    """Returns the files' names relative to `root`, with / on every system."""
     prefix = os.path.join(root, "")
     names = map(os.fspath, files)
     inside = (  # there may be half a million files, and relpath is slow
@@ -174,14 +174,14 @@ def decode_image(
     boxed: bool = False,
     orientation: str = UPRIGHT,
 ) -> tuple[np.ndarray, str, int]:
-    """Returns one image as u8[size, size, 3], its mode (Pillow's word) and its EXIF orientation.
+    """Returns one image as u8[size, size, 3], its mode in Pillow and its EXIF orientation.
 
-    It is turned upright unless `orientation` is "stored", and stretched, or with `boxed`
-    letterboxed. The first frame of a GIF or TIFF counts. TIFF is always upright, since Pillow
-    itself turns it.
+    The image is turned upright unless `orientation` is "stored", and stretched, or letterboxed if
+    `boxed`. A GIF or TIFF gives its first frame. TIFF is always upright, because Pillow itself
+    turns it.
 
     Raises:
-      ValueError: the file is not an image, or one that `raster` does not take.
+      ValueError: the file is not an image, or `raster` does not accept it.
       OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image
@@ -195,7 +195,7 @@ def decode_image(
 
 
 def _fitted(width: int, height: int, size: int) -> tuple[int, int, int, int]:
-    """Returns the place of an image in its square: left, top, width and height there."""
+    """Returns the place of an image in its square: left, top, width and height."""
     scale = min(size / width, size / height)
     wide, high = (max(1, min(size, round(side * scale))) for side in (width, height))
     return (size - wide) // 2, (size - high) // 2, wide, high
@@ -217,7 +217,7 @@ def _letterboxed(image: Any, size: int) -> Any:
 
 def to_square(corners: np.ndarray, width: int, height: int, size: int) -> np.ndarray:
     """Returns boxes f64[n, 4] in shares of an image as shares of its letterboxed square."""
-    # Rounded sides, as of the pixels, so that a box stays on its object.
+    # Uses the rounded sides that the pixels have, so that a box stays on its object.
     left, top, wide, high = _fitted(width, height, size)
     return (corners * (wide, high, wide, high) + (left, top, left, top)) / size
 
@@ -226,11 +226,11 @@ def resized(images: np.ndarray | Rows, shape: Sequence[int]) -> np.ndarray | Row
     """Returns bytes u8[N, h, w, C] as u8[N, H, W, C] by Pillow's bilinear filter, as `decode`.
 
     Args:
-      images: bytes; those that have the shape are returned as they are.
+      images: bytes; returned unchanged if they have the shape.
       shape: (H, W, C).
 
     Raises:
-      ValueError: they are not bytes of images, or have other channels.
+      ValueError: `images` are not bytes [N, h, w, C], or have another number of channels.
     """
     from PIL import Image
 

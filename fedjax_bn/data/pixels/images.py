@@ -1,4 +1,4 @@
-"""Pixels as a model sees them, computed on the device."""
+"""Normalizes pixels for a model, on the device."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _LEAST_STD, _MOST = 1e-6, 1e6  # in units of the pixel range; beyond them logits
 def impossible_samples(
     shape: Sequence[int], dtype: str, mean: Sequence[float], std: Sequence[float]
 ) -> str:
-    """Returns what is impossible in the stated form of stored samples; "" for a possible form.
+    """Returns which part of the stated form of stored samples is impossible, or "".
 
     Args:
       shape, dtype: of one sample.
@@ -44,7 +44,7 @@ def standardize(mean: float | Sequence[float] = 0.5, std: float | Sequence[float
       std: likewise, positive.
 
     Raises:
-      ValueError: at the call, where images are neither uint8 nor floats.
+      ValueError: from `prepare`, if images are neither uint8 nor floats.
     """
     centre, spread = np.asarray(mean), np.asarray(std)
 

@@ -1,9 +1,9 @@
-"""RandAugment (Cubuk et al., NeurIPS 2020): some of fourteen operations, all equally strong.
+"""Implements RandAugment (Cubuk et al., NeurIPS 2020): some of fourteen operations, equally strong.
 
-Operations are torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels and
-zeros where there was nothing, on bytes as Pillow computes them: image u8[H, W, C] -> u8[H, W, C].
-A strength is f[] in [-1, 1], the magnitude over 30 with a random sign; operations that have no
-direction take its size.
+Operations are torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels, and
+zeros from outside, on bytes as in Pillow: image u8[H, W, C] -> u8[H, W, C]. A strength is f[] in
+[-1, 1], the magnitude over 30 with a random sign; operations without a direction use its absolute
+value.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,15 @@ from fedjax_bn.arguments.ranges import Magnitude, Views, bounded
 from fedjax_bn.data.pixels.augment import Augment, pixels_at, rotate
 from fedjax_bn.engine.backend import on_cpu
 
-_SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # of Pillow's SMOOTH, over 13
+_SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # Pillow's SMOOTH, to be divided by 13
 
 
 @bounded
 def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
-    """Returns RandAugment of a whole batch, every image with operations of its own.
+    """Returns RandAugment for whole batches, with operations drawn for every image.
 
     Args:
-      ops: operations one after another, each one of the fourteen with the same probability; 2 as
-        in torchvision.
+      ops: number of operations, each drawn uniformly from the fourteen; 2 as in torchvision.
       magnitude: their strength, 0 to 30; 9 as in torchvision.
 
     Returns:
@@ -49,7 +48,7 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
                 "augmentation without colours, or none for features, which are not images"
             )
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
-        # Under `vmap` a switch computes all operations; one after another, only its own.
+        # Under `vmap` a switch computes all operations; in `lax.map` only the chosen one.
         if on_cpu():
             return jax.lax.map(lambda given: one(*given), (keys, images))
         return jax.vmap(one)(keys, images)
@@ -58,9 +57,9 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
 
 
 def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
-    """Returns the old pixel that is nearest to the middle of each new one; 0 outside.
+    """Returns for each new pixel the old one nearest to its centre; 0 outside.
 
-    `rows` is (a, b, c): the old row is a row + b column + c. Likewise the old column.
+    `rows` (a, b, c) gives the old row, a * row + b * column + c; `columns` gives the old column.
     """
     high, wide = image.shape[:2]
     y, x = jnp.arange(high, dtype=float)[:, None] + 0.5, jnp.arange(wide, dtype=float) + 0.5
@@ -68,7 +67,7 @@ def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
 
 
 def _luma(image: jax.Array) -> jax.Array:
-    """Returns Pillow's mode L, in its fixed point."""
+    """Returns Pillow's mode L, computed in Pillow's fixed point."""
     red, green, blue = (image[..., i].astype(jnp.int32) for i in range(3))
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(image.dtype)
 
@@ -95,7 +94,7 @@ def _sharpness(image: jax.Array, strength: jax.Array) -> jax.Array:
         for column, weight in enumerate(weights)
     )
     inner = jnp.floor(smooth / 13 + 0.5).astype(image.dtype)
-    # Pillow leaves the border of one pixel as it is.
+    # Pillow leaves the border of one pixel unchanged.
     return _blend(image.at[1:-1, 1:-1].set(inner), image, strength)
 
 
@@ -118,9 +117,9 @@ def _autocontrast(image: jax.Array, strength: jax.Array) -> jax.Array:
 
 
 def _equalize(channel: jax.Array) -> jax.Array:
-    """Applies Pillow's table: how many pixels are darker, in 255 steps.
+    """Replaces each level by (number of darker pixels + step // 2) // step, as Pillow does.
 
-    The steps are as large as there are pixels below the brightest level that occurs.
+    `step` is the number of pixels below the brightest level // 255.
     """
     counts = jnp.zeros(256, jnp.int32).at[channel.astype(jnp.int32)].add(1)
     step = (channel.size - counts[channel.max().astype(jnp.int32)]) // 255

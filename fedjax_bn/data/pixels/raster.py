@@ -2,11 +2,11 @@
 
 Pillow opens some fifty formats, and starts another program for PostScript; here only the raster
 formats of datasets are opened. Pillow also has two limits on pixels, one that warns and one that
-refuses; here there is one, which the caller states.
+refuses; here there is one, which the caller sets.
 
 A camera stores the rows of its sensor and writes into EXIF how it was held. Every viewer turns the
-picture accordingly; `Image.open`, and so torchvision's readers, do not. The tag is one of eight: 1
-as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height exchanged.
+picture accordingly; `Image.open` and torchvision's readers, which use it, do not. The tag is one of
+eight: 1 as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height exchanged.
 """
 
 import io
@@ -22,7 +22,7 @@ MEGAPIXELS = 100.0
 UPRIGHT, STORED = "upright", "stored"
 ORIENTATIONS = (UPRIGHT, STORED)
 ORIENTATION = 274  # EXIF's number of the tag
-# How Pillow calls what makes an image of the tags 2 to 8 upright.
+# Pillow's names of the operations that turn images with tags 2 to 8 upright.
 _TURNS = dict(
     enumerate(
         ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM")
@@ -38,8 +38,8 @@ def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:
     """Returns the bytes of an image file, which must be a regular file of a credible size.
 
     Raises:
-      ValueError: it is another kind of file, or larger than an image of these pixels.
-      OSError: it cannot be opened.
+      ValueError: the file is not a regular one, or is larger than any image of so many pixels.
+      OSError: the file cannot be opened.
     """
     size, most = path.stat().st_size, int(_BYTES_OF_A_PIXEL * max_megapixels * 1e6)
     if size > most:
@@ -51,19 +51,19 @@ def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:
 
 
 def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
-    """Returns an image file as Pillow has it, before its pixels are decoded.
+    """Opens an image file with Pillow, usually without decoding its pixels.
 
     Raises:
-      ValueError: it is not of `FORMATS`, or larger than `max_megapixels` million pixels.
+      ValueError: the format is not in `FORMATS`, or the image exceeds `max_megapixels`.
       OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image
 
     Image.init()
-    # `Image.open` has limits of its own on pixels, which a thread cannot lift for itself alone.
+    # `Image.open` has its own limits on pixels, which cannot be lifted for one thread alone.
     for name in FORMATS:
-        make, accepts = Image.OPEN.get(name, (None, lambda begin: False))  # WEBP may be left out
-        # Some of Pillow's return a text where a decoder is missing, so "true" is not enough.
+        make, accepts = Image.OPEN.get(name, (None, lambda begin: False))  # Pillow may lack WEBP
+        # Some of Pillow's return a text if a decoder is missing, so a true value is not enough.
         if accepts(content[:16].ljust(16, b"\0")) is True:
             break
     else:
@@ -75,7 +75,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
             f"{width} x {height} pixels are more than the {max_megapixels:g} megapixels of "
             "data.max_megapixels"
         )
-    if image.format == "PNG" and b"eXIf" in content:  # which may follow the pixels
+    if image.format == "PNG" and b"eXIf" in content:  # EXIF may follow the pixels
         image.load()
     return image
 
@@ -83,14 +83,13 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
 def open_image(
     content: bytes, max_megapixels: float = MEGAPIXELS, orientation: str = UPRIGHT
 ) -> tuple[Any, str, int]:
-    """Returns an RGB image of Pillow, its mode in the file, and the tag of its EXIF, 1 to 8.
+    """Returns a Pillow image in RGB, its mode in the file, and its EXIF orientation, 1 to 8.
 
-    The orientation "upright" turns the image by its tag, "stored" does not; Pillow itself turns
-    TIFF, which is upright with both. The tag is 1 where Pillow has turned an image that was to stay
-    as stored.
+    The orientation "upright" turns the image by its tag, "stored" does not. Pillow itself turns
+    TIFF, which is upright in both cases; with "stored", its tag is returned as 1.
 
     Raises:
-      ValueError, OSError: as `open_raster` and `to_rgb`.
+      ValueError, OSError: as in `open_raster` and `to_rgb`.
     """
     from PIL import Image
 
@@ -105,14 +104,13 @@ def open_image(
 
 
 def to_rgb(image: Any) -> Any:
-    """Returns an image of Pillow in its mode RGB.
+    """Returns a Pillow image in mode RGB.
 
     Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
-    DomainBed's code; of numbers of 9 to 16 bits the upper eight bits are kept, whichever of them is
-    white.
+    DomainBed's code; numbers of 9 to 16 bits keep their upper eight bits, inverted if 0 is white.
 
     Raises:
-      ValueError: the numbers have 32 bits, or a sign, so that the value of white is unknown.
+      ValueError: pixels are floats, or integers of 32 bits or with a sign, so white is unknown.
       OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image
@@ -129,14 +127,14 @@ def to_rgb(image: Any) -> Any:
             f"its pixels are {kind}, which have no known value for white; save it with 8 or 16 bits"
         )
     elif mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # in one step, Pillow warns of what it drops
+        image = image.convert("RGBA")  # directly to RGB, Pillow would warn
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def orientation_of(image: Any) -> int:
-    """Returns EXIF's tag of an image of Pillow, 1 to 8; call it before the pixels are decoded.
+    """Returns the EXIF orientation of a Pillow image, 1 to 8; call it before decoding the pixels.
 
-    It is 1 where there is no tag, or EXIF is damaged: viewers show such an image as it is stored.
+    It is 1 if there is no tag or EXIF is damaged, because viewers show such images as stored.
     """
     from PIL import Image
 
@@ -154,7 +152,7 @@ def turned_by_pillow(image: Any) -> bool:
 
 
 def orientation_notes(count: int, orientation: str) -> tuple[str, ...]:
-    """Returns a note on how many images have a tag other than 1; none where no image has."""
+    """Returns a note on how many images have a tag other than 1; no note if no image has one."""
     if not count:
         return ()
     if orientation == STORED:

@@ -1,6 +1,6 @@
-"""Readers of datasets: `load` of each module returns a `Source` or a `Dataset`.
+"""Reads datasets: `load` of each module returns a `Source` or a `Dataset`.
 
-A reader raises FileNotFoundError for files that are missing, with their layout and where to get
-them; ValueError for an argument or files that do not suit, of which up to ten are named;
-ModuleNotFoundError where it needs an extra package; and OSError where its cache cannot be written.
+A reader raises FileNotFoundError for missing files, with their layout and where to get them;
+ValueError for an unsuitable argument or files, naming up to ten; ModuleNotFoundError if it needs an
+extra package; and OSError if its cache cannot be written.
 """

@@ -8,7 +8,7 @@ that the Preprocessed Connectomes Project publishes for one atlas (its pipelines
 
 A sample is the connectome of a window of 32 frames, the correlations of all pairs of R regions as
 a vector f32[R (R - 1) / 2]: 6105 features for the Harvard-Oxford atlas (111 regions), 19900 for
-CC200. FedBN D.4 slides the window frame by frame, since subjects are few: 145 windows of each
+CC200. FedBN D.4 slides the window frame by frame, because subjects are few: 145 windows of each
 subject at NYU. All windows of a subject have its name, so that no split separates them.
 
 Memory: 4 R (R - 1) / 2 bytes a window. FedBN's four sites (370 subjects, 63,550 windows) take
@@ -70,21 +70,21 @@ def load(
       path: the folder, laid out as above.
       sites: the SITE_ID to take, in this order; empty for all that have series, by name. FedBN's
         four are NYU, USM, UM_1 and UCLA_1.
-      atlas: such as "ho" or "cc200", where the folder has several.
+      atlas: such as "ho" or "cc200"; needed if the folder has several.
       window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
       stride: frames from one window to the next, at least 1.
-      windows_per_subject: if above 0, at most so many of a subject's windows, evenly spaced.
+      windows_per_subject: if above 0, at most so many windows per subject, evenly spaced.
       fisher_z: z = arctanh(r) instead of correlations r.
-      cache: folder for the samples; without one they are held in memory.
-      progress: show how far their computation is.
+      cache: folder of the samples; without one they are held in memory.
+      progress: show how many windows are computed.
 
     Returns:
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
       does not vary within a window correlates 0 with all others; the notes count them.
 
-    Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, those of 110 regions,
-    and it does not state which of the Harvard-Oxford atlas it leaves out. The published series have
-    111, which are all kept here: 111 * 110 / 2 = 6105.
+    Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, for 110 regions, and it
+    does not state which region of the Harvard-Oxford atlas it leaves out. The published series have
+    111 regions, all of which are kept here: 111 * 110 / 2 = 6105.
     """
     if window < 0 or window == 1 or stride < 1 or windows_per_subject < 0:
         raise ValueError(
@@ -135,7 +135,7 @@ def load(
 
 
 def _hash_of(subjects: list[_Subject], how: tuple) -> str:
-    """Returns SHA-256 of what the samples are computed from."""
+    """Returns SHA-256 of all inputs of the samples."""
     state = hashlib.sha256(repr(how).encode())
     for subject in subjects:
         state.update(repr((*subject[:3], subject.series.shape)).encode())
@@ -144,7 +144,7 @@ def _hash_of(subjects: list[_Subject], how: tuple) -> str:
 
 
 def _find_series(path: Path, atlas: str) -> dict[str, Path]:
-    """Returns FILE_ID -> its series, of the named atlas or the only one that there is."""
+    """Returns FILE_ID -> its series' file, for the named atlas or the only one."""
     if not path.is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder; {_REMEDY}")
     files: dict[str, Path] = {}
@@ -189,7 +189,7 @@ def _read_table(path: Path) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     differ = []
     for name, site, group in rows:
-        own = (site, group.removesuffix(".0"))  # of tables that pandas wrote
+        own = (site, group.removesuffix(".0"))  # pandas may write 1.0 for 1
         if name not in ("", "no_filename") and found.setdefault(name, own) != own:
             differ.append(name)
     if differ:
@@ -203,7 +203,7 @@ def _read_subjects(
     window: int,
     sites: Sequence[str] = (),
 ) -> list[_Subject]:
-    """Reads all series of the sites, by default of all, before it raises an error on some."""
+    """Reads the series of the sites, by default all, and reports all faulty ones in one error."""
     if lost := [name for name in files if name not in table]:
         raise ValueError(
             f"the phenotypic table has no row for {first_few(lost)}, whose series are there; add "
@@ -269,12 +269,12 @@ def _are_numbers(words: list[str]) -> bool:
 
 
 def _window_starts(frames: int, window: int, stride: int = 1, most: int = 0) -> np.ndarray:
-    """Returns the first frame of each window that fits, i64[W]; arguments as of `load`."""
+    """Returns the first frame of each window that fits, i64[W]; arguments are as in `load`."""
     if not window:
         return np.zeros(1, np.int64)
     starts = np.arange(0, frames - window + 1, stride, dtype=np.int64)
     if 0 < most < len(starts):
-        # integers alone, so that every machine picks the same windows
+        # only integers, so that every machine picks the same windows
         starts = starts[np.arange(most) * (len(starts) - 1) // max(most - 1, 1)]
     return starts
 
@@ -301,11 +301,11 @@ def _connectomes(
         flat[part] = still = windows.max(1) == windows.min(1)
         centred = windows - windows.mean(1, keepdims=True)
         norms = np.sqrt((centred**2).sum(1))
-        # rounding of the mean leaves something of a flat region, which must not be normalized
+        # rounding of the mean leaves a residue in a flat region, which must not be normalized
         norms[still | (norms == 0)] = np.inf
         unit = (centred / norms[:, None]).astype(pairs.dtype)
         matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(unit), -1)
-        # mode "clip" writes into `pairs` without a buffer
+        # with mode "clip", `take` writes into `pairs` without a buffer
         np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
     bound = np.float32(_LIMIT if fisher_z else 1)
     np.clip(pairs, -bound, bound, out=pairs)

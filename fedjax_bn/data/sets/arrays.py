@@ -1,4 +1,4 @@
-"""NumPy's archives and compressed files, read only after a check of the sizes that they claim.
+"""Reads NumPy's archives and compressed files after checking the sizes that they claim.
 
 A header can claim any shape, and a compressed file can unpack to any size. Both are checked before
 memory is taken.
@@ -20,13 +20,13 @@ from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.files import corruption_named
 
 _HEADER = 12 + 10_000  # bytes; NumPy refuses to parse longer ones
-_PACKED = 200  # times a file's size to which its arrays may unpack
-_SMALL = 2**28  # bytes to which they may unpack in any case
+_PACKED = 200  # arrays may unpack to so many times the file's size
+_SMALL = 2**28  # bytes; arrays may always unpack to so many
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ZipFile]:
-    """Opens an archive; whatever is raised while it is open becomes a ValueError naming it."""
+    """Opens an archive; any error raised while it is open becomes a ValueError that names it."""
     with open_regular(path, math.inf) as file:
         if not is_zipfile(file):
             raise ValueError(
@@ -47,7 +47,7 @@ def names_in_npz(path: Path) -> tuple[str, ...]:
 
 
 def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Reads some arrays of an archive, which has them.
+    """Reads the arrays `names` of an archive, all of which it must have.
 
     Raises:
       ValueError: the archive is corrupt, an array holds Python objects, a header claims another
@@ -63,10 +63,10 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def forms_in_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Returns stand-ins of some arrays: their shapes and dtypes, read from headers alone.
+    """Returns stand-ins for some arrays with their shapes and dtypes, reading only the headers.
 
-    Every entry of a stand-in is the same number in memory, so it takes no space. Raises as
-    `read_npz` does.
+    All entries of a stand-in share one number in memory, so it takes no space. Errors are those of
+    `read_npz`.
     """
     forms = {}
     with _opened(path) as archive:
@@ -95,7 +95,7 @@ def forms_in_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 def read_bounded(file: BinaryIO, most: int) -> bytes:
     """Reads the rest of a file, compressed or not; ValueError above `most` bytes."""
     parts, size = [], 0
-    while part := file.read(2**20):  # a request for all would take memory before it is needed
+    while part := file.read(2**20):  # `read()` without a size would allocate everything
         parts.append(part)
         size += len(part)
         if size > most:
@@ -104,10 +104,10 @@ def read_bounded(file: BinaryIO, most: int) -> bytes:
 
 
 def check_unpacked(size: int, path: Path) -> None:
-    """Raises ValueError if a file's arrays would unpack to `size` bytes that are too many.
+    """Raises ValueError if a file's arrays would unpack to too many bytes, `size`.
 
-    Too many are more than the machine's memory; or more than 256 MB and more than 200 times the
-    file's size, which measured numbers do not take.
+    Too many are more than the machine's memory; or more than 256 MiB and more than 200 times the
+    file's size, a ratio that measured numbers do not reach.
     """
     check_memory(size)
     there = path.stat().st_size
@@ -119,7 +119,7 @@ def check_unpacked(size: int, path: Path) -> None:
 
 
 def check_memory(size: int) -> None:
-    """Raises ValueError if so many bytes are more than the machine's memory, where it is known."""
+    """Raises ValueError if `size` bytes exceed the machine's memory, if this is known."""
     memory = math.inf
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -40,7 +40,7 @@ _WHERE = (
 
 
 class _Patch(NamedTuple):
-    """A row of the table: the file of the patch, and its columns."""
+    """A row of the table: the patch's file, and the columns used."""
 
     path: str
     tumor: int
@@ -54,13 +54,13 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
 
     Args:
       path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
-      image_size: pixels a side; other than 96 is resized.
+      image_size: pixels a side; patches are resized if it is not 96.
       **how: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
-      Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
-      centers 0, 3 and 4 by the column `split` (0 train, 1 validation), center 1 is validation and
-      center 2 test, whole. Names are paths of patches.
+      Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: centers
+      0, 3 and 4 by the column `split` (0 train, 1 validation), all of center 1 validation, all of
+      center 2 test. Names are the patches' paths.
     """
     places = (Path(path), Path(path) / "camelyon17_v1.0")
     root = next((place for place in places if (place / "metadata.csv").is_file()), None)
@@ -68,7 +68,7 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
         raise FileNotFoundError(f"{places[0] / 'metadata.csv'} is missing; {_WHERE}")
     patches = _read_table(root / "metadata.csv")
     slides = {patch.path.rpartition("/")[0] for patch in patches}
-    # listing a folder is much faster than a check of 455,954 files one by one
+    # listing folders is much faster than checking 455,954 files one by one
     there = {f"{slide}/{file.name}" for slide in slides for file in (root / slide).glob("*")}
     if missing := [patch.path for patch in patches if patch.path not in there]:
         raise FileNotFoundError(
@@ -109,7 +109,7 @@ def _read_table(path: Path) -> list[_Patch]:
             if wrong := [text for text in cells.values() if not is_label(text)]:
                 raise ValueError(f"line {table.line_num}: {wrong[0][:20]!r} is not a number")
             numbers = {column: int(text) for column, text in cells.items()}
-            # patients are numbers of three digits, which a spreadsheet may have stripped of zeros
+            # patient numbers have three digits, but a spreadsheet may have removed leading zeros
             slide = "patient_{patient:03}_node_{node}".format(**numbers)
             place = "x_{x_coord}_y_{y_coord}".format(**numbers)
             own = (numbers[column] for column in ("tumor", "slide", "center", "split"))

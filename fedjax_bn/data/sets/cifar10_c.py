@@ -1,19 +1,20 @@
 """CIFAR-10-C: CIFAR-10's test photographs under 19 corruptions, each a domain.
 
 Published as `CORRUPTION.npy` u8[50000, 32, 32, 3], 10,000 photographs at severity 1, then the same
-at 2 to 5, and `labels.npy` u8[50000] (zenodo.org/records/2535967). Or made here from CIFAR-10.
+at 2 to 5, and `labels.npy` u8[50000] (zenodo.org/records/2535967). Without these files, it is made
+here from CIFAR-10.
 
 TsmoBN (section 4.1, E.1) takes severity 1 of the 15 common corruptions, a client each, resizes to
-256x256, and leaves one of four types out in turn ("noise", "blur", "weather", "digital"; 10 to 12
-clients train): internal clients are divided at random 80 to 20 into training and validation, and
-every photograph of the unseen ones is tested; all have 10,000, so that cutting them to the smallest
-changes nothing. E.2.5 also tests on the four extra corruptions.
-UniFed (section 4.1) does the same for unseen clients, and divides internal ones, all 15, 70, 10 and
-20 into training, validation and test.
+256x256, and leaves out one of four types in turn ("noise", "blur", "weather", "digital"; 10 to 12
+clients train). Internal clients are divided at random 80 to 20 into training and validation; unseen
+clients are tested on every photograph. All have 10,000, so cutting them to the smallest changes
+nothing. E.2.5 also tests on the four extra corruptions. UniFed (section 4.1) does the same for
+unseen clients, and divides internal ones, all 15, into 70 % training, 10 % validation and 20 % test
+samples.
 
-All corruptions have the same photographs, and so have training and unseen clients in the papers:
-what is unseen is the corruption, not the photograph. A photograph has one name, such as
-"test/00017", in all domains, so that no split has it both in training and in validation.
+All corruptions show the same photographs, so in the papers unseen clients show the training
+clients' photographs: the corruption is unseen, not the photograph. A photograph has one name, such
+as "test/00017", in all domains, so that no split has one both in training and in validation.
 
 References: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions
 and Perturbations", ICLR 2019; Krizhevsky, "Learning multiple layers of features from tiny images",
@@ -50,7 +51,7 @@ _CLASSES = (
 _SHAPE = (32, 32, 3)
 _COUNT = 10_000
 _FOLDER, _BATCH = "cifar-10-batches-py", "test_batch"
-_FORM = 1  # of what is made; to be raised when the same photographs would give other pixels
+_FORM = 1  # raise it when the same photographs would give other corrupted pixels
 _WHERE_CIFAR10 = (
     f"CIFAR-10 is {_FOLDER} with {_BATCH} (the unpacked cifar-10-python.tar.gz, from "
     "cs.toronto.edu/~kriz/cifar.html), or a .npz with test_images and test_labels"
@@ -78,18 +79,18 @@ def load(
       path: the published folder, or one that holds it; or CIFAR-10: the folder of its Python
         batches, one that holds it, or a `.npz`.
       corruptions: the domains, of `corruptions.CORRUPTIONS`.
-      severities: of 1 to 5, numbers or texts. A domain has them one after the other.
-      image_size: pixels a side; other than 32 is resized (256 in the papers: 29 GB for the 15
-        common corruptions at one severity).
-      cache: folder for what is made or resized; without one it is held in memory.
-      seed: at least 0; draws the noise of what is made.
-      progress: show how far that is.
+      severities: some of 1 to 5, numbers or texts. A domain has them one after the other.
+      image_size: pixels a side; images are resized if it is not 32 (256 in the papers: 29 GB for
+        the 15 common corruptions at one severity).
+      cache: folder for made or resized images; without one they are held in memory.
+      seed: at least 0; draws the noise of images made here.
+      progress: show how many images are done.
 
     Returns:
       Source "cifar10_c", normalized by CIFAR-10's channels; `groups` are the four types and
-      "extra". Published severities that follow one another, in their size, are memory-mapped.
+      "extra". Published severities are memory-mapped if they are consecutive and not resized.
     """
-    # a configuration has texts
+    # a configuration gives texts
     severities = [int(one) if is_label(str(one)) else one for one in severities]
     for argument, chosen, allowed in (
         ("corruptions", corruptions, tuple(CORRUPTIONS)),
@@ -151,7 +152,7 @@ def load(
 def _read_published(
     folder: Path, corruptions: Sequence[str]
 ) -> tuple[Pool, dict[str, np.ndarray], tuple[str, ...]]:
-    """Returns the photographs of one severity (labels alone), all images, memory-mapped, and notes.
+    """Returns labels and names of one severity, all images, memory-mapped, and notes.
 
     Errors name all files that are missing or corrupt.
     """
@@ -169,7 +170,7 @@ def _read_published(
                     shape = (len(arrays["labels"]), *_SHAPE)
                     if own.dtype != np.uint8 or own.shape != shape:
                         raise ValueError(f"{own.dtype} {own.shape}, not uint8 {shape}")
-        except ValueError as error:  # cut short, or no such file at all
+        except ValueError as error:  # cut short, or not such a file
             faults.append(f"{file.name} ({' '.join(str(error.__cause__).split())})")
     if faults:
         raise ValueError(f"{folder}: unusable are {', '.join(faults)}; fetch them again. {_WHERE}")
@@ -182,7 +183,7 @@ def _read_published(
 
 
 def _labels_of_severities(labels: np.ndarray) -> np.ndarray:
-    """Returns labels i32[5 n]; raises ValueError unless they are those of five severities."""
+    """Returns labels i32[5 n]; raises ValueError unless they repeat for five severities."""
     labels = class_labels(labels, "it", len(_CLASSES))
     count = len(labels) // len(SEVERITIES)
     if not count or len(labels) % len(SEVERITIES):
@@ -230,8 +231,8 @@ def _read_cifar10(path: Path) -> tuple[Pool, tuple[str, ...]]:
 
 
 # A pickle may call any function that its reader lets it find. Here it finds stand-ins that only
-# record what they are given, so that neither its code nor NumPy's own `__setstate__`, which trusts
-# whoever wrote a file, ever runs.
+# record their arguments, so that neither the pickle's code nor NumPy's own `__setstate__`, which
+# trusts the file, ever runs.
 
 
 class _StandIn:
@@ -264,10 +265,10 @@ class _Unpickler(pickle.Unpickler):
 def _read_pickled_arrays(content: bytes) -> dict[bytes, Any]:
     """Returns the entries of a pickled dictionary of lists and arrays of integers.
 
-    Raises ValueError, or whatever a damaged pickle raises, if it is or names anything else.
+    Raises ValueError, or what a damaged pickle raises, if it holds or names anything else.
     """
-    # `genops` refuses lengths beyond the end. `Unpickler` makes room for as many remembered objects
-    # as the number of one claims; picklers count them.
+    # `genops` refuses lengths beyond the end. `Unpickler` allocates its memo up to the largest
+    # number of a remembered object; picklers number these without gaps.
     for count, (operation, number, _) in enumerate(pickletools.genops(content)):
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and number > count:
             raise ValueError(f"it remembers object {number} after {count} operations")

@@ -2,9 +2,9 @@
 
 The cow on the beach of Beery, Van Horn & Perona (ECCV 2018): a model that has seen cows only on
 grass has learned the grass. Here the cows are scikit-learn's handwritten digits (see `scanners`),
-each with a ground of its own colour. Four clients show a digit on it with different probabilities,
-and otherwise on a ground drawn from all ten; they also differ in light. Two more places show what
-was learned:
+each with a ground of its own colour. Four clients show a digit on its own ground with different
+probabilities, and otherwise on a ground drawn from all ten; they also differ in light. Two more
+places show what the model has learned:
 
     meadow, pasture, heath, marsh   the digit's own ground in 91, 82, 73 and 64 % of the images:
                                     with probability 0.9, 0.8, 0.7 and 0.6, and else any of the ten
@@ -25,7 +25,7 @@ from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.scanners import handwriting, place, to_pixels
 
 _CLASSES = 10
-_VALIDATION, _TEST = 30, 70  # images of a client that do not train
+_VALIDATION, _TEST = 30, 70  # images of each place that do not train
 _INK, _OPACITY, _NOISE = 245.0, 0.9, 8.0  # grey level, share of ink in a stroke, sensor noise
 _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range(_CLASSES)]) * 255
 
@@ -33,10 +33,10 @@ _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range
 class _Place(NamedTuple):
     """A place where digits are shown.
 
-    own: probability of the digit's own ground; otherwise any of the ten is drawn.
-    further: how many digits further the ground is taken from where it is not drawn.
+    own: probability of the fixed ground; otherwise one of the ten is drawn.
+    further: the fixed ground belongs to the digit so many further; 0 for the digit's own.
     light: brightness of the place, 1 for full.
-    images: how many scans it owns.
+    images: number of its scans.
     """
 
     name: str
@@ -57,10 +57,10 @@ _PLACES = (
 
 
 def load(seed: int = 0) -> Dataset:
-    """Returns the six places as a dataset; every scan belongs to one place only.
+    """Returns the six places as a dataset; every scan belongs to only one place.
 
-    A client has 220 training, 30 validation and 70 test images, stratified by class; meant as
-    unseen are "zoo" and "beach", but any place may be (`target`).
+    A client has 220 training, 30 validation and 70 test images, stratified by class; "zoo" and
+    "beach" are meant as unseen, but any place may be (`target`).
 
     Args:
       seed: at least 0; draws who owns which scan, the grounds and the noise.
@@ -83,7 +83,7 @@ def load(seed: int = 0) -> Dataset:
 
 
 def _grounds(where: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns which of the ten grounds each image of a place has, i64[N]."""
+    """Returns the number of each image's ground, i64[N]."""
     drawn = rng.integers(_CLASSES, size=len(labels))
     own = rng.uniform(size=len(labels)) < where.own
     return np.where(own, (labels + where.further) % _CLASSES, drawn)
@@ -99,8 +99,8 @@ def _paint(
 
 
 def ground_of(images: np.ndarray) -> np.ndarray:
-    """Returns which of the ten grounds images u8[N, 28, 28, 3] have, i64[N], in any light."""
+    """Returns the numbers i64[N] of the grounds of images u8[N, 28, 28, 3], in any light."""
     border = images[:, [0, 1, -2, -1]].reshape(len(images), -1, 3)
-    # light scales a colour, so that its direction shows the ground; that of `seen` need not be 1
+    # light scales a colour, so only its direction counts; `argmax` needs no norm of `seen`
     seen = np.median(border.astype(np.float64), axis=1)
     return (seen @ (_COLOURS / np.linalg.norm(_COLOURS, axis=-1, keepdims=True)).T).argmax(1)

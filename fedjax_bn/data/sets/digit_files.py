@@ -7,7 +7,8 @@
     mnist_m              MNIST-M (Ganin & Lempitsky, 2015): folders of PNG images, lists of labels
 
 Each reader in `ORIGINALS` takes a folder and returns the training and the test split. It raises
-FileNotFoundError if a file is missing, ValueError if one is corrupt or a label is not a digit.
+FileNotFoundError if a file is missing, and ValueError if a file is corrupt or a label is not a
+digit.
 """
 
 import bz2
@@ -50,16 +51,16 @@ _MNIST_M = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "
     "mnist_m_test_labels.txt (the unpacked mnist_m.tar.gz), from yaroslav.ganin.net"
 )
-_BYTES = {"uint8": 1, "int8": 1, "logical": 1}  # of a number in a MATLAB file, where it is not 8
-_LARGEST_LIBSVM = 2**28  # bytes; USPS has a tenth of it
+_BYTES = {"uint8": 1, "int8": 1, "logical": 1}  # of a number in a MATLAB file; 8 for others
+_LARGEST_LIBSVM = 2**28  # bytes; USPS takes a tenth of that
 
 
 class Original(NamedTuple):
     """One split of a dataset as its authors published it.
 
     labels: i32[N].
-    read: indices i64[n] -> images u8[n, h, w] or u8[n, h, w, 3]; only what is asked for is read.
-    published: how many samples, the first ones, are of the published training part; None for all.
+    read: indices i64[n] -> images u8[n, h, w] or u8[n, h, w, 3]; reads only these images.
+    published: number of the first samples, those of the published training part; None for all.
     """
 
     labels: np.ndarray
@@ -70,8 +71,8 @@ class Original(NamedTuple):
 def to_digits(images: np.ndarray) -> np.ndarray:
     """Returns images u8[n, h, w] or u8[n, h, w, 3] as u8[n, 28, 28, 3], grey as three channels.
 
-    Other sizes are resized by Pillow's bilinear filter, which averages where it shrinks, as
-    torchvision's Resize in FedBN's code does.
+    Other sizes are resized by Pillow's bilinear filter, which averages when it shrinks, like
+    torchvision's Resize in FedBN's code.
     """
     if images.shape[1:3] != (SIZE, SIZE):
         resized = [Image.fromarray(one).resize((SIZE, SIZE), Image.BILINEAR) for one in images]
@@ -82,7 +83,7 @@ def to_digits(images: np.ndarray) -> np.ndarray:
 
 
 def mnist(folder: Path, where: str = _MNIST) -> tuple[Original, Original]:
-    """Reads MNIST in `folder`, or in its `raw` folder as torchvision has it.
+    """Reads MNIST in `folder`, or in its `raw` folder, torchvision's layout.
 
     The error message for a missing file ends with `where`: what is needed, and where to get it.
     """
@@ -154,12 +155,12 @@ def _read_mat(path: Path, first: int) -> Original:
                 f"(32, 32, 3, {len(labels)})"
             )
     labels = class_labels(labels, f"{path}, y", 10, first)
-    # pick before turning the axes: the whole of SynthDigits is 1.5 GB
+    # picks before moving the axes: all of SynthDigits takes 1.5 GB
     return Original(labels, lambda index: np.moveaxis(images[..., index], -1, 0))
 
 
 def _usps(folder: Path) -> tuple[Original, Original]:
-    """Reads `usps.h5` if it is there, else LIBSVM's two files."""
+    """Reads `usps.h5` if it exists, else LIBSVM's two files."""
     if (folder / "usps.h5").exists():
         return _read_h5(folder / "usps.h5", "train"), _read_h5(folder / "usps.h5", "test")
     train, test = (_find(folder, [f"{name}.bz2", name], _USPS) for name in ("usps", "usps.t"))
@@ -206,7 +207,7 @@ def _scans(pixels: np.ndarray, labels: np.ndarray, path: Path) -> Original:
 
 
 def _mnist_m(folder: Path, orientation: str = UPRIGHT) -> tuple[Original, Original]:
-    """Reads MNIST-M in `folder` or in its `mnist_m` folder; `orientation` is that of `decode`."""
+    """Reads MNIST-M in `folder` or in its `mnist_m` folder; `orientation` is as in `decode`."""
     folder = folder / "mnist_m" if (folder / "mnist_m").is_dir() else folder
 
     def read_png(path: Path) -> np.ndarray:
@@ -224,7 +225,7 @@ def _mnist_m(folder: Path, orientation: str = UPRIGHT) -> tuple[Original, Origin
         path = _find(folder, [f"mnist_m_{part}_labels.txt"], _MNIST_M)
         names, labels = read_list(path)
 
-        # only when asked for: opening all 68,000 images takes a while
+        # reads only the images asked for: opening all 68,000 takes a while
         def read(index: np.ndarray, names: list = names, images: Path = images) -> np.ndarray:
             pixels = [read_png(images / names[k]) for k in index]
             return np.array(pixels, np.uint8).reshape(-1, SIZE, SIZE, 3)

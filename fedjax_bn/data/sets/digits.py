@@ -8,9 +8,9 @@ A folder holds the originals (names of folders in any case, with or without - an
     SynthDigits/  synth_train_32x32.mat, synth_test_32x32.mat
     MNIST-M/      mnist_m_train/*.png, mnist_m_train_labels.txt, and the same for test
 
-Instead of a folder, a `.npz` with prepared images may be given: for each domain
-`DOMAIN__train_images` and `DOMAIN__test_images`, u8[N, 28, 28, 3], `DOMAIN__train_labels` and
-`DOMAIN__test_labels`, integers [N] in 0..9.
+A `.npz` with prepared images may replace the folder: for each domain `DOMAIN__train_images` and
+`DOMAIN__test_images`, u8[N, 28, 28, 3], `DOMAIN__train_labels` and `DOMAIN__test_labels`, integers
+[N] in 0..9.
 
 Appendix G and Table 17 test its models on Morpho-MNIST as two unseen clients: MNIST with strokes
 thinned or thickened (`global`, a third each, beside plain digits), swollen or fractured (`local`).
@@ -47,7 +47,7 @@ _CHOICES = (
 )
 _MORPHO_FOLDERS, _MORPHO_COUNTS = ("global", "local"), (60_000, 10_000)
 _UNSEEN = ("morpho_global", "morpho_local")
-_SAME = ("mnist", "mnist_m")  # whose digits are Morpho-MNIST's
+_SAME = ("mnist", "mnist_m")  # which show the digits of Morpho-MNIST
 _MORPHO = (
     "Morpho-MNIST needs the folders global and local, each with (train|t10k)-images-idx3-ubyte.gz "
     "and (train|t10k)-labels-idx1-ubyte.gz (the unpacked zip files listed in the README of "
@@ -67,28 +67,28 @@ def load(
 ) -> Dataset:
     """Returns the digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
 
-    As in FedBN's code, training and test samples of an original dataset are pooled and split 80 to
-    20 by class, the same way for every seed. This is where the paper's 7438 (0.8 of USPS' 9298) and
-    743 samples come from.
+    As in FedBN's code, the training and test samples of an original dataset are pooled and split 80
+    to 20 by class, the same way for every seed. The paper's 7438 (0.8 of USPS' 9298) and 743
+    samples result from this split.
 
     Args:
       path: the folder of the originals, or a `.npz`.
       seed: at least 0; draws the training samples. Test samples do not depend on it.
-      fraction: of the training samples, in (0, 1]; None for the source's own: 0.1 for the
-        originals, as in the paper, 1 for a `.npz`.
+      fraction: of the training samples, in (0, 1]; None for the default: 0.1 for the originals, as
+        in the paper, 1 for a `.npz`.
       truncate: cut every training set to the size of the smallest before taking the fraction; None
-        for the source's own: True for the originals, as in the paper, False for a `.npz`.
-      whole: names of domains that `fraction` and `truncate` leave alone: unseen ones.
-      published: names of original datasets that train on samples of their published training part
-        alone.
-      orientation: of MNIST-M's image files, see `pixels.decode.decode`.
+        for the default: True for the originals, as in the paper, False for a `.npz`.
+      whole: names of domains to which `fraction` and `truncate` do not apply: unseen ones.
+      published: names of original datasets that train only on samples of their published training
+        part.
+      orientation: for MNIST-M's image files, see `pixels.decode.decode`.
 
     Returns:
       Dataset "digits" without validation splits, as in the paper (`make_clients` holds some out of
       the training splits where `split` is "official"); test splits are whole.
 
     Differs from the paper: the random sample of the training set is stratified by class. As in the
-    paper, MNIST-M shows digits of MNIST: a digit that trains in one of the two may test in the
+    paper, MNIST-M shows digits of MNIST, so a digit may train in one of the two and test in the
     other.
     """
     if path is None:
@@ -100,14 +100,14 @@ def load(
     if not originals and path.suffix != ".npz":
         raise ValueError(f"data.path {path} is neither a folder nor a .npz; give {_CHOICES}")
     fraction = (0.1 if originals else 1.0) if fraction is None else fraction
-    fraction_size(1, fraction)  # out of range is an error before any file is read
+    fraction_size(1, fraction)  # raises if out of range, before any file is read
     if originals:
         divided = {}
         for name, (folder, reader) in ORIGINALS.items():
             found = match_folders(subfolders(path), {folder: ()})
             if folder not in found:
                 raise FileNotFoundError(f"{path / folder} is missing; data.path must be {_CHOICES}")
-            # the only ones that are image files
+            # only MNIST-M has image files
             how = {"orientation": orientation} if name == "mnist_m" else {}
             divided[name] = _divide(*reader(found[folder], **how))
     else:
@@ -158,7 +158,7 @@ def _read_npz(path: Path) -> dict[str, tuple[Original, Original]]:
 
 
 def _of_published(owned: Split, every: Split, count: int, rng: np.random.Generator) -> Split:
-    """Returns as many samples of each class as `owned` has, or all, of the first `count` alone."""
+    """Returns as many of the first `count` samples per class as `owned` has, or all if fewer."""
     known = every.labels[:count]
     drawn = [
         rng.permutation(np.flatnonzero(known == label))[:wanted]
@@ -171,7 +171,7 @@ def _divide(train: Original, test: Original) -> tuple[Original, Original]:
     """Returns the two parts of an 80 to 20 split of all samples."""
     labels = np.concatenate([train.labels, test.labels])
     border, size = len(train.labels), 4 * len(labels) // 5
-    # a fixed seed: test samples are the same for every experiment, as in the paper
+    # fixed seed: the test samples are the same in every experiment, as in the paper
     parts = stratified_split(labels, [size, len(labels) - size], generator(0))
 
     def part_of(part: np.ndarray) -> Original:
@@ -196,8 +196,8 @@ def load_morpho_mnist(path: str | Path) -> Source:
 
     Returns:
       Source "morpho_mnist" with the domains "morpho_global" and "morpho_local", normalized by
-      (0.5, 0.5). Samples of a part are named by the digit of MNIST that they come from, such as
-      "train/00017", in both: the forms of one digit belong together.
+      (0.5, 0.5). In both domains, samples are named by their digit of MNIST, such as "train/00017",
+      because the forms of one digit belong together.
     """
     path = Path(path)
     if missing := [name for name in _MORPHO_FOLDERS if not (path / name).is_dir()]:
@@ -221,7 +221,7 @@ def load_morpho_mnist(path: str | Path) -> Source:
 
 
 def load_with_morpho_mnist(path: str | Path, *, target: Sequence[str], **how: Any) -> Dataset:
-    """Returns the digits benchmark and, after it, morpho_global and morpho_local, which only test.
+    """Returns the digits benchmark, followed by morpho_global and morpho_local, which only test.
 
     Args:
       path: the folder.
@@ -229,9 +229,10 @@ def load_with_morpho_mnist(path: str | Path, *, target: Sequence[str], **how: An
       **how: `seed`, `fraction`, `truncate` and `orientation` of `load`.
 
     Returns:
-      Dataset "digits_morpho". It has Morpho-MNIST's published test part, 10,000 images each, made
-      of the digits of MNIST's published test part. MNIST and MNIST-M, which show these digits too,
-      train on their published training parts alone, so that no digit both trains and tests.
+      Dataset "digits_morpho". Morpho-MNIST's domains have its published test part, 10,000 images
+      each, made from the digits of MNIST's published test part. MNIST and MNIST-M show these digits
+      too, so they train only on their published training parts, and no digit of Morpho-MNIST's
+      tests trains.
     """
     if missing := [name for name in _UNSEEN if name not in target]:
         raise ValueError(

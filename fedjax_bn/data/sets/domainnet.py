@@ -4,8 +4,8 @@
     clipart_train.txt, clipart_test.txt, infograph_train.txt, ...
 
 Lines of the official lists are `clipart/aircraft_carrier/clipart_001_000001.jpg 0`, with labels
-from 0. They name the images, and give training and test parts; images in no list are left out. Only
-folders of the classes that are asked for are needed.
+from 0. They name the images and their training and test parts; images in no list are left out. Only
+the folders of the chosen classes are needed.
 
 FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images; images
 stretched to 256x256, no normalization beyond u8/255 (so mean 0 and standard deviation 1 here);
@@ -125,7 +125,7 @@ def load(
 
 
 class _Lines(NamedTuple):
-    """One list: its file, its part, and the images' names DOMAIN/CLASS/FILE, classes and labels."""
+    """A list: its file, its part, and the images' names DOMAIN/CLASS/FILE, classes and labels."""
 
     path: Path
     part: int
@@ -153,7 +153,7 @@ def _read_lists(folders: Sequence[Path], domain: str) -> list[_Lines]:
 
 
 def _numbering(lists: Sequence[_Lines]) -> list[str]:
-    """Returns the classes of all lists in the order of their labels, each with one of its own."""
+    """Returns the classes of all lists in the order of their labels, which must differ."""
     label_of: dict[str, int] = {}
     for one in lists:
         own = dict(zip(one.classes, one.labels.tolist(), strict=True))
@@ -186,8 +186,8 @@ def _list_images(
     missing: list[str],
     notes: list[str],
 ) -> Listing:
-    """Lists the images of a domain; appends to `missing` what is listed but absent."""
-    there: dict[str, Path] = {}  # by names as in lists, with and without suffix
+    """Lists the images of a domain; appends listed but absent ones to `missing`."""
+    there: dict[str, Path] = {}  # by the names in the lists, with and without suffix
     for one, own in match_folders(subfolders(folder), dict.fromkeys(classes, ())).items():
         for file in list_files(own)[0]:
             name = f"{domain}/{one}/{file.name}"
@@ -204,7 +204,7 @@ def _list_images(
                     missing.append(name)
                     continue
                 repeated += file in found
-                found[file] = (label_of[one], lines.part)  # an image in both lists tests
+                found[file] = (label_of[one], lines.part)  # one in both lists tests
     if repeated:
         notes.append(f"domainnet, {domain}: {repeated} lines repeat an image; it is used once")
     if unlisted := len(set(there.values())) - len(found):

@@ -1,4 +1,4 @@
-"""Files from outside: error messages that name them, lists of images, and tables."""
+"""Reads lists of images and tables from outside, with errors that name the file."""
 
 import csv
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ _LONGEST_LINE = 2**17  # characters, as many as Python's `csv` allows in a field
 
 @contextmanager
 def corruption_named(path: Path) -> Iterator[None]:
-    """Turns whatever a format's parser raises on a bad file into a ValueError that names the file.
+    """Turns any error of a format's parser into a ValueError that names the file.
 
     Raises:
-      ValueError: the body raised anything but a missing file, a missing package, or the error of
-        `regular_files`, which names the file already.
+      ValueError: the body raised anything but a missing file, a missing package, or
+        `regular_files.Refused`, which names the file already.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def is_label(text: str) -> bool:
 
 
 def without_suffix(name: str) -> str:
-    """Returns a name without its suffix: copies of a dataset differ in the format of images."""
+    """Returns a name without its suffix, because copies of a dataset differ in image formats."""
     head, dot, suffix = name.rpartition(".")
     return head if dot and "/" not in suffix else name
 
@@ -56,7 +56,7 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
 
     Raises:
       FileNotFoundError: the list is missing.
-      ValueError: it is not a text, is empty, or has other lines; the first ten are named.
+      ValueError: the list is not a text, is empty, or has other lines; the first ten are named.
     """
     if not path.exists():
         raise FileNotFoundError(f"the list {path} is missing; fetch it again")
@@ -76,7 +76,7 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
 def open_table(path: Path) -> Iterator[csv.DictReader]:
     """Opens a table whose first line has the names of its columns.
 
-    A row that is cut short has None in its last cells.
+    A row with too few cells has None in the last ones.
 
     Raises:
       ValueError: the file is not a table, or has a line of absurd length; raised while reading too.

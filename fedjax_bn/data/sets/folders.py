@@ -3,7 +3,7 @@
     photo/dog/1.jpg  photo/cat/2.jpg  sketch/dog/a.png  sketch/cat/b.png
 
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
-have them all. Images may have any size and any format of `raster.FORMATS`; they are stretched to
+have them all. Images may have any size and any format in `raster.FORMATS`; they are stretched to
 squares. Folders may be written in any case and with or without spaces, - and _. Files that are not
 images (Thumbs.db, .DS_Store, notes) are left out and counted.
 """
@@ -31,7 +31,7 @@ _WHERE = (
     "DOMAIN/CLASS/*.jpg, the same classes in all domains; data.domains and data.classes choose some"
 )
 
-# name of a domain or class -> other names that its folder has in some copies
+# name of a domain or class -> other names of its folder in some copies
 Aliases = Mapping[str, tuple[str, ...]]
 
 
@@ -44,13 +44,13 @@ class Published(NamedTuple):
       about: what it shows, in a few words.
       domains: their names, with aliases.
       classes: likewise, in the order of the labels.
-      counts: images of each domain; empty where the publication does not say.
-      where: what the folder must look like and where to fetch it, to end an error message with.
+      counts: images of each domain; empty if the publication does not state them.
+      where: what the folder must look like and where to fetch it; error messages end with it.
       mean, std: as in `Source`; by default those of ImageNet.
-      image_size: pixels a side, as the methods' papers have it.
+      image_size: pixels a side, as in the methods' papers.
       parts: folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg.
       whole: in such a copy, the folder of a domain that is not divided.
-      always_divided: every copy has that form.
+      always_divided: whether every copy has that form.
       slips: None, or image -> its wrong label in the authors' lists, see `image_folders`.
     """
 
@@ -95,7 +95,7 @@ def is_image(name: str) -> bool:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Returns a folder's folders by name, without hidden ones; none where it cannot be read."""
+    """Returns a folder's folders by name, without hidden ones; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
@@ -117,7 +117,7 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _plain(name: str) -> str:
-    """Returns a name without case and separators, in which copies differ."""
+    """Returns a name without case and separators, which differ between copies."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
@@ -125,7 +125,7 @@ def match_folders(folders: Sequence[Path], wanted: Aliases) -> dict[str, Path]:
     """Returns the folder of each wanted name that has one; its own name comes before an alias.
 
     Raises:
-      ValueError: two folders differ in case and separators only, so that either may be meant.
+      ValueError: two folders differ only in case and separators, so that either may be meant.
     """
     found = {}
     for name, others in wanted.items():
@@ -173,8 +173,8 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
 def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     """Lists the images of a domain, by class and name; other folders are left out.
 
-    The folder holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg where
-    the dataset has parts. A ValueError names all classes without a folder or images.
+    The folder holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg if the
+    dataset has parts. A ValueError names all classes without a folder or images.
     """
     classes, parts = dataset.classes, dataset.parts
     inside = {one.name.lower(): one for one in subfolders(folder)}
@@ -239,8 +239,8 @@ def to_source(
 ) -> Source:
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
-    Samples are named by their files as seen from `root`. Notes state what was converted or left
-    out, and which domains have another number of images than published. `how` are `cache`,
+    Samples are named by their files, relative to `root`. Notes state what was converted or left
+    out, and which domains have another number of images than published. `how` holds `cache`,
     `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
@@ -303,7 +303,7 @@ def load(
     dataset = Published(*about, domains=wanted, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     if not classes:
-        first: dict[str, str] = {}  # of two names that differ in case and separators only
+        first: dict[str, str] = {}  # keeps one of names that `_plain` makes equal
         for name in sorted({one.name for folder in folders.values() for one in subfolders(folder)}):
             first.setdefault(_plain(name), name)
         if not first:

@@ -1,8 +1,8 @@
 """Datasets published as folders of images, DOMAIN/CLASS/*.jpg: one table, and one way to read it.
 
-Domains, classes and counts are what the publications say; another count than published is a note.
-PACS, VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed
-and so in FedIG.
+Domains, classes and counts are those of the publications; a note reports a different count. PACS,
+VLCS and OfficeHome are normalized by ImageNet's mean and standard deviation, as in DomainBed and so
+in FedIG.
 
 References: Gulrajani & Lopez-Paz, "In search of lost domain generalization" (DomainBed), ICLR 2021;
 Li et al., "FedBN", ICLR 2021; Jiang et al., "TsmoBN: interventional generalization for unseen
@@ -49,11 +49,11 @@ _OFFICE_CALTECH10_CLASSES = {  # in the order of FedBN's code, with Caltech-256'
 _TABLE = (
     # Li, Yang, Song, Hospedales, "Deeper, broader and artier domain generalization", ICCV 2017.
     # Lines of the authors' lists are `photo/dog/056_0022.jpg 1`. Training and crossval lists divide
-    # a domain, and the test list is the whole of it, since a domain is tested when it is the unseen
-    # one; so they become training and validation parts, and there is no test part. The published
+    # a domain, and the test list is the whole domain, which is tested when it is unseen; so the
+    # first two become training and validation parts, and there is no test part. The published
     # crossval list of art_painting begins with two slips: dog/pic_225.jpg has label 0, and
-    # dog/pic_249.jpg is missing where dog/pic_248.jpg stands a second time. DomainBed, and so
-    # FedIG, does not use the lists but divides at random (data.split=holdout); FedCD does not say.
+    # dog/pic_248.jpg is listed twice instead of dog/pic_249.jpg. DomainBed, and so FedIG, does not
+    # use the lists but divides at random (data.split=holdout); FedCD does not state its split.
     Published(
         name="pacs",
         title="PACS",
@@ -76,7 +76,7 @@ _TABLE = (
     ),
     # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
     # images for softening bias", ICCV 2013. DomainBed distributes it as Caltech101/bird/*.jpg; its
-    # authors as CALTECH/{train,crossval,test}/0/*.jpg, and full/ where there is no train.
+    # authors as CALTECH/{train,crossval,test}/0/*.jpg, or full/ if there is no train.
     Published(
         name="vlcs",
         title="VLCS",
@@ -116,9 +116,9 @@ _TABLE = (
     # the ten classes that Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub,
     # Perona, 2007) share. Office-31's own form, amazon/images/back_pack/*.jpg, serves too.
     # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
-    # beyond u8/255; four fifths of each domain train (125 of dslr), every client is then cut to 62
+    # beyond u8/255; four fifths of each domain train (125 of dslr); every client is then cut to 62
     # training and 50 validation images, 0.5 and 0.4 of the smallest. The authors' lists are Python
-    # pickles, which are not read here. Images with transparency keep their colours, where the
+    # pickles, which are not read here. Images with transparency keep their colours, but the
     # authors' code makes them grey.
     Published(
         name="office_caltech10",
@@ -143,8 +143,8 @@ _TABLE = (
     ),
     # Zhou, Yang, Hospedales, Xiang, "Deep domain-adversarial image generation for domain
     # generalisation", AAAI 2020: 600 images of 32x32 pixels a class, 480 in train, 120 in val.
-    # TsmoBN (section 4.1, E.1) has 28x28 images, and does not say how it normalizes; its network is
-    # FedBN's, and so is the (0.5, 0.5) here.
+    # TsmoBN (section 4.1, E.1) has 28x28 images, and does not state how it normalizes them; its
+    # network is FedBN's, so FedBN's (0.5, 0.5) is used here.
     Published(
         name="digits_dg",
         title="Digits-DG",
@@ -181,13 +181,13 @@ def load(
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
     Args:
-      dataset: a name in `IMAGE_FOLDERS`, or a row of one's own.
+      dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
       path: the folder of its domains, or the folder around it.
       image_size: pixels a side; None for the publication's.
       **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
-      Source, with official parts where lists or folders divide the domains.
+      Source, with official parts if lists or folders divide the domains.
     """
     if isinstance(dataset, str):
         if dataset not in IMAGE_FOLDERS:
@@ -213,13 +213,13 @@ def _divide_by_lists(
 ) -> Listing:
     """Returns the listing with the parts of PACS' lists, see `_TABLE`; appends to `notes`.
 
-    Images in no list go to validation; case of classes and suffixes may differ from the images'.
+    Images in no list go to validation. Suffixes and the case of classes need not match.
     """
     train_list, validation_list, whole_list = (
         folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval", "test")
     )
     train, validation = (_places(path, listing, dataset) for path in (train_list, validation_list))
-    if whole_list.is_file():  # it names all images and divides nothing
+    if whole_list.is_file():  # checked only: it names all images
         _places(whole_list, listing, dataset)
     names = [file.name for file in listing.files]
     if both := sorted(set(train) & set(validation)):

@@ -3,11 +3,11 @@
     DOMAIN__images   u8[N, H, W, C], or f32[N, ...]     such as photo__images, photo__labels
     DOMAIN__labels   integers [N], counted from 0
 
-or, where a domain comes divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
-`validation` and `test`; those that are there become its official parts. Optionally `classes`,
-str[C], names the classes; without it they are 0 to the largest label. Bytes reach a model as
-(u8/255 - 0.5)/0.5, floats as they are. Shapes but for N, and the kind of number, are the same in
-all domains. `numpy.savez(path, photo__images=..., photo__labels=...)` writes such a file.
+or, if a domain is divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
+`validation` and `test`; these become its official parts. Optionally `classes`, str[C], names the
+classes; without it they are 0 to the largest label. Bytes reach a model as (u8/255 - 0.5)/0.5,
+floats unchanged. Shapes except for N, and dtypes, must be the same in all domains.
+`numpy.savez(path, photo__images=..., photo__labels=...)` writes such a file.
 """
 
 import re
@@ -45,17 +45,17 @@ _Parts = dict[str, dict[str, _Part]]  # domain -> part -> samples; the part "" i
 def load(
     path: str | Path | None, *, domains: Sequence[str] = (), classes: Sequence[str] = ()
 ) -> Source:
-    """Returns an archive as u8[N, H, W, C] or f32[N, ...], one pool a domain, held in memory.
+    """Returns an archive as u8[N, H, W, C] or f32[N, ...], one pool per domain, in memory.
 
     Args:
       path: the file.
-      domains: which ones, in that order; empty for all, in the file's order.
-      classes: names in the order of the labels, of which the archive need not have all; empty for
-        the archive's own.
+      domains: names, in that order; empty for all, in the file's order.
+      classes: names in the order of the labels; the archive need not have all. Empty for the
+        archive's own.
 
     Returns:
-      Source "npz", with official parts where a domain is divided. Samples are named DOMAIN/NUMBER
-      or DOMAIN/PART/NUMBER.
+      Source "npz", with official parts if a domain is divided. Samples are named DOMAIN/NUMBER or
+      DOMAIN/PART/NUMBER.
     """
     if not path or not Path(path).is_file():
         raise FileNotFoundError(f"data.path {path} is not a file; it must be a .npz with {_FORM}")
@@ -89,7 +89,7 @@ def load(
         divided = None if "" in there else parts_of(sizes)
         pools.append(Pool(name, images, labels, numbered_names(name, sizes), divided))
     read = {f"{name.removesuffix('images')}{kind}.npy" for name in forms for kind in _Part._fields}
-    with ZipFile(path) as archive:  # its checksums identify the content without a second reading
+    with ZipFile(path) as archive:  # its checksums identify the content without reading it again
         members = [one for one in archive.infolist() if one.filename in read]
     key = hash_of(sorted((one.filename, one.CRC, one.file_size) for one in members))
     return check_source(Source("npz", names, tuple(pools), (0.5,), (0.5,), key=key))
@@ -98,7 +98,7 @@ def load(
 def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple[str, ...]]:
     """Returns domain -> part -> (images, labels), and the names of an archive's classes, if any.
 
-    The part "" is a domain that is not divided. Arguments and errors are those of `load`.
+    The part "" means an undivided domain. Arguments and errors are those of `load`.
     """
     keys = names_in_npz(path)
     there = _parts_there([key for key in keys if key != "classes"], path)
@@ -111,7 +111,7 @@ def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple
     arrays = [f"{_prefix(*one)}{kind}" for one in wanted for kind in _Part._fields]
     arrays += {"classes"} & set(keys)
     forms = forms_in_npz(path, arrays)
-    for one in wanted:  # before anything is unpacked
+    for one in wanted:  # checked before anything is unpacked
         _check_form(forms, _prefix(*one), path)
     content = read_npz(path, arrays)
     classes = content.get("classes", np.empty(0, np.str_))
@@ -135,7 +135,7 @@ def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple
 
 
 def _prefix(name: str, part: str) -> str:
-    """Returns what the names of a part's arrays begin with."""
+    """Returns the prefix of a part's arrays."""
     return f"{name}__{part}_" if part else f"{name}__"
 
 
@@ -164,7 +164,7 @@ def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
 
 
 def _check_form(forms: dict[str, np.ndarray], prefix: str, path: Path) -> None:
-    """Raises ValueError unless shapes and dtypes of a part's arrays are those of samples."""
+    """Raises ValueError unless a part's arrays have the shapes and dtypes of samples."""
     images, labels = (forms[f"{prefix}{kind}"] for kind in _Part._fields)
     place = f"{path}: {short(prefix)}images"
     check_image_dtype(images.dtype, place)
@@ -185,7 +185,7 @@ def _check_form(forms: dict[str, np.ndarray], prefix: str, path: Path) -> None:
 def _classes(
     parts: _Parts, names: tuple[str, ...], classes: Sequence[str], path: Path
 ) -> tuple[str, ...]:
-    """Returns the names of the labels 0, 1, ... of an archive; without any, their numbers.
+    """Returns the names of an archive's labels 0, 1, ...; their numbers if it has no names.
 
     `names` are the archive's own, if any; its classes must be among `classes`, if any.
     """

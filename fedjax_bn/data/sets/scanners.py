@@ -1,15 +1,15 @@
 """The embedded dataset: real handwritten digits seen through six simulated scanners.
 
 The handwriting is scikit-learn's copy of the UCI test set of optical digits (Alpaydin & Kaynak,
-1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. Every scan belongs to one scanner
-only. A scanner decides how the paper looks, not what is written, so that clients differ in the
-distribution of features alone, which is the setting of FedBN (section 3).
+1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. Every scan belongs to only one
+scanner. A scanner determines how the paper looks, not what is written, so clients differ only in
+the distribution of features, as in FedBN (section 3).
 
     flatbed    black ink on white paper, sharp, hardly any noise
     blueprint  broad pale strokes on deep blue: inverted polarity
     thermal    thin violet strokes on pink
     microfilm  pale green on near black, half the resolution, noisy: inverted polarity
-    magazine   broad yellow strokes over a photograph: inverted polarity where that is dark
+    magazine   broad yellow strokes over a photograph: inverted polarity where it is dark
     fax        dark green on pale green, half the resolution, the noisiest
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # loads ndimage where it is used
+import scipy  # loads ndimage at its first use
 from PIL import Image
 
 from fedjax_bn.data.division.by_class import stratified_split
@@ -37,7 +37,7 @@ class _Scanner(NamedTuple):
 
     Attributes:
       paper, ink: RGB in 0..255; light ink on dark paper is inverted polarity.
-      resolution: pixels a side that the sensor resolves; the image is enlarged from them to 28.
+      resolution: pixels a side that the sensor resolves; the image is enlarged from it to 28.
       stroke: pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion, negative).
       blur: standard deviation of the lens in pixels of 28.
       photograph: share of a photograph in the paper, 0 for plain paper to 1 for nothing else; every
@@ -67,7 +67,7 @@ SCANNERS = (
 
 
 def load(seed: int = 0) -> Dataset:
-    """Returns the six scanners as a dataset; each sees 299 or 300 scans of its own, of all classes.
+    """Returns the six scanners as a dataset; each has its own 299 or 300 scans, of all classes.
 
     180 scans of a scanner train, 30 validate and the other 89 (the first three scanners: 90)
     test, each stratified by class. By default five are clients and the last one, "fax", is the
@@ -120,7 +120,7 @@ def shrunk_photograph(name: str, factor: int, dtype: type) -> np.ndarray:
 
 
 def _packaged(name: str) -> Path | None:
-    """Returns a file of `sklearn.datasets`, whose functions take a second of imports to read it."""
+    """Returns a file of `sklearn.datasets`, whose import would take a second; None if missing."""
     package = PathFinder.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or ()
     paths = (Path(folder) / "datasets" / name for folder in folders)
@@ -140,7 +140,7 @@ def _scan(
 
 
 def place(ink: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns handwriting f64[N, h, h] laid on the glass, never quite straight: f64[N, 28, 28].
+    """Returns handwriting f64[N, h, h] laid on the glass slightly askew: f64[N, 28, 28].
 
     24 of the 28 pixels show the writing, turned by up to 15 degrees and moved by up to 1.5 pixels.
     """
@@ -162,7 +162,7 @@ def _sense(ink: np.ndarray, scanner: _Scanner) -> np.ndarray:
     change = scipy.ndimage.grey_dilation if scanner.stroke > 0 else scipy.ndimage.grey_erosion
     ink = change(ink, size=(1, side, side))
     ink = scipy.ndimage.gaussian_filter(ink, (0, scanner.blur, scanner.blur), mode="nearest")
-    # down to the sensor's pixels by means, and up again by squares of one value
+    # shrinks to the sensor's pixels by means, then enlarges each to a square
     for side, order in ((scanner.resolution, 1), (SIZE, 0)):
         factors = (1, side / ink.shape[1], side / ink.shape[2])
         ink = scipy.ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
@@ -179,5 +179,5 @@ def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) 
 
 def to_pixels(image: np.ndarray) -> np.ndarray:
     """Returns grey levels rounded to u8."""
-    # the shift keeps the last bits of a tie, which differ between machines, from deciding
+    # 1e-6, so that a tie's last bits, which differ between machines, do not decide
     return np.floor(np.clip(image, 0, 255) + (0.5 - 1e-6)).astype(np.uint8)

@@ -1,21 +1,21 @@
 """Signs in the weather: real digits on round plates over real photographs, to be found and read.
 
-The digits are scikit-learn's handwriting (see `data.scanners`), the grounds random crops of the two
-photographs that it ships. An image of 96 x 96 pixels has one to three plates with a red rim, each
-20 to 45 % of the side, without overlaps. Five scenes show them:
+The digits are scikit-learn's handwriting (see `data.sets.scanners`), the grounds random crops of
+scikit-learn's two photographs. An image of 96 x 96 pixels has one to three plates with a red rim,
+each 20 to 45 % of the side, without overlaps. Five scenes show them:
 
-    clear   as they are
+    clear   unchanged
     night   little light, blue, a noisy sensor
     fog     over half of everything is a grey veil
     rain    less light, sixty bright streaks
     dusk    less light, an orange veil, noise; meant as the unseen scene
 
-The scans are divided among the scenes, and each scene's into those of training, validation and
-testing, before any plate is made, so that no test shows a digit that any client has trained on.
+The scans are divided among the scenes, and each scene's scans into training, validation and test
+scans, before any plate is made, so that no test image shows a scan on which any client has trained.
 
 In the variant "signs_shortcut" the colour of the rim mostly shows the digit, in 91, 82, 73 and 64 %
-of the plates of clear, night, fog and rain; in dusk it is always that of the digit five further. A
-model that reads the digits is as good there; see `data.cow_on_beach`.
+of the plates of clear, night, fog and rain; in dusk the rim always has the colour of the digit five
+further. A model that reads the digits is as good there; see `data.sets.cow_on_beach`.
 """
 
 import colorsys
@@ -30,7 +30,7 @@ from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.scanners import handwriting, shrunk_photograph
 
 SIZE, MOST = 96, 3  # pixels a side, and plates of an image
-SIDES = (0.20, 0.45)  # of a plate, in shares of the image's
+SIDES = (0.20, 0.45)  # sides of a plate, in shares of the image's side
 IMAGES = {"train": 200, "validation": 40, "test": 100}  # of a scene
 _SCANS = {"train": 0.65, "validation": 0.1, "test": 0.25}  # shares of a scene's scans
 _CLASSES = 10
@@ -40,15 +40,15 @@ _RIM, _WRITING = 0.16, 0.66  # width of the rim and side of the digit, in shares
 
 
 class _Scene(NamedTuple):
-    """How a scene looks: pixels * light, then a veil, streaks and noise.
+    """The look of a scene: pixels * light, then a veil, streaks and noise.
 
     light: factors of red, green and blue.
-    veil: share of its colour in what is seen.
+    veil: share of its colour in the image.
     colour: of the veil.
-    streaks: how many of rain.
+    streaks: number of rain streaks.
     noise: standard deviation, grey levels.
-    own: in the variant, the probability of the digit's own rim; otherwise any of the ten is drawn.
-    further: in the variant, how many digits further the rim is taken from where it is not drawn.
+    own: in the variant, the probability of the fixed rim; otherwise one of the ten is drawn.
+    further: the fixed rim belongs to the digit so many further; 0 for the digit's own.
     """
 
     name: str
@@ -112,7 +112,7 @@ def _images(
     photographs: list[np.ndarray],
     rng: np.random.Generator,
 ) -> Split:
-    """Returns `count` images of a scene, with digits ink f64[n, 8, 8] of these labels."""
+    """Returns `count` images of a scene, with digits from ink f64[n, 8, 8] and their labels."""
     images = np.empty((count, SIZE, SIZE, 3), np.uint8)
     boxes = np.zeros((count, MOST, 4), np.float32)
     classes = np.full((count, MOST), PADDING, np.int32)
@@ -132,7 +132,7 @@ def _images(
 
 
 def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
-    """Returns left, top and side of one to three plates, none over another."""
+    """Returns left, top and side of one to three plates without overlaps."""
     wanted, places = rng.integers(1, MOST + 1), []
     for _ in range(50):  # tries
         side = round(rng.uniform(*SIDES) * SIZE)
@@ -175,7 +175,7 @@ def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: n
 
 
 def _weather(scene: _Scene, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns what the camera of a scene sees of an image f32[SIZE, SIZE, 3], as bytes."""
+    """Returns an image f32[SIZE, SIZE, 3] as the camera of a scene sees it, as bytes."""
     light, colour = (np.array(one, np.float32) for one in (scene.light, scene.colour))
     seen = (1 - scene.veil) * (image * light) + scene.veil * colour
     for _ in range(scene.streaks):

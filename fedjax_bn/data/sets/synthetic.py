@@ -18,22 +18,23 @@ def load(
 ) -> Source:
     """Returns two clients, each with two Gaussian classes of one covariance around -1 and 1.
 
-    The clients differ in the covariance alone: "identity" has the identity matrix, "correlated" the
-    matrix correlation^|i - j|, of the same variances but not diagonal.
+    The clients differ only in the covariance: "identity" has the identity matrix, "correlated" the
+    matrix correlation^|i - j|, with the same variances but not diagonal.
 
     Args:
       seed: at least 0; draws the samples.
-      samples: of each client for training, and as many for testing; half of each class.
+      samples: number of each client's training samples, and of its test samples; half of each
+        class.
       dimension: features of a sample, at least 2.
       correlation: of neighbouring features, in (-1, 1), not 0.
 
     Returns:
-      Source "synthetic": f32[2 * samples, dimension] a client; label 0 is the class around -1, 1
-      that around 1; parts are those of training and of testing.
+      Source "synthetic": f32[2 * samples, dimension] per client; label 0 is the class around -1,
+      label 1 the class around 1; parts are training and test.
 
     Differs from the paper: it leaves the off-diagonal entries and the number of samples open. With
-    a negative correlation, both clients' classes can be separated, as its accuracies require (the
-    best possible error is below 0.1 %; with a correlation of 0.5 it would be 3 %).
+    a negative correlation, both clients' classes can be separated, as the paper's accuracies
+    require (the best possible error is below 0.1 %; a correlation of 0.5 would give 3 %).
     """
     if samples < 2 or dimension < 2:
         raise ValueError(f"samples is {samples} and dimension {dimension}; both must be at least 2")
@@ -55,14 +56,14 @@ def load(
 
 
 class ToyRegression(NamedTuple):
-    """FedBN's Fig. 1 and 2: data of two clients and the mean squared errors of cos(w x / gamma).
+    """Data of FedBN's Fig. 1 and 2: two clients and the mean squared errors of cos(w x / gamma).
 
     Attributes:
       x, y: f64[2, N], inputs and targets of the clients.
-      weights: f64[W], the values of w; gammas: f64[G], those of the batch norm's parameter.
+      weights: f64[W], the values of w; gammas: f64[G], the values of the batch norm's parameter.
       local_gammas: f64[2], each client's empirical standard deviation of x.
       plain: f64[2, W], Fig. 1 without batch norm: gamma = 1.
-      normalized: f64[2, W], Fig. 1 with it: each client's own gamma.
+      normalized: f64[2, W], Fig. 1 with batch norm: each client's own gamma.
       surface: f64[2, G, W], Fig. 2: all pairs of w and gamma.
       best: f64[2], the w of the smallest normalized error of each client.
     """
@@ -91,7 +92,7 @@ def toy_regression(
 
     z ~ N(0, 1), y = cos(weight z) + noise N(0, 1), and client k sees x = deviations[k] z. The model
     is cos(w x / gamma): without batch norm gamma = 1 and the clients' best w differ by the ratio
-    of their deviations; with gamma the local deviation of x both have theirs near `weight`.
+    of their deviations; with gamma equal to the local deviation of x both best w are near `weight`.
 
     Args:
       seed: at least 0.
@@ -101,9 +102,10 @@ def toy_regression(
       noise: standard deviation of the targets' noise.
       points: W and G, of the grids over w and gamma.
 
-    Differs from the paper, which writes y = cos(w x) for an x that deviates between clients: read
-    like this, the mean of both clients' w with the mean of their gamma would be exact, though the
-    paper finds that it fails. Scales that the targets do not see agree with all that it finds.
+    Differs from the paper, which writes y = cos(w x) for an x whose deviation differs between
+    clients: taken literally, the mean of both clients' w with the mean of their gamma would be
+    exact, but the paper finds that it fails. Scales that do not affect the targets agree with all
+    its findings.
     """
     rng = generator(seed)
     z = rng.standard_normal((2, samples))
@@ -113,7 +115,7 @@ def toy_regression(
     local = x.std(axis=1)
 
     def errors(slopes_of: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns mean_n (cos(slope x_n) - y_n)^2 of both clients' slopes."""
+        """Returns mean_n (cos(slope x_n) - y_n)^2 for both clients' slopes."""
         flat = [
             [np.mean((np.cos(slope * x[k]) - y[k]) ** 2) for slope in slopes.ravel()]
             for k, slopes in enumerate(slopes_of)

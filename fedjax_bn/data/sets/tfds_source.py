@@ -7,11 +7,11 @@
     domainnet    clipart, infograph, ... (six)           domainnet/DOMAIN
     pacs, vlcs, officehome, office_caltech10             ours, see fedjax_bn/tfds
 
-Only copies in the format array_record can be read without TensorFlow (`as_data_source`). What is
-not prepared yet is prepared, if there is a connection, in a process of its own: the builders of
-MNIST, SVHN, CIFAR-10, CIFAR-10-C and DomainNet use TensorFlow to write their images, so it must be
-installed for that once, there or on another machine; this process never imports it. Ours are
-prepared without TensorFlow.
+Only copies in the format array_record can be read without TensorFlow (`as_data_source`). A missing
+copy is prepared in another process, if there is a connection. The builders of MNIST, SVHN,
+CIFAR-10, CIFAR-10-C and DomainNet use TensorFlow to write their images, so TensorFlow must be
+installed for this one step, here or on another machine; this process never imports it. Our builders
+need no TensorFlow.
 """
 
 import json
@@ -41,7 +41,7 @@ from fedjax_bn.engine.inputs import class_labels
 
 _OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}
 NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *_OURS)
-# where tensorflow-datasets has names of its own
+# names that differ in tensorflow-datasets
 _CORRUPTED = {"glass_blur": "frosted_glass_blur", "elastic_transform": "elastic"}
 _BLOCK = 256  # images read and decoded at a time
 _PREPARE = """
@@ -51,11 +51,11 @@ tfds.builder(sys.argv[1], data_dir=sys.argv[2], file_format="array_record").down
 
 
 class _Copy(NamedTuple):
-    """A prepared dataset that is a domain, or some splits of one that are.
+    """A prepared dataset, or some splits of it, that make up a domain.
 
     domain: its name.
     builder: NAME or NAME/CONFIG of tensorflow-datasets.
-    splits: which belong to the domain, in order; an empty tuple for train and test, if there.
+    splits: those of the domain, in order; empty for train, validation and test, if there.
     """
 
     domain: str
@@ -76,12 +76,12 @@ def load(
     """Returns a dataset from tensorflow-datasets as u8[N, image_size, image_size, 3].
 
     Args:
-      path: its `data_dir`; None for the one that TFDS_DATA_DIR names, or ~/tensorflow_datasets.
+      path: its `data_dir`; None for $TFDS_DATA_DIR, or else ~/tensorflow_datasets.
       name: one of `NAMES`; "cifar10_c/3" for another severity than 1, in 1..5.
       image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
-      domains: which ones, in that order; empty for all.
-      classes: which ones, in that order, as in FedBN's ten of DomainNet; empty for all.
-      download: prepare what is not there. Ours cannot be fetched: see fedjax_bn/tfds.
+      domains: names, in that order; empty for all.
+      classes: names, in that order, such as FedBN's ten of DomainNet; empty for all.
+      download: prepare missing copies, except ours, which cannot be fetched: see fedjax_bn/tfds.
       **how: `cache`, `progress`, `max_megapixels` and `orientation` of `pixels.decode.decode`.
 
     Returns:
@@ -107,8 +107,8 @@ def load(
         notes += [f"{pool.name}: {note}" for note in own]
     groups: dict[str, tuple[str, ...]] = {}
     if name == "cifar10_c":
-        # Every copy is ordered by a hash of the number of the photograph, so they agree, and a
-        # photograph can have one name in all domains.
+        # Every copy is ordered by a hash of the photograph's number, so the copies have one order,
+        # and a photograph can have one name in all domains.
         first = pools[0]
         for pool in pools:
             if not np.array_equal(pool.labels, first.labels):
@@ -155,7 +155,7 @@ def _copies_of(name: str, domains: Sequence[str], severity: str) -> list[_Copy]:
 def _open_copy(folder: Path, name: str, download: bool) -> Any:
     """Returns the read-only builder of the newest version of NAME[/CONFIG] in a `data_dir`.
 
-    Prepares a missing copy if `download` and it is not ours. Errors as of `load`.
+    Prepares a missing copy if `download` and it is not ours. Errors are those of `load`.
     """
     try:
         import tensorflow_datasets as tfds
@@ -179,7 +179,7 @@ def _open_copy(folder: Path, name: str, download: bool) -> Any:
     if not versions():
         if name in _OURS or not download:
             raise FileNotFoundError(f"{folder / name} has no prepared copy; {how}")
-        # in a process of its own, since the builders import TensorFlow
+        # in another process, because the builders import TensorFlow
         command = [sys.executable, "-c", _PREPARE, name, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -193,7 +193,7 @@ def _open_copy(folder: Path, name: str, download: bool) -> Any:
     features = newest / "features.json"
     with corruption_named(features):
         named = set(_code_in(json.loads(read_regular(features, 2**26))))
-        # tensorflow-datasets imports whatever module a copy names
+        # tensorflow-datasets imports any module that a copy names
         if foreign := sorted(one for one in named if not one.startswith("tensorflow_datasets.")):
             raise ValueError(
                 f"it names the code {short(foreign[0])!r}, which is not imported: take a copy "
@@ -210,7 +210,7 @@ def _open_copy(folder: Path, name: str, download: bool) -> Any:
 
 
 def _code_in(content: Any) -> Iterator[str]:
-    """Yields the names of Python classes in a features.json, of its present and its old form."""
+    """Yields the names of Python classes in a features.json, in its present or old form."""
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         if key in ("type", "pythonClassName", "python_class_name"):
             yield str(value)
@@ -249,7 +249,7 @@ def _pool(
 
     def make(write: Write) -> tuple[str, ...]:
         tagged = 0
-        # Pillow decodes outside Python's lock
+        # threads, because Pillow releases Python's lock
         with (
             progress_bar(shape[0], f"reading {copy.domain}", progress) as shown,
             ThreadPoolExecutor() as threads,
@@ -277,7 +277,7 @@ def _table(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns labels i32[N], names and parts i8[N] of a split."""
     labels, names, parts = [], [], []
-    for number, record in enumerate(source):  # there are no labels apart from the images
+    for number, record in enumerate(source):  # labels are stored only with the images
         labels.append(record["label"])
         if "name" in record:
             names.append(record["name"].decode())
