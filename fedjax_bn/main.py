@@ -3,10 +3,10 @@
   fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or resume a run
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
   fedjax-bn serve --workdir DIR --export FOLDER           write what an unseen client receives
-  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   probabilities by it, as CSV
+  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   write its probabilities as CSV
   fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
-  fedjax-bn list methods|models|datasets|adaptations|configs|keys        what there is
-  fedjax-bn COMMAND --help                                the same of one command
+  fedjax-bn list methods|models|datasets|adaptations|configs|keys        list what can be named
+  fedjax-bn COMMAND --help                                this help for one command
   fedjax-bn --version                                     the version of this library
 
 CONFIG is a file or the name of a packaged config, optionally with changes after a colon:

@@ -64,7 +64,7 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
       shared: True if clients share the collection instead, whatever `share` says.
     """
 
-    # The inner rule does not see the collection, because it may look for batch norms in all others.
+    # Without the collection, so that it does not change what the inner rule decides for the others.
     def rule(variables: Variables) -> PyTree:
         own = {name: tree for name, tree in variables.items() if name == collection}
         return {**share(without(variables, collection)), **(everything if shared else nothing)(own)}
