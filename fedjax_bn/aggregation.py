@@ -54,7 +54,7 @@ class Aggregate(NamedTuple):
     count: jax.Array | None = None  # type: ignore[assignment]
 
 
-# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in their mean
+# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in the mean
 _MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -182,7 +182,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
                     f"{leaf.dtype}: keep it with its client by a sharing rule"
                 )
         state = server.init(shared, personal)
-        # Kept as words, because NumPy, which saves states, has no dtype for typed keys.
+        # Kept as words, because states are saved by NumPy, which has no dtype for typed keys.
         key = jax.random.key_data(jax.random.key(privacy.seed))
         return state._replace(kept=_Noise(state.kept, key, jnp.zeros((), jnp.int32)))
 
@@ -237,7 +237,7 @@ def reporting(
 
 
 class Sums(NamedTuple):
-    """Sums over clients of w_k y_k (leaves), w_k, v_k m_k (messages) and v_k."""
+    """Sums over clients of w_k y_k (leaves), w_k, v_k m_k (messages) and v_k (their weights)."""
 
     leaves: PyTree
     weight: jax.Array
@@ -255,7 +255,7 @@ def part_of(
     """
     counts = upload.counts
     # Sums are in JAX's default float, float32 or float64, also for a model in bfloat16, in which a
-    # sum over many clients would lose those of small weight.
+    # sum over many clients would lose clients of small weight.
     weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
     share = server.message_weight(weight, upload.size, counts)
     if by_leaf is None:

@@ -312,6 +312,7 @@ def take_part(
         # Both branches of a `cond` must return the same structure, so this one uploads zeros.
         like = jax.eval_shape(train, received)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        # True, because a client that sits out has not failed.
         return own, *nothing[1:3], jnp.ones((), bool)
 
     participates = batches.get("participates")

@@ -152,7 +152,7 @@ def federate(
       weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
         with privacy.
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
-      clients: how clients are mapped, on a mesh those of each device; see
+      clients: how clients are mapped, on a mesh the clients of each device; see
         `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
         "batch", which divides the samples of a batch; None for one device. Results equal those of
@@ -366,7 +366,7 @@ def _train_all(
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights, weighing = early, state.weighing
     if early is None:
-        # Risks and messages are known only now, and the rule needs those of the clients of all
+        # Risks and messages are known only now, and the rule needs them from the clients of all
         # devices.
         leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None
         needed = uploads if leaves else uploads._replace(shared=())

@@ -70,7 +70,7 @@ _ONLY_EVALUATE = (
     flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas"),
     flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features"),
 )
-# Command -> flags that other commands refuse; in the order of its request's fields.
+# Command -> flags that other commands refuse, in the order of the fields of its `Request`.
 OWNED = {
     "evaluate": (*_ONLY_EVALUATE, _RESIZE, _TRUST),
     "serve": (_EXPORT, _TRUST),
@@ -171,7 +171,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _serve(arguments: list[str]) -> None:
-    """Writes what an unseen client receives of the finished run in --workdir."""
+    """Writes what an unseen client receives from the finished run in --workdir."""
     changes = changes_of(arguments)
     if not (_WORKDIR.value and _EXPORT.value):
         raise ConfigError(

@@ -65,13 +65,13 @@ class Upload(NamedTuple):
     Attributes:
       shared: its trained shared leaves; None where a leaf is personal.
       message: what the method sends in addition.
-      size: i32[], samples that it owns.
+      size: i32[], the number of its samples.
       risk: f[], mean loss over the valid samples of its last local epoch.
       loss: f[], mean loss over all valid samples.
       finite: bool[], whether its update is finite.
       participates: bool[], whether it takes part; a client that sits out sends nothing that counts.
       client: i32[], its number.
-      population: i32[], how many clients there are in all; None if unknown.
+      population: i32[], the number of all clients; None if unknown.
     """
 
     shared: PyTree

@@ -86,7 +86,7 @@ def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
 def confusion(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns how many samples of each class (rows) got each answer (columns), i64[C, C].
 
-    Arguments and errors are those of `accuracy`.
+    Takes the arguments of `accuracy` and raises its errors.
     """
     outputs, labels = _answers(outputs, labels)
     classes = outputs.shape[-1]

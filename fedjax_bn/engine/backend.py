@@ -67,7 +67,7 @@ def _itself(tree: PyTree) -> PyTree:
 def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
     """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time.
 
-    LLVM optimizes less, and the numbers are the same. Inside another program, such as that of
+    LLVM optimizes less, and the numbers are the same. Inside another program, such as under
     `jax.eval_shape`, the function is called directly, because the outer program's options apply.
 
     Args:

@@ -6,7 +6,7 @@
      "source": a tree of arrays [C, N, ...], in which `load` finds samples (optional),
      "participates": bool[C] (optional; all True),
      "size": i32[C], samples that a client owns (optional; the valid samples of its largest epoch),
-     "validation": a tree of arrays [C, ...], a client's own (optional),
+     "validation": a tree of arrays [C, ...], each client's validation samples (optional),
      "client": i32[C], the client of each row, and "population": i32[], the number of all clients
          (optional; the rows are all clients, in order)}
 

@@ -66,7 +66,7 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = 
     Args:
       sizes: i32[K].
       risks: f[K].
-      names: of the clients; by default "client 0" and so on.
+      names: the clients' names; by default "client 0" and so on.
     """
     wrong = (sizes > 0) & ~((risks > 0) & np.isfinite(risks))
     if wrong.any():

@@ -27,7 +27,7 @@ def png(figure: Figure) -> bytes:
 
 
 def on_plot(text: str, most: int = 40) -> str:
-    """Returns a text as matplotlib's labels show it, without formulas; a long one loses its middle.
+    """Returns a text that labels of matplotlib show literally; a long one loses its middle.
 
     `png` draws characters that the usual font lacks with another installed font. Without such a
     font a letter becomes its name, and another character <its name> or <U+4EAC>. A space before a

@@ -58,8 +58,8 @@ def class_labels(
     files; rejects booleans, texts, objects and times.
 
     Args:
-      labels: [N], as read; or of the shape of `valid`.
-      place: the file and the part of it, with which an error message begins.
+      labels: [N] as read, or with the shape of `valid`.
+      place: the file and its part, with which error messages begin.
       classes: how many there are; None for any number.
       first: the label of the first class.
       valid: bool, the labels that count; by default labels have one axis and all count.
@@ -111,8 +111,8 @@ def known_labels(
     Args:
       labels: numbers, possibly traced.
       classes: C; a class is a whole number in [0, C).
-      place: their name, with which an error message begins.
-      shape: of the labels; None for [N].
+      place: their name, with which error messages begin.
+      shape: the shape that labels must have; None for [N].
 
     Raises:
       ValueError: the labels are not numbers, or have another shape.

@@ -48,5 +48,5 @@ _STREAMS = {
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
-    """Returns the key of a named use of `key`; names are those of `_STREAMS`."""
+    """Returns the key of a named use of `key`; `_STREAMS` has the names."""
     return jax.random.fold_in(key, _STREAMS[name])

@@ -1,7 +1,7 @@
 """Computes weighted sums over clients, and defines weighing rules.
 
 A rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1, or a `Weighing`,
-which may have a state, an upload of its own, or weights for each leaf.
+which may have a state, an extra upload, or weights for each leaf.
 """
 
 from collections.abc import Callable
@@ -189,8 +189,8 @@ def generalization_adjustment(
     $s_r = s (1 - (r - 1) / R)$ for $r = 0, 1, \ldots, R - 1$
 
     with a_k = 1/K before the first round. At the end of a round a client also uploads two numbers:
-    the metric of the received model and that of the trained one. The server keeps the second one
-    until the client's next round. So the weights of a round are those that the authors' code
+    the metric of the received model and the metric of the trained model. The server keeps the
+    second until the client's next round. So the weights of a round are those that the authors' code
     computes after the previous round; the first round is a plain average, and so is every round
     with step 0. A client that sits out keeps its weight; if no client has a gap, all weights stay.
 
@@ -226,6 +226,7 @@ def generalization_adjustment(
         del risks
         present, times = sizes > 0, state["rounds"]
         old = told["received"].astype(state["trained"].dtype)
+        # In a client's first round there is no earlier trained model to compare with.
         gaps = jnp.where(present & (times > 0), sign * (old - state["trained"]), 0)
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
