@@ -250,8 +250,7 @@ def part_of(
 ) -> Sums:
     """Returns one client's part of the sums, with weight w_k f[].
 
-    `by_leaf` has a weight f[] for each shared leaf, used instead of `weight`; None to use `weight`
-    for all.
+    `by_leaf` has a weight f[] per shared leaf, used instead of `weight`; None to use it for all.
     """
     counts = upload.counts
     # Sums are in JAX's default float, float32 or float64, also for a model in bfloat16, in which a
@@ -275,8 +274,7 @@ def sum_uploads(
 
 def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
     """Returns whether a weighing rule reads the risks, which are known only after training."""
-    # Traced, not run: the traced program shows whether the rule uses the input, whatever its
-    # values.
+    # Only traced: the program shows whether the rule uses the input, whatever its values.
     sizes, risks = jnp.zeros(num_clients, jnp.int32), jnp.zeros(num_clients)
     jaxpr = jax.make_jaxpr(rule)(sizes, risks).jaxpr
     used = [value for equation in jaxpr.eqns for value in equation.invars] + jaxpr.outvars

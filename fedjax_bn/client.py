@@ -75,8 +75,7 @@ class Client(NamedTuple):
     """A client's memory and its training, as a pair of pure functions.
 
     Attributes:
-      init: `init(shared, personal) -> memory`, the memory before the first round, from the common
-        start.
+      init: `init(shared, personal) -> memory` before the first round, from the common start.
       run: `run(received, batches, key) -> LocalUpdate`; batches are one client's, [S, B, ...],
         with "last_epoch" bool[S].
       epochs: the number of equal local epochs in S steps.
@@ -218,8 +217,7 @@ def run_steps(
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
         # Padding is blanked after `load`, because padded entries may point at any image of the
-        # source. `load` has its own stream, so dropout draws the same numbers with and without
-        # augmentation.
+        # source. `load` has its own stream, so dropout draws the same with or without it.
         batch = blank_padding(load(source, batch, stream(key, "load")))
         variables, state = carry
         *new, loss = step.update(variables, state, batch, received, key)
@@ -273,8 +271,7 @@ def take_part(
     A client that sits out costs no time if clients are mapped one after another.
 
     Args:
-      client, broadcast, own: the client's functions, what the server sent, and what stays with the
-        client.
+      client, broadcast, own: the client's functions, what the server sent, what the client keeps.
       batches: one client's batches of a round, without the axis K and with "client" i32[]; `key` is
         the run's key.
       divided: whether several devices share the client's samples while others train other clients.
@@ -284,8 +281,7 @@ def take_part(
     Returns:
       The client's new personal leaves and memory, its upload, and the loss of each step f[S].
     """
-    # The client's number, not its row, so that a client draws the same in a cohort as in the whole
-    # federation.
+    # The client's number, not its row, so that a client draws the same in a cohort or without one.
     who, size = batches["client"], owned_samples(batches, client.epochs)
     key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
     validation = batches.get("validation", ())
@@ -301,11 +297,10 @@ def take_part(
         shared, personal = split_like(update.variables, broadcast.shared)
         new = Own(personal, update.memory)
         finite = all_finite((shared, new, update.message, update.losses))
-        # `shared` and `new` already carry the leaves and the memory, so they are not returned
-        # twice.
+        # `shared` and `new` already carry leaves and memory, so they are not returned twice.
         rest = update._replace(variables={}, memory=())
-        # A client whose update is not finite keeps its old leaves and memory; its upload is left
-        # out later.
+        # A client whose update is not finite keeps its leaves and memory; its upload is left out
+        # later.
         return where_tree(finite, new, own), shared, rest, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:

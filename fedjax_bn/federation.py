@@ -152,8 +152,7 @@ def federate(
       weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
         with privacy.
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
-      clients: how clients are mapped, on a mesh the clients of each device; see
-        `fedjax_bn.engine.devices`.
+      clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
         "batch", which divides the samples of a batch; None for one device. Results equal those of
         one device up to the order of sums.
@@ -183,8 +182,7 @@ def federate(
 
     def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
         count = state.round
-        # A donated array is deleted: without this check JAX's error would name a buffer, not the
-        # cause.
+        # A donated array is deleted: without this JAX's error would name a buffer, not the cause.
         concrete = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
         if concrete and count.is_deleted():
             raise ValueError(
@@ -199,8 +197,7 @@ def federate(
         random_key(key)
         admission.check(broadcast.shared, own.personal, batches)
 
-    # The state is donated, so XLA overwrites the old personal leaves and K clients need their
-    # memory once.
+    # The state is donated, so XLA overwrites the personal leaves of K clients and holds them once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
@@ -358,16 +355,14 @@ def _train_all(
         if weight is None:
             return (), own, (upload, losses)
         part = part_of(plan.server, weight, upload)
-        # The sum already includes the upload's leaves; stacked for all clients they would fill the
-        # memory.
+        # The sum already includes the upload's leaves; stacked they would fill the memory.
         return part, own, (upload._replace(shared=(), message=()), losses)
 
     # The rows come before the other trees, because `map_and_sum` updates them in place.
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights, weighing = early, state.weighing
     if early is None:
-        # Risks and messages are known only now, and the rule needs them from the clients of all
-        # devices.
+        # Risks and messages are known only now, and the rule needs them from all devices.
         leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None
         needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)

@@ -86,8 +86,7 @@ def gradient_step(
     Args:
       gradient: usually `differentiate(objective, collections)`, possibly corrected.
       optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.engine.optimizers`;
-        if `params` is the only collection, masks and labels may have the structure of the
-        parameters.
+        if `params` is the only collection, masks and labels may match the parameters.
       collections: the collections that the gradient covers.
 
     Raises:
@@ -100,11 +99,10 @@ def gradient_step(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
-        # The round is passed for rates by round: an optimizer that starts afresh each round cannot
-        # count.
+        # The round is passed because an optimizer that starts afresh each round cannot count
+        # rounds.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
-        # The forward pass updates collections such as batch_stats; the optimizer updates the
-        # trained ones.
+        # The forward pass updates collections such as batch_stats, the optimizer the trained ones.
         return {**variables, **moved, **trained}, state, loss
 
     def trained_of(variables: Variables) -> Variables:

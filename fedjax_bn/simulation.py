@@ -106,8 +106,7 @@ class Result(NamedTuple):
           adaptation: how it predicts, such as "tsmobn:momentum=0.5".
 
         Raises:
-          ValueError: the client or the adaptation is unknown, or the images have another shape or
-            dtype.
+          ValueError: the client or the adaptation is unknown, or the images do not fit the model.
         """
         return predictor(self.method, self.variables(client), adaptation)(images)
 

@@ -21,8 +21,7 @@ class Score(NamedTuple):
 
     Attributes:
       name: such as "accuracy".
-      of_batch: `of_batch(outputs, label, valid) -> tree`, what is kept of a batch; it must work
-        under `jit`.
+      of_batch: `of_batch(outputs, label, valid) -> tree`, jittable; what is kept of a batch.
       of_all: `of_all(kept) -> f[]`, the score in percent; `kept` are the trees of a client's
         batches, stacked along a new leading axis.
     """
@@ -42,8 +41,7 @@ class Score(NamedTuple):
         if valid is None:
             valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
         kept = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
-        # Moved to the host, where counts are summed in 64 bits; [None] adds the axis of the
-        # batches.
+        # On the host, where counts are summed in 64 bits; [None] adds the axis of batches.
         return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], kept)))
 
 

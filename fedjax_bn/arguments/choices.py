@@ -239,8 +239,7 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
       ValueError: its signature does not take these arguments, or a user's own function fails. The
         errors of our functions pass unchanged.
     """
-    # Bound before the call, so that a TypeError inside the function is not taken for a wrong
-    # signature.
+    # Bound before the call: a TypeError inside the function is not an error of its signature.
     try:
         _signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:

@@ -127,8 +127,7 @@ def bounded(target: _Made) -> _Made:
     `**options: Unpack[KEYS]`, where KEYS is a TypedDict, refuses options that KEYS does not have.
 
     Raises:
-      ValueError: at the call; the message names the function, the argument, its value and what is
-        allowed.
+      ValueError: at the call; the message names function, argument, value and what is allowed.
       TypeError: at the call, an option is unknown; the message names the nearest right one.
     """
     made: Any = target

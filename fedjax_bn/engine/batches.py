@@ -106,8 +106,7 @@ def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
 class Admission:
     """Checks the labels of batches against the number of classes, found once for each shape.
 
-    `shared` and `personal` are leaves of the state; they and the batches belong to all clients, or
-    to one.
+    `shared` and `personal` are leaves of the state; they and batches belong to all clients or one.
 
     Args:
       classes: the function that returns the number of classes; None if labels are not classes.

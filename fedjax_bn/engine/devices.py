@@ -36,8 +36,7 @@ def map_and_sum(
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Applies `function` to every client, sums a part of its results and updates the clients' rows.
 
-    It never holds more parts than clients that run at once, and writes each new row over the old
-    one.
+    It never holds more parts than clients that run at once, and overwrites the old rows.
 
     Args:
       function: a pure function of one client's row and its other trees that returns (part, row,
@@ -62,8 +61,7 @@ def map_and_sum(
     if size == num_clients > 1:
         return at_once(rows, stacked)
 
-    # A scan whose carry holds the sum and all rows, so that only one group's parts are held at a
-    # time.
+    # A scan whose carry holds the sum and all rows, so that only one group's parts are held.
     def step(carry: tuple[PyTree, PyTree], inputs: tuple) -> tuple[tuple[PyTree, PyTree], PyTree]:
         (total, rows), (start, group) = carry, inputs
         count = jax.tree.leaves(group)[0].shape[0]

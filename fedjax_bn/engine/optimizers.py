@@ -93,8 +93,7 @@ def descend(
       loss: f[], the loss of the batch.
     """
     trained = {name: variables[name] for name in gradients}
-    # Users' masks and labels may have the structure of the parameters; the engine trains
-    # collections.
+    # Users' masks and labels may match the parameters alone; the engine trains collections.
     alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
@@ -111,8 +110,7 @@ def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) ->
 
 def scheduled(optimizer: optax.GradientTransformation) -> bool:
     """Returns whether rates change by a schedule; False if the state cannot be made here."""
-    # The type of a state shows schedules; a number replaces the parameters, which are not known
-    # yet.
+    # A state's type shows schedules; a number replaces the parameters, which are unknown here.
     try:
         return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, _InRound))
     except Exception:  # its masks are over the parameters
@@ -195,8 +193,7 @@ def _taking_extra(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer with an update that takes extra arguments."""
-    # `with_extra_args_support` would drop these arguments of MultiSteps, which is not a
-    # transformation.
+    # `with_extra_args_support` would drop these for MultiSteps, which is not a transformation.
     if isinstance(optimizer, optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)

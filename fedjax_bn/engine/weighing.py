@@ -200,8 +200,7 @@ def generalization_adjustment(
 
     Args:
       measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
-        the batches' "validation". The configuration sets it; with None a federation raises
-        ValueError.
+        the batches' "validation". The configuration sets it; None raises at use.
       metric: what it measures; less loss or more accuracy is better.
       step: s, at least 0; 0.2 in the authors' code.
       rounds: R, over which the step decreases to about 0, at least 1; 40 in the authors' code.
