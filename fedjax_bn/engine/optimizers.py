@@ -193,7 +193,7 @@ def _taking_extra(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer with an update that takes extra arguments."""
-    # `with_extra_args_support` would drop these for MultiSteps, which is not a transformation.
+    # MultiSteps is not a transformation: `with_extra_args_support` would drop its extra arguments.
     if isinstance(optimizer, optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)
