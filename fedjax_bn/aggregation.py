@@ -1,12 +1,12 @@
-"""Aggregation, the server's half of a round: it weighs the uploads, sums them, and makes a step.
+"""The server's half of a round: weighs uploads, sums them, and makes the server's step.
 
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
 that does not count in a round (it sits out, or its update is not finite) gets weight 0. The rule
 sees size 0 for a client that sits out; if it reads the risks, it sees size 0 and risk 0 for a
 client that failed too. A rule with a state is a `Weighing`.
 
-A round holds sums, whose size does not depend on the number of clients. `client` has the clients'
-half of a round, and `federation` joins the two.
+If weights are known before training, a round holds only sums, whose size does not depend on the
+number of clients. `client` implements the clients' half of a round, and `federation` joins the two.
 """
 
 import functools
@@ -39,13 +39,13 @@ WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Aggregate(NamedTuple):
-    """What the server has of a round, after one reduction over its clients.
+    """What the server knows of a round, after one reduction over its clients.
 
     Attributes:
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
-      message: the mean of their messages, with the weights that the server's step names.
-      share: f[], the part of the whole population that counts in the round.
-      count: f[], the number of these clients; None if unknown.
+      message: the mean of their messages, weighted by `ServerUpdate.message_weight`.
+      share: f[], the fraction of the population that counts in the round.
+      count: f[], the number of clients that count; None if unknown.
     """
 
     mean: PyTree
@@ -54,24 +54,24 @@ class Aggregate(NamedTuple):
     count: jax.Array | None = None  # type: ignore[assignment]
 
 
-# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in their mean
+# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in the mean
 _MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def _as_leaves(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
-    """Messages are averaged with the weights of the leaves."""
+    """Returns the weight of the leaves, for a client's message too."""
     del size, counts
     return weight
 
 
 def equal_messages(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
-    """Messages of all clients that count are averaged alike."""
+    """Returns 1 for a client that counts, else 0: all messages have the same weight."""
     del size
     return counts.astype(weight.dtype)
 
 
 def messages_by_size(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
-    """Messages are averaged by the clients' numbers of samples, whatever the weighing rule."""
+    """Returns the number of samples of a client that counts, else 0, whatever the weighing rule."""
     return jnp.where(counts, size, 0).astype(weight.dtype)
 
 
@@ -80,7 +80,7 @@ class ServerUpdate(NamedTuple):
 
     Attributes:
       init: `init(shared, personal) -> ServerState`, from the common start of all clients;
-        `sharing.join(shared, personal)` are its variables.
+        `sharing.join(shared, personal)` gives its variables.
       update: `update(shared, aggregate, state) -> (shared, ServerState)`, with the shared leaves
         as the clients received them.
       message_weight: the weights with which the clients' messages are averaged.
@@ -103,8 +103,8 @@ def averaging(
     Args:
       start: `start(shared, personal) -> tree`, what the server sends in the first round in addition
         to the shared leaves; by default nothing.
-      renew: `renew(sent, aggregate) -> tree`, what it sends in the next round, in the dtypes of
-        `sent`; by default what it sent before.
+      renew: `renew(sent, aggregate) -> tree`, what it sends in the next round, cast to the dtypes
+        of `sent`; by default `sent` again.
       message_weight: the weights with which the clients' messages are averaged.
     """
 
@@ -118,8 +118,8 @@ def averaging(
         if renew is None:
             return aggregate.mean, state
         new = renew(state.sent, aggregate)
-        # Messages are summed in float32; what is sent keeps its dtype, or the round would compile
-        # again for a state of another form.
+        # Messages are summed in float32 or wider; what is sent keeps its dtype, else the next round
+        # would compile again for another dtype.
         sent = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), new, state.sent)
         return aggregate.mean, state._replace(sent=sent)
 
@@ -130,7 +130,7 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
     r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$.
 
     (Reddi et al. 2021, Algorithm 1.) It sees shared parameters only; running statistics are plainly
-    averaged, so that none can become negative.
+    averaged, so that no variance can become negative.
 
     Args:
       optimizer: any optax transformation; `optax.sgd(1.0)` is `averaging`.
@@ -162,10 +162,10 @@ class _Noise(NamedTuple):
 
 
 def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
-    """Returns the server that adds noise to the mean before its own step, if clients add none.
+    """Returns the server with noise added to the mean before its step, unless clients add it.
 
     Raises:
-      ValueError: at `init`, where running statistics or leaves that are not floats are shared.
+      ValueError: at `init`, if running statistics or leaves that are not floats are shared.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -182,7 +182,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
                     f"{leaf.dtype}: keep it with its client by a sharing rule"
                 )
         state = server.init(shared, personal)
-        # As words: a state is saved by NumPy, which has no dtype for typed keys.
+        # Kept as words, because states are saved by NumPy, which has no dtype for typed keys.
         key = jax.random.key_data(jax.random.key(privacy.seed))
         return state._replace(kept=_Noise(state.kept, key, jnp.zeros((), jnp.int32)))
 
@@ -192,7 +192,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         noise, mean = state.kept, aggregate.mean
         if privacy.at == "server" and not is_known(privacy.noise, 0):
             key = jax.random.fold_in(jax.random.wrap_key_data(noise.key), noise.rounds)
-            # The mean is the sum over n: noise z C on the sum is z C / n on the mean.
+            # The mean is the sum divided by n: noise z C on the sum is z C / n on the mean.
             count = cast(jax.Array, aggregate.count)
             mean = with_noise(mean, key, privacy.noise * privacy.clip / count)
         state = state._replace(kept=noise.inner)
@@ -206,7 +206,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
 def reporting(
     client: Client, server: ServerUpdate, weigh: WeighingRule | Weighing
 ) -> tuple[Client, ServerUpdate, WeighingRule | Weighing]:
-    """Returns client, server and rule, with an upload for the rule if it has `report`.
+    """Returns client, server and rule; if the rule has `report`, clients also upload its result.
 
     The message of an upload is then a pair: the method's message, which the server reads, and the
     result of `weigh.report`, which the rule reads.
@@ -237,7 +237,7 @@ def reporting(
 
 
 class Sums(NamedTuple):
-    """Sums over clients of w_k y_k (leaves), w_k, v_k m_k (messages) and v_k."""
+    """Sums over clients of w_k y_k (leaves), w_k, v_k m_k (messages) and v_k (their weights)."""
 
     leaves: PyTree
     weight: jax.Array
@@ -250,11 +250,11 @@ def part_of(
 ) -> Sums:
     """Returns one client's part of the sums, with weight w_k f[].
 
-    `by_leaf` has a weight f[] for each shared leaf, which replaces `weight`; None for the same one.
+    `by_leaf` has a weight f[] per shared leaf, used instead of `weight`; None to use it for all.
     """
     counts = upload.counts
-    # Sums are in float32 at least (float64 where JAX has it), also for a model in bfloat16: there
-    # a sum over many clients would lose those of small weight.
+    # Sums are in JAX's default float, float32 or float64, also for a model in bfloat16, in which a
+    # sum over many clients would lose clients of small weight.
     weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
     share = server.message_weight(weight, upload.size, counts)
     if by_leaf is None:
@@ -268,13 +268,13 @@ def part_of(
 def sum_uploads(
     server: ServerUpdate, weights: jax.Array, uploads: Upload, by_leaf: PyTree = None
 ) -> Sums:
-    """Sums uploads stacked [C, ...] with weights f[C], or with a tree of f[C] for the leaves."""
+    """Sums uploads stacked [C, ...] with weights f[C], or with a tree of f[C] for each leaf."""
     return sum_over(functools.partial(part_of, server), weights, uploads, by_leaf)
 
 
 def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
     """Returns whether a weighing rule reads the risks, which are known only after training."""
-    # Traced once: whether the input is an operand shows in the program, whatever its values.
+    # Only traced: the program shows whether the rule uses the input, whatever its values.
     sizes, risks = jnp.zeros(num_clients, jnp.int32), jnp.zeros(num_clients)
     jaxpr = jax.make_jaxpr(rule)(sizes, risks).jaxpr
     used = [value for equation in jaxpr.eqns for value in equation.invars] + jaxpr.outvars
@@ -302,8 +302,8 @@ def weigh_uploads(
     """Weighs stacked uploads.
 
     Returns:
-      Weights f[C], 0 for clients that do not count; those of each leaf, or None if the rule weighs
-      whole models; and the rule's new state.
+      Weights f[C], 0 for clients that do not count; the weights for each leaf, or None if the rule
+      weighs whole models; and the rule's new state.
     """
     counts, rows = uploads.counts, uploads.size.shape[0]
     # A rule must not see the NaN risk of a client that failed: one NaN makes all weights NaN.
@@ -315,7 +315,7 @@ def weigh_uploads(
     elif _needs_risks(rule, rows):
         weights = rule(size, risk)
     else:
-        # As in `early_weights`: a client that failed has its share, and is left out below.
+        # As in `early_weights`: a failed client still gets a weight here, which is set to 0 below.
         weights = rule(jnp.where(uploads.participates, uploads.size, 0), jnp.zeros(rows))
     weights = jnp.where(counts, weights, 0)
     return weights, by_leaf(uploads.shared, weights) if by_leaf else None, state
@@ -328,13 +328,13 @@ def conclude(
     counts: jax.Array,
     population: jax.Array | int,
 ) -> tuple[FederatedState, jax.Array]:
-    """Makes the server's step from the sums; returns the state, and whether it is finite, bool[].
+    """Returns the state after the server's step, and whether this step is finite, bool[].
 
     A step that is not finite is dropped: the shared leaves and the server's state stay as they are.
-    `state` is that before the round, `sums` are over the clients that count (`counts` bool[C]), and
-    `population` is the number of all clients.
+    `state` is the state before the round, `sums` are over the clients that count (`counts`
+    bool[C]), and `population` is the number of all clients.
     """
-    # The division comes last, so that clients add to sums in any order and on any device.
+    # The division comes last, so that clients can be summed in any order and on any device.
     mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
     message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
     count = counts.sum(dtype=float)
@@ -342,7 +342,7 @@ def conclude(
     aggregate = Aggregate(restore(mean, state.shared), message, share, count)
     new = server.update(state.shared, aggregate, state.server)
     counted = sums.weight > 0
-    # Where no client counts the mean is 0 / 0; that is not a failure of the server.
+    # If no client counts, the mean is 0 / 0, which is not a failure of the server.
     finite = all_finite(new) | ~counted
     shared, kept = where_tree(counted & finite, new, (state.shared, state.server))
     return state._replace(round=state.round + 1, shared=shared, server=kept), finite
@@ -351,13 +351,13 @@ def conclude(
 def serve(
     server: ServerUpdate, weigh: WeighingRule | Weighing, state: FederatedState, uploads: Upload
 ) -> FederatedState:
-    """Returns the state after a round; the clients' own parts are those of before.
+    """Returns the state after a round; the clients' own parts are unchanged.
 
-    `uploads` are stacked, of all rows of the state or of some.
+    `uploads` are stacked, one for each row of the state or for some of them.
     """
     rows, given = state.weights.shape[0], uploads.client.shape[0]
     population = rows if uploads.population is None else uploads.population.max()
-    # A row's number is its client's, except in the state of a cohort, whose rows are in its order.
+    # Row k belongs to client k, except in a cohort's state, whose rows follow the cohort's order.
     numbered = (population == rows) & (uploads.client < rows).all()
     place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
     mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)

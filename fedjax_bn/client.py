@@ -1,8 +1,8 @@
-"""What one client does in a round, as a pure function: a scan over its local steps.
+"""Trains one client for a round, as a pure function: a scan over its local steps.
 
 A *client* makes local steps over the round's batches by default (`train_locally`). It is the widest
 of the four seams that `fedjax_bn.local_step` lists. A round calls `take_part` for each client;
-`aggregation` has the server's half.
+`aggregation` implements the server's half.
 """
 
 import functools
@@ -22,7 +22,7 @@ from fedjax_bn.state import Broadcast, Own, Received, Upload
 from fedjax_bn.task import masked_mean
 
 PyTree = Any
-# load(source, batch, key) -> batch: what a step does first with its batch
+# load(source, batch, key) -> batch, which every step first applies to its batch
 Load = Callable[[PyTree, Batch, jax.Array], Batch]
 
 
@@ -34,7 +34,7 @@ class Trained(NamedTuple):
       state: the local step's state after the last step, such as an optimizer's.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
       counts: i32[S], valid samples of each step.
-      chosen: i32[], the number of steps that made `variables`; None for all S.
+      chosen: i32[], the number of steps that led to `variables`; None for all S.
     """
 
     variables: Variables
@@ -45,8 +45,8 @@ class Trained(NamedTuple):
 
     @property
     def steps(self) -> jax.Array:
-        """Returns tau_k i32[], the number of steps with a valid sample that made `variables`."""
-        # Padding makes no step: a client with fewer batches has made fewer.
+        """Returns tau_k i32[], the number of steps with a valid sample that led to `variables`."""
+        # Padding does not count, so a client with fewer batches has made fewer steps.
         real = self.counts > 0
         if self.chosen is not None:
             real &= jnp.arange(len(real)) < self.chosen
@@ -57,7 +57,7 @@ class LocalUpdate(NamedTuple):
     """The result of a client's round.
 
     Attributes:
-      variables: the leaves that it keeps and uploads.
+      variables: all its trained leaves, those it keeps and those it uploads.
       memory: what it keeps for its next round.
       message: what it uploads in addition to its shared leaves, a tree of arrays.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
@@ -75,10 +75,10 @@ class Client(NamedTuple):
     """A client's memory and its training, as a pair of pure functions.
 
     Attributes:
-      init: `init(shared, personal) -> memory`, before the first round, from the common start.
+      init: `init(shared, personal) -> memory` before the first round, from the common start.
       run: `run(received, batches, key) -> LocalUpdate`; batches are one client's, [S, B, ...],
         with "last_epoch" bool[S].
-      epochs: S steps are this many equal local epochs.
+      epochs: the number of equal local epochs in S steps.
     """
 
     init: Callable[[PyTree, PyTree], PyTree]
@@ -90,7 +90,7 @@ class Memory(NamedTuple):
     """The memory of a client of `train_locally`.
 
     Attributes:
-      method: the method's own.
+      method: what the method remembers of the client.
       step: the state of the local step; () if it starts afresh each round.
     """
 
@@ -118,13 +118,13 @@ def train_locally(
       step: the local step, usually a `gradient_step`.
       memory: `memory(shared, personal)` -> the method's memory of a client before the first round,
         from the common start.
-      finish: `finish(received, trained) -> (variables, memory, message)`, a client's last act of a
-        round: the leaves that it keeps and uploads, its new memory, and a message to the server
-        (a tree of arrays).
-      local_epochs: S steps are this many equal epochs; at least 1.
+      finish: `finish(received, trained) -> (variables, memory, message)`, called after the last
+        step of a round: returns all leaves that the client keeps or uploads, its new memory, and a
+        message to the server (a tree of arrays).
+      local_epochs: the number of equal epochs in S steps; at least 1.
       keep_optimizer: whether clients keep the local step's state between rounds.
-      load: `load(source, batch, key) -> batch`, with which every step begins: it looks samples up
-        in the client's source, augments them, and may change labels. By default `look_up`.
+      load: `load(source, batch, key) -> batch`, called at the start of every step: it looks samples
+        up in the client's source, augments them, and may change labels. By default `look_up`.
       train: local training over a round's steps, such as `methods.selection.best_of_round(...)`.
 
     Raises:
@@ -145,8 +145,8 @@ def train_locally(
         own, received = received.memory, received._replace(memory=received.memory.method)
         variables = join(received.shared, received.personal)
         step.check(variables, keep_optimizer, batches["valid"].shape[0])
-        state = own.step if keep_optimizer else step.init(variables)
         # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
+        state = own.step if keep_optimizer else step.init(variables)
         trained = train(step, received, variables, state, batches, key, load)
         variables, mine, message = (
             finish(received, trained) if finish else (trained.variables, received.memory, ())
@@ -158,7 +158,7 @@ def train_locally(
 
 
 def look_up(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
-    """Returns the batch; if there is a source [N, ...], its image numbers become those images."""
+    """Returns the batch; with a source [N, ...], the numbers in "image" become its images."""
     del key
     return batch if source is None else batch | {"image": source[batch["image"]]}
 
@@ -205,19 +205,19 @@ def run_steps(
       state: the local step's state before the first step.
       batches: {"image": [S, B, ...], "label": i32[S, B] or a tree, "valid": bool[S, B],
         "last_epoch": bool[S]}, optionally with "source" [N, ...].
-      key: random key of this client and round, or a key of each step [S].
+      key: random key of this client and round, or one key for each step [S].
       load: as in `train_locally`.
     """
     load, source = load or look_up, batches.get("source")
-    # The source has no axis S: it is read by all steps, and not scanned over.
+    # The source has no axis S: every step reads from it, so it is not scanned over.
     steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-    # A key a step, so that a part of a round draws what the whole round would.
+    # One key per step, so that part of a round draws the same random numbers as the whole round.
     keys = key if key.ndim else jax.random.split(key, steps["valid"].shape[0])
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
-        # Padding is blanked after `load`, because its numbers point anywhere in the source.
-        # `load` has a stream of its own: with or without augmentation dropout draws the same.
+        # Padding is blanked after `load`, because padded entries may point at any image of the
+        # source. `load` has its own stream, so dropout draws the same with or without it.
         batch = blank_padding(load(source, batch, stream(key, "load")))
         variables, state = carry
         *new, loss = step.update(variables, state, batch, received, key)
@@ -230,12 +230,12 @@ def run_steps(
 
 
 def clipping(client: Client, privacy: Privacy) -> Client:
-    """Returns the client with its upload clipped, and noised if clients add the noise.
+    """Returns the client with its upload clipped, and with noise added if clients add the noise.
 
     Its personal leaves stay as trained.
 
     Raises:
-      ValueError: at `run`, where it also sends a message.
+      ValueError: at `run`, if the client also sends a message.
     """
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
@@ -247,10 +247,10 @@ def clipping(client: Client, privacy: Privacy) -> Client:
                 "fedbn, fedprox or fedadam"
             )
         shared, personal = split_like(update.variables, received.shared)
-        # Clipped before the noise, which is scaled to the clip.
+        # Clip before adding noise, because the noise is scaled to the clip.
         shared = clipped(shared, received.shared, privacy.clip)
         if privacy.at == "client":
-            # The run's key is known: without the privacy seed anyone could subtract the noise.
+            # The run's key is not secret: without the privacy seed anyone could subtract the noise.
             key = jax.random.fold_in(stream(key, "privacy"), privacy.seed)
             shared = with_noise(shared, key, privacy.noise * privacy.clip)
         return update._replace(variables=join(shared, personal))
@@ -271,16 +271,17 @@ def take_part(
     A client that sits out costs no time if clients are mapped one after another.
 
     Args:
-      client, broadcast, own: its functions, what the server sent, and what the client has.
-      batches: a round's, without the axis K, with "client" i32[]; `key` is the run's.
-      divided: whether several devices share the client's samples while others have other clients.
-        Then a client that sits out trains too, and the result is dropped: in a branch that only
-        some devices take, a reduction would wait for the others forever.
+      client, broadcast, own: the client's functions, what the server sent, what the client keeps.
+      batches: one client's batches of a round, without the axis K and with "client" i32[]; `key` is
+        the run's key.
+      divided: whether several devices share the client's samples while others train other clients.
+        Then a client that sits out trains too, and the result is dropped: a reduction in a branch
+        that only some devices take would wait for the others forever.
 
     Returns:
       The client's new personal leaves and memory, its upload, and the loss of each step f[S].
     """
-    # The client's number, not its row, so that a cohort draws what the whole federation would.
+    # The client's number, not its row, so that a client draws the same in a cohort or without one.
     who, size = batches["client"], owned_samples(batches, client.epochs)
     key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
     validation = batches.get("validation", ())
@@ -290,21 +291,23 @@ def take_part(
     start = (broadcast.shared, own.personal, own.memory)
     received = Received(*start, broadcast.message, validation, broadcast.round, who)
 
-    @functools.partial(jax.jit, inline=True)  # traced once, though `idle` asks for its form too
+    @functools.partial(jax.jit, inline=True)  # traced once, although `idle` needs its shapes too
     def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
         update = client.run(received, data | {"last_epoch": last}, key)
         shared, personal = split_like(update.variables, broadcast.shared)
         new = Own(personal, update.memory)
         finite = all_finite((shared, new, update.message, update.losses))
-        # The leaves and the memory leave as `shared` and `new`, and need not be returned twice.
+        # `shared` and `new` already carry leaves and memory, so they are not returned twice.
         rest = update._replace(variables={}, memory=())
-        # A client whose update is not finite keeps what is its own; its upload is left out later.
+        # A client whose update is not finite keeps its leaves and memory; its upload is left out
+        # later.
         return where_tree(finite, new, own), shared, rest, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
-        # Both branches of a `cond` must have one form, so that this one uploads zeros.
+        # Both branches of a `cond` must return the same structure, so this one uploads zeros.
         like = jax.eval_shape(train, received)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        # True, because a client that sits out has not failed.
         return own, *nothing[1:3], jnp.ones((), bool)
 
     participates = batches.get("participates")

@@ -2,9 +2,9 @@
 
 A federation is K clients. The variables of their models are split by a sharing rule into shared
 leaves (one copy) and personal leaves (stacked, leading axis K). One call of `round` broadcasts the
-shared leaves, trains every client, averages the shared leaves and keeps the personal ones. The rows
-of the state are the rows of the batches: all clients, or a cohort. `take_rows` and `put_rows`
-gather and scatter rows of the state (see `fedjax_bn.engine.batches`).
+shared leaves, trains every client, averages the shared leaves and keeps the personal ones. Row i of
+the state and row i of the batches belong to one client; the rows are all clients, or a cohort.
+`take_rows` and `put_rows` gather and scatter rows of the state (see `fedjax_bn.engine.batches`).
 """
 
 import functools
@@ -80,22 +80,22 @@ class FederatedMethod(NamedTuple):
     """A federated algorithm, as pure functions.
 
     Attributes:
-      init: `init(key, variables, num_clients) -> FederatedState`; `variables` are one model's
-        collections, the common start.
-      round: `round(state, batches, key) -> (FederatedState, metrics)`, jitted; the state is
-        donated: use the returned one. It is `client` for all rows and `server`.
-      client: `client(broadcast, own, batches, key) -> (Own, Upload)`, jitted: one client's part,
-        with batches without the axis K and with "client" i32[]; `key` is the run's.
-      server: `server(state, uploads) -> state`, jitted, with uploads stacked along K; the clients'
-        own part of the state stays as it is.
-      statistics: how its own clients predict, the `normalization.StatisticsRule` of their batch
-        norms; None for their running statistics.
-      learned: the model, its task and the preprocessing of its images
-        (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None if unknown.
-      serves: the adaptations that need something trained and that this method trains.
+      init: `init(key, variables, num_clients) -> FederatedState`; `variables` are the collections
+        of one model, from which all clients start.
+      round: `round(state, batches, key) -> (FederatedState, metrics)`, jitted; runs `client` for
+        every row and then `server`. It donates the state: use the returned one.
+      client: `client(broadcast, own, batches, key) -> (Own, Upload)`, jitted; one client's part of
+        a round. Its batches have no axis K, and "client" is i32[]; `key` is the run's key.
+      server: `server(state, uploads) -> state`, jitted; uploads are stacked along K. The clients'
+        own part of the state is unchanged.
+      statistics: how its clients predict, the `normalization.StatisticsRule` of their batch norms;
+        None for running statistics.
+      learned: `methods.learning.Learning`: the model, its task and its preprocessing, with which
+        `fedjax_bn.serving` predicts; None if unknown.
+      serves: the adaptations that use parts which this method trains, such as `learned_alpha`.
       notes: sentences for the user, such as what travels in addition to the model.
       personalize: (labelled samples, learning rate) with which a client adapts its model before it
-        is tested (`methods.perfedavg.personalize`); None where it does not.
+        is tested (`methods.perfedavg.personalize`); None if it does not adapt.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -110,7 +110,7 @@ class FederatedMethod(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The choices that make a method; see `federate` for each."""
+    """The choices that define a method; `federate` describes them."""
 
     client: Client
     server: ServerUpdate
@@ -138,8 +138,8 @@ def federate(
     A client that sits out, or whose update is not finite, has weight 0 and keeps its personal
     leaves and memory. The shared leaves keep their values if no client counts, if `weigh` returns
     NaN (then the metrics' weights are NaN), or if the server's step is not finite (then
-    server_finite is False). A client with fewer local epochs has valid=False in the missing ones.
-    The random key of a client in a round is `fold_in(fold_in(key, round), client)`.
+    server_finite is False). The batches of a client with fewer local epochs have valid=False in the
+    missing ones. The random key of a client in a round is `fold_in(fold_in(key, round), client)`.
 
     A round's metrics are loss f[K] (mean over valid samples; NaN for a client that sits out),
     step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K], finite
@@ -150,23 +150,22 @@ def federate(
       server: the server's step; plain averaging by default.
       share: the sharing rule, see `fedjax_bn.sharing`.
       weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
-        where there is privacy.
-      privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.engine.privacy`.
-      clients: how clients are mapped, see `fedjax_bn.engine.devices`; with a mesh, those of each
-        device.
+        with privacy.
+      privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
+      clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
         "batch", which divides the samples of a batch; None for one device. Results equal those of
         one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
-        from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
-        if its array can be read, and makes its sample invalid inside a program.
+        computed from shapes alone; None if labels are not classes. A label outside [0, C) raises
+        ValueError if its array can be read, and makes its sample invalid inside a program.
 
     Raises:
       ValueError: a choice has the wrong type, such as a name instead of a function; the mesh has
         no axis "clients"; `weigh` cannot be used with privacy; at `init`, `share` needs a batch
-        norm and the model has none, or shares statistics in spite of privacy, or `clients` asks for
-        more than K; at `round`, batches do not fit.
+        norm and the model has none, or `share` shares statistics in spite of privacy, or `clients`
+        asks for more than K; at `round`, batches do not fit.
     """
     check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
     server = server or averaging()
@@ -183,7 +182,7 @@ def federate(
 
     def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
         count = state.round
-        # A donated array is deleted; without this JAX would name a buffer and not the cause.
+        # A donated array is deleted: without this JAX's error would name a buffer, not the cause.
         concrete = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
         if concrete and count.is_deleted():
             raise ValueError(
@@ -198,8 +197,7 @@ def federate(
         random_key(key)
         admission.check(broadcast.shared, own.personal, batches)
 
-    # The state is donated: XLA writes the new personal leaves over the old ones, so that a
-    # federation of K clients needs their memory once.
+    # The state is donated, so XLA overwrites the personal leaves of K clients and holds them once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
@@ -210,11 +208,11 @@ def federate(
 
 
 def _or_none(kind: type | None = None) -> Callable[[Any], bool]:
-    """Returns the check for None, a function, or an instance of `kind`."""
+    """Returns a check for None or an instance of `kind`, by default for None or a function."""
     return lambda x: x is None or (isinstance(x, kind) if kind else callable(x))
 
 
-# Options that a name or a number is easily given for: what fits, and what to give.
+# Options that users easily set to a name or number by mistake: a check, and what to pass instead.
 _CHOICES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "share": (callable, "a sharing rule: give a function variables -> booleans, such as "
               "everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
@@ -237,7 +235,7 @@ def check_choices(**options: Any) -> None:
     """Raises ValueError for an option of a wrong type, such as a name instead of a function."""
     check_strategy(
         options.get("clients", "auto"), 2**31
-    )  # the number of clients is known at `init`
+    )  # the number of clients is known only at `init`
     for name, (fits, wanted) in _CHOICES.items():
         if name in options and not fits(options[name]):
             raise ValueError(f"{name}={options[name]!r} is not {wanted}")
@@ -247,11 +245,11 @@ def _checked(program: Any, check: Callable[..., None]) -> Any:
     """Returns the jitted program as a function that checks its arguments first."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        # Outside of the program, where values of labels can be read.
+        # Outside the program, because only there can the values of labels be read.
         check(*args, **kwargs)
         return program(*args, **kwargs)
 
-    # What callers use of a jitted function, such as `method.round.lower(...)` in run/.
+    # The methods of a jitted function that callers use, such as `method.round.lower(...)` in run/.
     for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
         setattr(called, name, getattr(program, name))
     return called
@@ -272,7 +270,7 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     state = FederatedState(
         round=jnp.zeros((), jnp.int32),
         shared=shared,
-        # Copies, because a state must hold no array twice: all of it is donated.
+        # Copies, because a donated state must not hold one array twice.
         server=jax.tree.map(jnp.copy, plan.server.init(shared, personal)),
         weights=normalize(jnp.ones(num_clients)),
         weighing=jax.tree.map(jnp.copy, weighing),
@@ -296,36 +294,36 @@ def _take_part(
 def _round(
     plan: _Plan, state: FederatedState, batches: Batches, key: jax.Array
 ) -> tuple[FederatedState, Metrics]:
-    """Makes one round: broadcast, local training, aggregation."""
+    """Runs one round: broadcast, local training, aggregation."""
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
-    # A caller on a mesh may have padded the batches already, to place them on its devices.
+    # On a mesh the caller may have padded the batches already, to place them on the devices.
     there = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, there, plan.client.epochs)
     batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
-    # Where no cohort is named, a row's number is its client's.
+    # Without a cohort, row k belongs to client k.
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:
-        # Rows of padding train like clients that sit out, and so count nowhere.
+        # Padding rows are treated as clients that sit out, and so count nowhere.
         present = jnp.arange(there) < rows
         batches["participates"] = batches.get("participates", present) & present
-    # Weights known before training spare holding all trained models at once.
+    # If weights are known before training, the trained models need not all be held at once.
     weighed = ("valid", "size", "participates")
     known = {name: x[:rows] for name, x in batches.items() if name in weighed}
     early = early_weights(plan.weigh, known, plan.client.epochs)
     before = Own(state.personal, state.memory)
     early, old, batches = pad_rows((early, before, batches), total)
     given = early, old, split_batches(batches, plan.mesh)
-    # Every device gets the common part whole: rows of clients would be copied.
+    # `common` is copied to every device, so the clients' rows are left out of it.
     common = (state._replace(personal=(), memory=()), key)
     train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
     (sums, weighing, seen), own = train_all(common, given)
-    # Padding is cut off where the state has none; on a mesh the state's own rows are padded too.
+    # Cut the padding to the length of the state's rows, which on a mesh are padded themselves.
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     seen = jax.tree.map(lambda leaf: leaf[:rows], seen)
     everybody = rows if population is None else population
-    # Once for all devices: the sums are the same everywhere.
+    # The server's step runs once, not on each device: the sums are the same on all of them.
     after, finite = conclude(plan.server, state, sums, seen["counts"], everybody)
     weights = normalize(seen["weights"])
     # A round in which no client counts keeps the last weights; > is False for NaN too.
@@ -357,19 +355,19 @@ def _train_all(
         if weight is None:
             return (), own, (upload, losses)
         part = part_of(plan.server, weight, upload)
-        # The upload's leaves are in the sum already: stacked they would fill the memory.
+        # The sum already includes the upload's leaves; stacked they would fill the memory.
         return part, own, (upload._replace(shared=(), message=()), losses)
 
-    # Rows first: `map_and_sum` renews them in place, and hands the others out one client at a time.
+    # The rows come before the other trees, because `map_and_sum` updates them in place.
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights, weighing = early, state.weighing
     if early is None:
-        # Risks and messages are known only now, and a rule sees those of all devices' clients.
+        # Risks and messages are known only now, and the rule needs them from all devices.
         leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None
         needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         num_clients = state.weights.shape[0]
-        # Without rows of padding: a rule's state has a row for each real client alone.
+        # Drop the padding rows: the rule's state has rows for real clients only.
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
         *both, weighing = weigh_uploads(plan.weigh, weighing, known)
         weights, by_leaf = meeting.mine(pad_rows(tuple(both), everybody.size.shape[0]))
@@ -389,14 +387,14 @@ def _train_all(
 
 
 def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) -> dict[str, int]:
-    """Returns {"down": bytes of a broadcast, "up": bytes of an upload} of one client and round.
+    """Returns the bytes that one client receives and sends in a round, {"down": int, "up": int}.
 
     Args:
       method: the method.
-      state: its state; only shapes count, here and in the batches.
-      batches: a round's, without the axis K.
+      state: its state; only the shapes of its arrays and of the batches are read.
+      batches: one client's batches of a round, without the axis K.
     """
-    # From shapes alone: nothing is trained, and a state of shapes is enough.
+    # Everything is computed from shapes: nothing is trained, and a state of shapes is enough.
     sent = jax.eval_shape(broadcast_of, state)
     own = jax.eval_shape(lambda state: own_of(state, 0), state)
     batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}

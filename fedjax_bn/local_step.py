@@ -1,4 +1,4 @@
-"""What a client minimizes, along which gradient, and one step of its training.
+"""Defines what a client minimizes, along which gradient, and one step of its training.
 
 Four seams, each a plain function or a pair of them, from the narrowest to the widest:
 
@@ -8,10 +8,10 @@ Four seams, each a plain function or a pair of them, from the narrowest to the w
     client.Client: run(received, batches, key) -> LocalUpdate
 
 An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
-(both f[], means over valid samples) and the collections that the pass moved, such as `batch_stats`.
-A *gradient* is by default that of an objective (`differentiate`), with respect to `params` and
-optionally other collections; a method may correct or replace it. A *local step* is by default one
-descent along the gradient (`gradient_step`), and may be several.
+(both f[], means over valid samples) and the collections that the forward pass updated, such as
+`batch_stats`. A *gradient* by default differentiates an objective (`differentiate`) with respect to
+`params` and optionally other collections; a method may correct or replace it. A *local step* by
+default makes one descent along the gradient (`gradient_step`), and may make several.
 
 `batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
 "last_epoch" is True in the steps of the client's last local epoch.
@@ -42,10 +42,10 @@ class LocalStep(NamedTuple):
     """One step of local training, as a pair of pure functions.
 
     Attributes:
-      init: `init(variables) -> state`, before the first step.
+      init: `init(variables) -> state`, the state before the first step.
       update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
       check: `check(variables, keep, steps)` raises ValueError if the step cannot work over rounds
-        of `steps` steps (None if not known yet); with `keep` a client keeps the step's state
+        of `steps` steps (None if not known yet). `keep` is whether a client keeps the step's state
         between rounds.
     """
 
@@ -59,8 +59,9 @@ class LocalStep(NamedTuple):
 def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
     """Returns the gradient of an objective with respect to whole collections, {collection: tree}.
 
-    No part of it is used before all of it is computed (see `backend.wait_for_all`), so that XLA
-    computes a method's correction in the optimizer's pass through the weights.
+    On CPU no part of it is used before all of it is computed (see `backend.wait_for_all`). A
+    method's correction comes later, so that XLA computes it in the optimizer's pass through the
+    weights.
     """
 
     def gradient(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
@@ -68,7 +69,7 @@ def differentiate(objective: Objective, collections: tuple[str, ...] = ("params"
             return objective({**variables, **trained}, batch, received, key)
 
         trained = {name: variables[name] for name in collections}
-        # The value is not reported: a method's loss differs from what it minimizes.
+        # The minimized value is not reported: a method's loss may differ from it.
         (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(trained)
         return wait_for_all(gradients), reported
 
@@ -85,11 +86,12 @@ def gradient_step(
     Args:
       gradient: usually `differentiate(objective, collections)`, possibly corrected.
       optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.engine.optimizers`;
-        if `params` is the only collection, masks and labels may have the form of the parameters.
-      collections: those that the gradient is of.
+        if `params` is the only collection, masks and labels may match the parameters.
+      collections: the collections that the gradient covers.
 
     Raises:
-      ValueError: `optimizer` is not an optax transformation, or needs an argument that no step has.
+      ValueError: `optimizer` is not an optax transformation, or needs an argument that local steps
+        do not pass.
     """
     check_optimizer(optimizer)
 
@@ -97,9 +99,10 @@ def gradient_step(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
-        # For rates over rounds: an optimizer that starts afresh each round cannot count them.
+        # The round is passed because an optimizer that starts afresh each round cannot count
+        # rounds.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
-        # The pass moves collections of its own, such as batch_stats, and the optimizer the others.
+        # The forward pass updates collections such as batch_stats, the optimizer the trained ones.
         return {**variables, **moved, **trained}, state, loss
 
     def trained_of(variables: Variables) -> Variables:
@@ -113,7 +116,7 @@ def gradient_step(
 
 
 def in_turn(*steps: LocalStep) -> LocalStep:
-    """Returns the step that makes several steps on the same batch; its loss is the first one's."""
+    """Returns the step that makes several steps on one batch and reports the loss of the first."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array

@@ -3,10 +3,10 @@
   fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or resume a run
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
   fedjax-bn serve --workdir DIR --export FOLDER           write what an unseen client receives
-  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   probabilities by it, as CSV
+  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   write its probabilities as CSV
   fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
-  fedjax-bn list methods|models|datasets|adaptations|configs|keys        what there is
-  fedjax-bn COMMAND --help                                the same of one command
+  fedjax-bn list methods|models|datasets|adaptations|configs|keys        list what can be named
+  fedjax-bn COMMAND --help                                this help for one command
   fedjax-bn --version                                     the version of this library
 
 CONFIG is a file or the name of a packaged config, optionally with changes after a colon:
@@ -70,7 +70,7 @@ _ONLY_EVALUATE = (
     flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas"),
     flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features"),
 )
-# Command -> flags that other commands refuse; in the order of its request's fields.
+# Command -> flags that other commands refuse, in the order of the fields of its `Request`.
 OWNED = {
     "evaluate": (*_ONLY_EVALUATE, _RESIZE, _TRUST),
     "serve": (_EXPORT, _TRUST),
@@ -95,11 +95,12 @@ def command() -> None:
     endure()
     listen()
     here, ours = sys.path[0], str(Path(__file__).parents[1])
-    if here == os.getcwd() != ours and not sys.flags.safe_path:  # as `python -m` puts it first
+    if here == os.getcwd() != ours and not sys.flags.safe_path:  # which `python -m` puts first
         del sys.path[0]
     argv = parse_flags(sys.argv)
-    # The user's own modules are found where the user may have named code on the command line; a
-    # folder that is read may not name any. Flags are not parsed for help and the version.
+    # Modules in the current folder can be imported only if the user may have named code on the
+    # command line, because a folder that is read must not choose code. Flags are not parsed for
+    # help and the version.
     if flags.FLAGS.is_parsed():
         typed = (CONFIG.value, _TRUST.value, ":" in "".join((_ADAPT.value, *argv)))
         if argv[1:2] == [] or argv[1] not in (*OWNED, "list") or any(typed):
@@ -108,18 +109,18 @@ def command() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Dispatches to a command; a user's mistake ends with its error message."""
+    """Runs a command; a user's mistake ends it with an error message."""
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     name, arguments = argv[1] if argv[1:] else "", argv[2:]
     if name not in COMMANDS:
         name, arguments = "train", argv[1:]
     try:
-        if name not in (*_HELP, *_VERSION, "list"):  # before which flags may not be parsed
+        if name not in (*_HELP, *_VERSION, "list"):  # for which flags may not be parsed
             _refuse_others(name)
         COMMANDS[name](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
-    except KeyboardInterrupt:  # where `main` was called without `command`, as in a notebook
+    except KeyboardInterrupt:  # if `main` is called without `command`, as in a notebook
         fail("stopped at once: give the same command to continue", 130)
     except UserError as error:
         fail(str(error))
@@ -135,8 +136,8 @@ def _refuse_others(name: str) -> None:
             raise ConfigError(f"--{flag.name} belongs to {named}: leave it out to {name}")
 
 
-# Modules that need JAX are imported by the commands, once their flags have been checked: so
-# mistakes in flags are answered without waiting for JAX.
+# Commands import modules that need JAX after they have checked their flags, so that mistakes in
+# flags are reported without waiting for JAX.
 
 
 def _train(arguments: list[str]) -> None:
@@ -170,7 +171,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _serve(arguments: list[str]) -> None:
-    """Writes what an unseen client receives of the finished run in --workdir."""
+    """Writes what an unseen client receives from the finished run in --workdir."""
     changes = changes_of(arguments)
     if not (_WORKDIR.value and _EXPORT.value):
         raise ConfigError(
@@ -183,7 +184,7 @@ def _serve(arguments: list[str]) -> None:
 
 
 def _predict(arguments: list[str]) -> None:
-    """Writes probabilities by a served model."""
+    """Writes the probabilities that a served model predicts."""
     if arguments:
         raise ConfigError(
             f"predict takes no argument {brief(arguments[0])}: `fedjax-bn --help` has all"
@@ -214,14 +215,14 @@ def _report(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
-    """Prints what there is of a kind."""
+    """Prints all names of a kind, such as methods."""
     from fedjax_bn.run.listing import listing
 
     print(listing(arguments))
 
 
 def _help(arguments: list[str]) -> None:
-    """Prints what the command line understands, or one command of it."""
+    """Prints help on the command line or on one command."""
     name = next((word for word in arguments if word in TAKES), "")
     if not name:
         ours = (flags.FLAGS[flag.name] for flag in OURS)
@@ -229,7 +230,7 @@ def _help(arguments: list[str]) -> None:
         return
 
     def of_command(flag: flags.FlagHolder) -> str:
-        """Returns the command's part of a help such as "predict: the file; report: the page"."""
+        """Returns the command's part of a help like "predict: the file; report: the page"."""
         text = str(flags.FLAGS[flag.name].help)
         parts = (part.partition(": ") for part in re.split("; (?=[a-z, ]+: )", text))
         return "; ".join(rest for owners, _, rest in parts if name in owners.split(", ")) or text
@@ -272,7 +273,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 def fail(message: str, status: int = 2) -> NoReturn:
     """Prints a message in one line and exits; each of several processes prints its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
-    if "fedjax_bn.run.processes.together" not in sys.modules:  # JAX was not asked for yet
+    if "fedjax_bn.run.processes.together" not in sys.modules:  # one process
         print(f"fedjax_bn: {message}", file=sys.stderr)
         sys.exit(status)
     from fedjax_bn.run.processes.together import leave, number

@@ -1,8 +1,9 @@
-"""Sharing rules: which leaves of a model leave the client.
+"""Sharing rules: which leaves of a model clients share.
 
-A rule maps a model's variables (linen collections) to the same tree of booleans, True for a leaf
-that is shared and averaged, False for one that stays with its client. Rules look at collections and
-modules: a module is a batch norm if and only if it owns leaves in `batch_stats`, whatever its name.
+A rule maps a model's variables (linen collections) to a tree of booleans of the same structure:
+True for a leaf that is shared and averaged, False for one that stays with its client. Rules look at
+collections and modules: a module is a batch norm if and only if it has leaves in `batch_stats`,
+whatever its name.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
 
     def shared(path: tuple, leaf: Any) -> bool:
         del leaf
-        # The affine stands in "params" under the path that its statistics have in "batch_stats".
+        # Scale and bias have the same path in "params" as their statistics in "batch_stats".
         collection, *module, _ = path
         return collection.key != STATISTICS and path_names(module) not in layers
 
@@ -45,7 +46,7 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
 
 
 def all_but_statistics(variables: Variables) -> PyTree:
-    """Keeps running means and variances local, shares the affine (SiloBN, Andreux et al. 2020).
+    """Keeps running means and variances local, shares scale and bias (SiloBN, Andreux et al. 2020).
 
     Raises:
       ValueError: the model has no batch norm.
@@ -55,15 +56,15 @@ def all_but_statistics(variables: Variables) -> PyTree:
 
 
 def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> SharingRule:
-    """Returns the sharing rule by which every client keeps a whole collection.
+    """Returns the sharing rule with which every client keeps a whole collection.
 
     Args:
-      share: the rule of all other collections; it does not see this one.
-      collection: its name; variables need not have it.
+      share: the rule for all other collections; it does not see this one.
+      collection: the collection's name; variables need not have it.
       shared: True if clients share the collection instead, whatever `share` says.
     """
 
-    # The inner rule does not see the collection: it may look for batch norms, or name all leaves.
+    # Without the collection, so that it does not change what the inner rule decides for the others.
     def rule(variables: Variables) -> PyTree:
         own = {name: tree for name, tree in variables.items() if name == collection}
         return {**share(without(variables, collection)), **(everything if shared else nothing)(own)}
@@ -77,9 +78,9 @@ def without(variables: Variables, *collections: str) -> Variables:
 
 
 def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of the modules that own running statistics, such as ("layer1_0", "norm1").
+    """Returns the paths of the modules that have running statistics, such as ("layer1_0", "norm1").
 
-    It is empty for a model without batch norm.
+    The set is empty for a model without batch norm.
     """
     leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
     return frozenset(path_names(path[:-1]) for path, _ in leaves)
@@ -92,7 +93,7 @@ def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:
 
 def _paths_or_error(variables: Variables) -> frozenset[tuple[str, ...]]:
     """Returns the paths of all batch norms; raises ValueError if the model has none."""
-    # Without this a model whose batch norm has another form would be shared as a whole.
+    # Without this check a model with another kind of batch norm would be shared as a whole.
     layers = batch_norm_paths(variables)
     if not layers:
         raise ValueError(
@@ -117,7 +118,7 @@ def split(variables: Variables, mask: PyTree) -> tuple[PyTree, PyTree]:
 
 def split_like(variables: Variables, shared: PyTree) -> tuple[PyTree, PyTree]:
     """Splits variables at the leaves that an earlier `split` put into `shared`."""
-    # None is an empty subtree for JAX, unless it is declared to be a leaf.
+    # JAX treats None as an empty subtree unless `is_leaf` accepts it.
     mask = jax.tree.map(lambda leaf: leaf is not None, shared, is_leaf=_is_none)
     return split(variables, mask)
 
@@ -133,9 +134,9 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True) -> str:
     """Returns a table of shared and personal leaves, with counts and bytes, as text.
 
     Args:
-      variables: of one client, arrays or `jax.ShapeDtypeStruct`s.
-      mask: bool a leaf, whether it is shared.
-      modules: whether it has a line for each module in addition to the two sums.
+      variables: the variables of one client, arrays or `jax.ShapeDtypeStruct`s.
+      mask: a boolean for each leaf, True if it is shared.
+      modules: whether the table has a line for each module in addition to the two sums.
     """
     rows: dict[tuple[bool, str, str], list[tuple[str, int, int]]] = {}
     keep = jax.tree.leaves(mask)

@@ -1,4 +1,4 @@
-"""From arrays to a table of accuracies, without a config file.
+"""Trains and tests a federation on arrays, without a config file.
 
     result = simulate(
         fedbn(DigitCNN(), optax.sgd(0.01)),
@@ -8,7 +8,8 @@
     )
     print(result)
 
-It runs the program of the command line (`fedjax_bn.run`) and gives its numbers for the same data.
+It runs the program of the command line (`fedjax_bn.run`) and returns the same numbers for the same
+data.
 """
 
 import time
@@ -61,10 +62,10 @@ class Result(NamedTuple):
     """A trained federation. `print(result)` shows its table of accuracies.
 
     Attributes:
-      method: what was trained.
+      method: the method that was trained.
       state: the federation after the selected round.
       clients: the clients' names, in the order of the state's rows.
-      summary: what the command line writes as `summary.json`.
+      summary: the record that the command line writes as `summary.json`.
       history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
     """
 
@@ -83,7 +84,7 @@ class Result(NamedTuple):
         return self.summary["accuracy"]
 
     def variables(self, client: str | None = None) -> Variables:
-        """Returns the model of a client, or the one that an unseen client receives.
+        """Returns the model of a client, by default the one that an unseen client receives.
 
         Raises:
           ValueError: there is no client of that name.
@@ -97,7 +98,7 @@ class Result(NamedTuple):
     def predict(
         self, images: np.ndarray, client: str | None = None, adaptation: str = "running"
     ) -> np.ndarray:
-        """Returns probabilities f[N, C] of images [N, ...], given as they were for training.
+        """Returns probabilities f[N, C] of images [N, ...], in the form that `simulate` takes.
 
         Args:
           images: stored images; the method's preprocessing is applied.
@@ -105,7 +106,7 @@ class Result(NamedTuple):
           adaptation: how it predicts, such as "tsmobn:momentum=0.5".
 
         Raises:
-          ValueError: the client or the adaptation is unknown, or the images have another form.
+          ValueError: the client or the adaptation is unknown, or the images do not fit the model.
         """
         return predictor(self.method, self.variables(client), adaptation)(images)
 
@@ -119,11 +120,11 @@ class Result(NamedTuple):
         """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
 
         Args:
-          images, client, adaptation: as of `predict`.
+          images, client, adaptation: as in `predict`.
           labels: whole numbers [N] from 0.
 
         Raises:
-          ValueError: as `predict`, or a label is outside the model's classes.
+          ValueError: as in `predict`, or a label is outside the model's classes.
         """
         return confusion(self.predict(images, client, adaptation), labels)
 
@@ -151,12 +152,13 @@ def simulate(
     """Trains a federation on arrays, tests it, and keeps the round with the best validation.
 
     A client given as (images, labels) is divided as the command line divides an `.npz`: a tenth of
-    each class validates and tests, the rest trains.
+    each class is used for both validation and test, the rest for training.
 
     Args:
-      method: of `fedjax_bn.methods`, for example `fedbn(model, optimizer)`.
+      method: a method of `fedjax_bn.methods`, for example `fedbn(model, optimizer)`.
       clients: name -> (images, labels), or name -> {"train": ..., "validation": ..., "test": ...}
-        of such pairs. Images are u8[N, H, W, C] or f32[N, ...], labels whole numbers [N] from 0.
+        with such a pair for each part. Images are u8[N, H, W, C] or f32[N, ...], labels whole
+        numbers [N] from 0.
       unseen: the same for clients that do not train; each is tested on all of its samples.
       adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
       rounds: rounds of the federation, at least 1.
@@ -164,13 +166,13 @@ def simulate(
       local_epochs: passes of a client over its data in a round; give the method the same number.
       eval_every: rounds between evaluations; the last round is always evaluated.
       patience: if above 0, rounds without a better validation accuracy before training stops.
-      seed: of all random numbers.
-      variables: the model's start, for example pretrained; random by default.
+      seed: the seed of all random numbers.
+      variables: the model's first variables, for example pretrained; random by default.
       callback: called with the record of each round.
       show_progress: whether a progress bar is printed to standard error.
 
     Raises:
-      ValueError: samples, names or options are wrong; the message names the one.
+      ValueError: a sample, name or option is wrong; the message names it.
       fedjax_bn.run.errors.NotFiniteError: an update is not finite.
     """
     config = base()
@@ -196,7 +198,7 @@ def simulate(
         raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
     pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
     count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
-    # The method has preprocessing of its own: the source's mean and deviation are not used.
+    # The method has its own preprocessing: the source's mean and deviation are not used.
     data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
     internal, new = make_clients(
         data, target=tuple(unseen), validation=config.data.validation, seed=seed
@@ -232,7 +234,7 @@ def simulate(
 
 
 def _pool(name: str, given: ClientSamples) -> Pool:
-    """Returns a client's samples in the form in which readers of data sets give them."""
+    """Returns a client's samples as a `Pool`, as readers of data sets do."""
     parts = dict(given) if isinstance(given, Mapping) else {"": given}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")

@@ -1,4 +1,4 @@
-"""What a federation remembers between rounds, what travels, and the rows of a cohort."""
+"""Defines what a federation remembers between rounds, what travels, and the rows of a cohort."""
 
 from typing import Any, NamedTuple
 
@@ -65,13 +65,13 @@ class Upload(NamedTuple):
     Attributes:
       shared: its trained shared leaves; None where a leaf is personal.
       message: what the method sends in addition.
-      size: i32[], samples that it owns.
+      size: i32[], the number of its samples.
       risk: f[], mean loss over the valid samples of its last local epoch.
       loss: f[], mean loss over all valid samples.
       finite: bool[], whether its update is finite.
       participates: bool[], whether it takes part; a client that sits out sends nothing that counts.
       client: i32[], its number.
-      population: i32[], how many clients there are in all; None if unknown.
+      population: i32[], the number of all clients; None if unknown.
     """
 
     shared: PyTree
@@ -111,9 +111,9 @@ class FederatedState(NamedTuple):
       server: the server's part of the method state.
       weights: f[K], aggregation weights of the last round (before the first: uniform).
       weighing: what the weighing rule remembers, [K, ...].
-      personal: the personal leaves [K, ...]; None where a leaf is shared. On a mesh rows without a
-        client may follow, up to a multiple of its devices.
-      memory: the clients' part of the method state, likewise.
+      personal: the personal leaves [K, ...]; None where a leaf is shared. On a mesh padding rows
+        may follow, up to a multiple of its clients axis.
+      memory: the clients' part of the method state, with the same rows as `personal`.
     """
 
     round: jax.Array
@@ -136,19 +136,19 @@ def own_of(state: FederatedState, k: jax.Array | int) -> Own:
 
 
 def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedState:
-    """Returns the state with another row k."""
+    """Returns the state with row k replaced by `own`."""
     stacked = Own(state.personal, state.memory)
     personal, memory = jax.tree.map(lambda rows, new: rows.at[k].set(new), stacked, own)
     return state._replace(personal=personal, memory=memory)
 
 
 def client_variables(state: FederatedState, k: int | None = None) -> Variables:
-    """Returns the model that each internal client would use now.
+    """Returns the models with which internal clients would predict now.
 
-    These are the collections of client k; for None of all clients, with a leading axis K.
+    These are the collections of client k, or of all clients with a leading axis K if `k` is None.
     """
     if k is not None:
-        # A copy: the next round donates the state, and with it its arrays.
+        # Copied, because the next round donates the state and so deletes its arrays.
         shared = jax.tree.map(jnp.copy, state.shared)
         return join(shared, jax.tree.map(lambda leaf: leaf[k], state.personal))
     num_clients = state.weights.shape[0]
@@ -160,24 +160,24 @@ def global_variables(state: FederatedState) -> Variables:
     """Returns the model that an unseen client receives: one copy of the collections.
 
     Personal leaves are averaged with the last round's weights, so that batch norm is averaged too
-    (FedBN, Appendix G); the clients' own are not touched.
+    (FedBN, Appendix G); the clients' own leaves are unchanged.
     """
     num_clients = state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
-    # A client of weight 0 is left out, so that NaN of a failed one does not reach the mean.
+    # A client of weight 0 is left out, so that the NaN of a failed client does not reach the mean.
     personal = weighted_mean(personal, state.weights)
     return join(jax.tree.map(jnp.copy, state.shared), personal)
 
 
 def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
-    """Returns the state of a cohort: the clients' own part of some rows, all else as it is.
+    """Returns the state of a cohort: its clients' rows, weights of 0, and the rest unchanged.
 
     Args:
       state: of all K clients.
-      client: i32[C], their numbers; a number from K on makes a padding row, which must not
+      client: i32[C], their numbers; a number of K or more makes a padding row, which must not
         participate.
     """
-    # JAX clamps an index that is too large: a padding row starts as the last client's.
+    # JAX clamps an index that is too large, so a padding row is a copy of the last client's.
     rows = (state.weighing, state.personal, state.memory)
     weighing, personal, memory = jax.tree.map(lambda leaf: leaf[client], rows)
     weights = jnp.zeros(client.shape, state.weights.dtype)
@@ -185,16 +185,16 @@ def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
 
 
 def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -> FederatedState:
-    """Returns the state of all clients after a round of a cohort, which `take_rows` made.
+    """Returns the state of all clients after a round of a cohort, whose state `take_rows` made.
 
     Args:
-      state: of all K clients, before the round.
-      cohort: after the round.
-      client: i32[C], as in `take_rows`; rows from K on are dropped.
+      state: the state of all K clients before the round.
+      cohort: the cohort's state after the round.
+      client: i32[C], as in `take_rows`; padding rows are dropped.
     """
 
     def put(rows: jax.Array, new: jax.Array) -> jax.Array:
-        # Padding rows have numbers from K on, outside the array.
+        # Padding rows have numbers of K or more, outside the array.
         return rows.at[client].set(new, mode="drop")
 
     ours, theirs = ((s.weighing, s.personal, s.memory) for s in (state, cohort))
@@ -206,5 +206,5 @@ def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -
 
 
 def stack(tree: PyTree, num_clients: int) -> PyTree:
-    """Returns the same tree for every client, [K, ...]."""
+    """Returns the tree repeated for every client, [K, ...]."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), tree)

@@ -1,6 +1,6 @@
-"""What is learned: a loss to train by, and a score to report.
+"""Defines what is learned: a loss to minimize, and a score to report.
 
-Labels are a tree of arrays whose leaves begin with [B], for classification one array i32[B].
+Labels are a tree of arrays [B, ...]; for classification, one array i32[B].
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ PyTree = Any
 
 
 class Score(NamedTuple):
-    """What a summary shows of a client.
+    """The score of a client in a summary.
 
     Attributes:
       name: such as "accuracy".
-      of_batch: `of_batch(outputs, label, valid) -> tree`, jitted: what is kept of a batch.
-      of_all: `of_all(kept) -> f[]`, percent; `kept` are the trees of a client's batches, stacked
-        along a new leading axis.
+      of_batch: `of_batch(outputs, label, valid) -> tree`, jittable; what is kept of a batch.
+      of_all: `of_all(kept) -> f[]`, the score in percent; `kept` are the trees of a client's
+        batches, stacked along a new leading axis.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Score(NamedTuple):
         if valid is None:
             valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
         kept = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
-        # On the host, where counts are summed in 64 bits; as one batch, since `of_all` reads many.
+        # On the host, where counts are summed in 64 bits; [None] adds the axis of batches.
         return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], kept)))
 
 
@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
     Attributes:
       loss: `loss(outputs, label, valid) -> f[]`, a mean over the valid samples bool[B].
-      score: what is reported.
+      score: the score that is reported.
       classifies: whether outputs are logits f[B, classes] and labels i32[B]; methods that need
         these refuse other tasks.
     """
@@ -66,7 +66,7 @@ def classification() -> Task:
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the percentage of samples whose greatest output is that of their class.
+    """Returns the percentage of samples whose largest output is at their class.
 
     Args:
       outputs: logits or probabilities f[N, C].
@@ -84,7 +84,7 @@ def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
 def confusion(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns how many samples of each class (rows) got each answer (columns), i64[C, C].
 
-    Arguments and errors are those of `accuracy`.
+    Takes the arguments of `accuracy` and raises its errors.
     """
     outputs, labels = _answers(outputs, labels)
     classes = outputs.shape[-1]
@@ -94,7 +94,7 @@ def confusion(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both on the host, labels as i32[N]; raises ValueError where they do not fit."""
+    """Returns both on the host, labels as i32[N]; raises ValueError if they do not fit."""
     outputs, labels = np.asarray(outputs), np.asarray(labels)
     if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
         raise ValueError(
@@ -114,13 +114,13 @@ def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.
       valid: bool[B].
     """
     label, known = known_labels(label, logits.shape[-1])
-    # A label outside the classes is 0 here, so that its row is finite, and counts nowhere.
+    # `known_labels` replaced a label outside the classes by 0, so that its loss is finite.
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
     return masked_mean(losses, valid & known)
 
 
 def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns right answers and samples, i32[2]; arguments as in `cross_entropy`."""
+    """Returns the numbers of right answers and samples, i32[2]; arguments as in `cross_entropy`."""
     label, known = known_labels(label, logits.shape[-1])
     valid = valid & known
     right = (logits.argmax(-1).astype(label.dtype) == label) & valid
@@ -128,21 +128,21 @@ def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.A
 
 
 def _share_right(counts: jax.Array) -> jax.Array:
-    """Returns the accuracy f[] in percent, of counts i32[batches, 2]; 0 without samples."""
+    """Returns the accuracy f[] in percent from counts i32[batches, 2]; 0 without samples."""
     right, samples = counts.sum(0)
     return 100 * right / samples.clip(1)  # in float64 where the counts are NumPy's
 
 
 def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the mean f[] of `values` f[N] by weights (or a mask) [N]; 0 if all weights are 0."""
+    """Returns the mean f[] of `values` f[N] weighted by counts or a mask [N]; 0 if all are 0."""
     weights = weights.astype(values.dtype)
-    # Not the product alone: NaN times 0 is NaN.
+    # Masked before the product, because NaN times 0 is NaN.
     values = jnp.where(weights > 0, values, 0)
     return (values * weights).sum() / jnp.maximum(weights.sum(), 1)
 
 
 def require_classifier(method: str, task: Task) -> None:
-    """Raises ValueError where a method needs a classifier's logits and the task has none."""
+    """Raises ValueError if the task has no classifier's logits, which the method needs."""
     if not task.classifies:
         raise ValueError(
             f"{method} needs the logits of a classifier, but its task reports {task.score.name!r} "

@@ -1,5 +1,5 @@
-"""What an argument may be, how a word chooses a function with arguments, and texts in messages.
+"""Checks arguments, chooses functions with arguments by a word, and prepares texts for messages.
 
-This room is below all others: `ranges` for signatures, `choices` for `name:key=value`, `text` for
-what is printed, written and used as the name of a file.
+This package imports no other: `ranges` checks signatures, `choices` reads `name:key=value`, and
+`text` prepares what is printed, written or used as the name of a file.
 """

@@ -22,7 +22,7 @@ from fedjax_bn.arguments.text import brief, nearest, one_line
 Table = Mapping[str, Callable[..., Any]]
 PLAIN = (bool, int, float, str)  # types whose values can be written in a word
 REQUIRED = inspect.Parameter.empty
-# Returns why a word may not choose the code `module:name`; "" where it may.
+# A function that returns why a word may not choose the code `module:name`; "" if it may.
 _REFUSED: ContextVar[Callable[[str], str]] = ContextVar("refused", default=lambda name: "")
 
 
@@ -31,7 +31,7 @@ class Argument(NamedTuple):
 
     Attributes:
       kind: the type of its values, one of `PLAIN`; a tuple of texts for some keys.
-      default: `REQUIRED` without one; with a default of None, None is a value too.
+      default: `REQUIRED` if it has no default; if the default is None, None is allowed too.
       range: the allowed values of this type.
       meaning: one line, for keys of the configuration.
     """
@@ -53,15 +53,15 @@ def read_choice(
     """Returns the function that a word chooses, and the arguments in the word.
 
     Args:
-      what: what the word is, with the word, for error messages.
+      what: the kind of word and the word itself, for error messages.
       text: the word, `name:key=value:...` or `package.module:function:key=value:...`.
-      table: the functions that have a name of their own.
+      table: the functions that a word chooses by name.
       given: arguments that the caller gives, which the word cannot set.
-      extra: further keys, that are not arguments of the function.
+      extra: further keys that are not arguments of the function.
 
     Raises:
-      ValueError: an unknown name, module or key, a value of another type or out of its range, or
-        one that is missing.
+      ValueError: a name, module or key is unknown; a value has another type or is out of range; or
+        a required value is missing.
     """
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
@@ -88,7 +88,7 @@ def read_choice(
 
 
 def split_choice(text: str, table: Collection[str]) -> tuple[str, list[str]]:
-    """Returns the name and the changes of a word; a name outside the table has a colon inside."""
+    """Returns the name and the changes of a word; a name outside the table may have a colon."""
     name, *changes = text.split(":")
     if name not in table and changes and "=" not in changes[0]:
         name = f"{name}:{changes.pop(0)}"
@@ -96,9 +96,9 @@ def split_choice(text: str, table: Collection[str]) -> tuple[str, list[str]]:
 
 
 def parsed(text: str, kind: type = object) -> Any:
-    """Returns the value of type `kind` that a text means, or a value of another type.
+    """Returns a text as a value of type `kind`, or of another type if it does not fit.
 
-    Without a kind it is the value of a Python literal, or the text itself. Texts need no quotes,
+    Without a kind, returns the value of a Python literal, or the text itself. Texts need no quotes,
     and tuples of texts no parentheses: `running,batch`.
     """
     value: Any = text
@@ -122,13 +122,13 @@ def parsed(text: str, kind: type = object) -> Any:
 
 
 def misfit(value: Any, argument: Argument) -> str:
-    """Returns why a value is not allowed for an argument, such as "must be ..."; "" where it is."""
+    """Returns why a value is not allowed for an argument, such as "must be ..."; "" if it is."""
     kind, default = argument.kind, argument.default
     if value is None and default is None:
         return ""
     usual = argument.range is BY_KIND.get(kind)
     right = type(value) is kind
-    if kind is tuple and right and usual:  # else the range says what the entries may be
+    if kind is tuple and right and usual:  # else the range checks the entries
         right = all(isinstance(entry, str) for entry in value)
     if right:
         return refusal(value, argument.range)
@@ -180,7 +180,7 @@ def _kind(parameter: inspect.Parameter) -> type | None:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     made_by_metaclass = inspect.isclass(function) and type(function).__call__ is not type.__call__
     if made_by_metaclass and "__init__" in vars(function):
-        # A metaclass that makes the objects, as nnx's does, hides the arguments of `__init__`.
+        # A metaclass with its own `__call__`, such as nnx's, hides the arguments of `__init__`.
         function = functools.partial(vars(function)["__init__"], None)
     try:
         return inspect.signature(function, eval_str=True)
@@ -220,10 +220,10 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
 
 @contextmanager
 def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
-    """Keeps choices that were read from someone's files from importing that person's code.
+    """Keeps choices that were read from another person's files from importing that person's code.
 
     Args:
-      why: `why("module:name")` ends the sentence that refuses the code; "" allows the import.
+      why: `why("module:name")` returns the end of the error message; "" allows the import.
     """
     before = _REFUSED.set(why)
     try:
@@ -236,10 +236,10 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
     """Returns `function(*given, **options)` of a chosen function, which may be a user's own.
 
     Raises:
-      ValueError: its signature does not take these, or a user's own function fails; and what a
-        function of ours raises.
+      ValueError: its signature does not take these arguments, or a user's own function fails. The
+        errors of our functions pass unchanged.
     """
-    # Bound before the call, so that a TypeError inside a user's function is not taken for this one.
+    # Bound before the call: a TypeError inside the function is not an error of its signature.
     try:
         _signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:
@@ -252,9 +252,9 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turns whatever a user's own code raises into a ValueError that names the code.
+    """Turns any error of a user's own code into a ValueError that names the code.
 
-    A ValueError of one line passes: it is ours.
+    A ValueError with a message of one line passes unchanged: it is taken for ours.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Ranges of arguments, stated once in a signature: `mu: AtLeast0 = 0.01` is a float from 0.
+"""Ranges of arguments, stated once in a signature: `mu: AtLeast0 = 0.01` is a float of at least 0.
 
 `bounded` makes a function or dataclass refuse values outside the ranges of its signature. The
 configuration reads its ranges from the same signatures.
@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args,
 
 from fedjax_bn.arguments.text import brief, nearest
 
-_LONGEST = 4096  # characters of a text, as of a path
+_LONGEST = 4096  # characters of a text, such as a path
 _CHECKED = (int, float, str, tuple, list)  # values of arrays are not known under `jit`
-_LARGEST = 3.4e38  # what float32 holds
+_LARGEST = 3.4e38  # about the largest number of float32
 
 
 class Range(NamedTuple):
@@ -22,8 +22,8 @@ class Range(NamedTuple):
 
     Attributes:
       text: what the value must be, such as "at least 1".
-      holds: whether a value is one of them.
-      names: the allowed names, where only some are.
+      holds: whether a value is allowed.
+      names: the allowed names, if only some names are allowed.
     """
 
     text: str
@@ -32,7 +32,7 @@ class Range(NamedTuple):
 
 
 def one_of(*names: str) -> Range:
-    """Returns the range of some names; "" means that the value may be empty."""
+    """Returns the range that allows these names; "" means that the value may be empty."""
     text = " or ".join(name or "empty" for name in names)
     return Range(text, names.__contains__, tuple(filter(None, names)))
 
@@ -44,12 +44,12 @@ def _between(low: int, high: int) -> Range:
 
 
 def printable(text: str) -> bool:
-    """Returns whether a text has at most 4096 characters, no control and no lone surrogate."""
+    """Returns whether a text has at most 4096 characters, without controls or lone surrogates."""
     odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
     return len(text) <= _LONGEST and not odd
 
 
-# What every value of a type must be, where its argument has no range of its own.
+# The ranges by type, for arguments without a range of their own.
 OF_TEXT = f"printable, at most {_LONGEST} characters"
 BY_KIND = {
     bool: Range("", lambda value: True),
@@ -110,7 +110,7 @@ def stated_range(annotation: Any) -> Range | None:
 
 
 def refusal(value: Any, allowed: Range) -> str:
-    """Returns why a value of the right type is not allowed, "must be ..."; "" where it is."""
+    """Returns why a value of the right type is not allowed, "must be ..."; "" if it is."""
     if isinstance(value, float) and not abs(value) <= _LARGEST:
         return "must be a finite number, of at most 3.4e38 as float32 holds it"
     if allowed.holds(value):
@@ -127,7 +127,7 @@ def bounded(target: _Made) -> _Made:
     `**options: Unpack[KEYS]`, where KEYS is a TypedDict, refuses options that KEYS does not have.
 
     Raises:
-      ValueError: at the call; it names the function, the argument, its value and what is allowed.
+      ValueError: at the call; the message names function, argument, value and what is allowed.
       TypeError: at the call, an option is unknown; the message names the nearest right one.
     """
     made: Any = target
@@ -141,7 +141,7 @@ def bounded(target: _Made) -> _Made:
                 raise ValueError(f"{target.__name__}: {key}={brief(value)} {why}")
 
     if isinstance(target, type):
-        # A dataclass: its fields have their values, defaults included, when this is called.
+        # In a dataclass all fields, defaults included, are set before `__post_init__` is called.
         before = made.__post_init__
 
         @functools.wraps(before)
@@ -152,7 +152,7 @@ def bounded(target: _Made) -> _Made:
         made.__post_init__ = __post_init__
         return made
 
-    # Defaults are not checked, so a call costs what its own arguments do.
+    # Only the arguments of the call are checked, not the defaults, which would cost time.
     known = _options(signature)
 
     @functools.wraps(target)

@@ -1,7 +1,7 @@
 """Texts for messages, files and pages: names of clients, domains and files may be any text.
 
 A name may hold separators of folders, markup, line breaks, or bytes that are not text (which
-Python reads as lone surrogates). What Python can print stays readable everywhere.
+Python reads as lone surrogates). Characters that Python can print stay readable.
 """
 
 import difflib
@@ -22,7 +22,7 @@ def brief(value: Any) -> str:
     """Returns a value as messages show it: its `repr`, shortened if it is long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists
+    except (ValueError, RecursionError):  # a number of thousands of digits, or a deeply nested list
         return f"a {type(value).__name__} too long to show"
     return text if len(text) <= 200 else f"{text[:100]}...{text[-20:]}"
 
@@ -43,12 +43,12 @@ def one_line(error: BaseException) -> str:
 
 
 def file_name(text: str) -> str:
-    """Returns a name for a file or folder that no other text has, at most 100 characters of ASCII.
+    """Returns a unique name for a file or folder, of at most 100 ASCII characters.
 
-    Letters, digits, spaces and `-_.+=@,()` stay; all else becomes %XX, byte by byte in UTF-8. So
-    do a dot or a space at either end and the first letter of a name that Windows keeps for devices.
-    A long text ends in a digest of it. Two texts that differ give two names, on file systems that
-    distinguish capitals from small letters.
+    Letters, digits, spaces and `-_.+=@,()` stay; all else becomes %XX, byte by byte in UTF-8. So do
+    a dot or a space at either end, and the first letter of a name that Windows reserves for
+    devices. The name of a long text ends in its digest. Different texts give different names on
+    file systems that distinguish capitals from small letters.
     """
     raw = text.encode("utf-8", "surrogatepass")
     coded = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
@@ -77,7 +77,7 @@ def shown(text: str) -> str:
 
 
 def short(text: str, most: int = 200) -> str:
-    """Returns a text as `shown`, or the beginning and the end of a long one."""
+    """Returns a text as `shown` does, or the beginning and the end of a long one."""
     one, half = shown(text), most // 2
     return one if len(one) <= most else f"{one[:half]}...{one[3 - half :]}"
 
@@ -85,7 +85,7 @@ def short(text: str, most: int = 200) -> str:
 def cell(text: str) -> str:
     """Returns a text as a cell of a CSV: on one line, and no formula for a spreadsheet.
 
-    A text that begins as a formula does gets a single quote before it, as OWASP recommends.
+    A text that begins like a formula gets a single quote before it, as OWASP recommends.
     """
     return f"'{shown(text)}" if _FORMULA.match(text) else shown(text)
 

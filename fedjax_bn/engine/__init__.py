@@ -1,1 +1,1 @@
-"""The engine: what a round is made of, and what every layer above uses."""
+"""The engine: the parts of a round, which every layer above uses."""

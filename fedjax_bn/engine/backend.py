@@ -1,8 +1,8 @@
-"""Code made for CPU, and the one place that asks for which platform a program is traced.
+"""Code for XLA:CPU, and the one place that determines the platform of a traced program.
 
-`models.cpu`, `normalization.cpu` and the mapping `auto` ask here; on any other backend they
-are plain XLA. They ask while a program is traced, before JAX knows the platform of its lowering:
-`traced_for` sets another one.
+`models.cpu`, `normalization.cpu` and the mapping `auto` call `on_cpu`; on any other backend they
+are plain XLA. They call it while a program is traced, before JAX knows for which platform it lowers
+the program; `traced_for` sets another platform.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fedjax_bn.engine.dtypes import promote
 PyTree = Any
 
 
-# Part of the keys of JAX's trace cache, so that a trace never serves another platform.
+# Part of the keys of JAX's trace cache, so that a trace is never reused for another platform.
 _traced_for = jax.make_user_context(None)
 
 
@@ -28,8 +28,8 @@ def traced_for(platform: str) -> AbstractContextManager[None]:
         with traced_for("cuda"):
             exported = jax.export.export(method.round, platforms=("cuda",))(state, batches, key)
 
-    Without it a program exported on a machine without accelerator has the kernels made for CPU:
-    right anywhere, and slow elsewhere. Nothing is moved to that platform's devices.
+    Without it a program exported on a machine without accelerator has the kernels for CPU, which
+    are correct on every platform but slow on others. Nothing is moved to the platform's devices.
 
     Args:
       platform: "cpu", or another, such as "cuda", "rocm" or "tpu", which are all treated alike.
@@ -40,7 +40,7 @@ def traced_for(platform: str) -> AbstractContextManager[None]:
 def on_cpu() -> bool:
     """Returns whether programs are traced for CPU, where XLA needs other forms of some operations.
 
-    The platform is that of `traced_for`, else of `jax.default_device`, else JAX's default backend.
+    `traced_for` sets the platform, else `jax.default_device`, else JAX's default backend.
     """
     device = jax.config.jax_default_device  # type: ignore[attr-defined,unused-ignore]
     default = getattr(device, "platform", device) or jax.default_backend()
@@ -48,10 +48,10 @@ def on_cpu() -> bool:
 
 
 def computed_once(tree: PyTree) -> PyTree:
-    """Returns the same arrays; on CPU a program computes them once, not in every loop that reads.
+    """Returns the same arrays; on CPU a program computes them once, not again for each reader.
 
-    XLA:CPU copies a chain of cheap operations into each of its readers, which takes time to compile
-    where there are many, and to run where a reader's loop is longer than the arrays.
+    XLA:CPU copies a chain of cheap operations into each of its readers. Many readers take longer to
+    compile, and a reader whose loop is longer than the arrays takes longer to run.
     """
     if not on_cpu():
         return tree
@@ -67,11 +67,11 @@ def _itself(tree: PyTree) -> PyTree:
 def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
     """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time.
 
-    LLVM optimizes less, and the numbers are the same. Inside another program, such as that of
-    `jax.eval_shape`, whose options count, it is the function itself.
+    LLVM optimizes less, and the numbers are the same. Inside another program, such as under
+    `jax.eval_shape`, the function is called directly, because the outer program's options apply.
 
     Args:
-      function: of arrays, to arrays.
+      function: a function from arrays to arrays.
       **options: further arguments of `jax.jit`.
     """
     if _less_optimized():
@@ -89,13 +89,13 @@ def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
     """Returns `program.compile()`, on CPU with less optimization by LLVM.
 
     FedIG-A's round of ResNet18 then compiles in 0.84 of the time, and rounds take as long as
-    before: their time goes to products and convolutions, which LLVM does not compile.
+    before: they spend their time in products and convolutions, which LLVM does not compile.
     """
     return program.compile(compiler_options=_less_optimized() or None)
 
 
 def _less_optimized() -> dict[str, Any]:
-    """Returns options of XLA for CPU; {} elsewhere, and if JAX optimizes nothing."""
+    """Returns XLA's options for CPU; {} elsewhere, or if JAX's optimizations are switched off."""
     if on_cpu() and not jax.config.read("jax_disable_most_optimizations"):
         return {"xla_backend_optimization_level": 1}
     return {}
@@ -112,20 +112,20 @@ def wait_for_all(gradients: PyTree) -> PyTree:
         return gradients
     dtype = promote(*{g.dtype for g in floating})
     largest = jnp.stack([g.ravel()[0].astype(dtype) for g in floating]).max()
-    never = computed_once(largest > jnp.inf)  # no compiler folds this comparison, NaN included
+    never = computed_once(largest > jnp.inf)  # never True, even for NaN, and not folded by XLA
     return jax.tree.map(lambda g: jnp.where(never, 0, g), gradients)
 
 
 def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """Returns `yes` if the condition bool[] holds, else `no`, leaf by leaf."""
-    # Else XLA:CPU computes the condition again for each leaf.
+    # Without this XLA:CPU computes the condition again for each leaf.
     condition = computed_once(condition)
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def _finite_on_cpu(leaf: jax.Array) -> jax.Array:
     """Returns whether all numbers are finite, in a fifth of the time of `isfinite` on XLA:CPU."""
-    # The product of a row with zeros is NaN if a number is not finite.
+    # The product of a row with zeros is NaN, which is not 0, if a number of the row is not finite.
     rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
     return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()
 
@@ -139,6 +139,7 @@ def all_finite(tree: PyTree) -> jax.Array:
     leaves = [x for x in jax.tree.leaves(tree) if x.size]
     floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
     answers = jnp.stack([ask(leaf) for leaf in floating] or [jnp.array(True)])
-    # Else XLA joins the answers again for each leaf that they decide: with the 600 leaves of
-    # DenseNet121 that was seven eighths of a round's text and four fifths of its compilation.
+    # Without the barrier XLA combines the answers again for each leaf that is selected by them:
+    # with the 600 leaves of DenseNet121 this was 7/8 of a round's program text and 4/5 of its
+    # compilation.
     return jax.lax.optimization_barrier(answers).all()

@@ -1,17 +1,17 @@
-"""A round's batches: their form, what `valid` implies, and the checks of a round's arguments.
+"""Defines a round's batches and what `valid` implies, and checks a round's arguments.
 
     {"image": f|u8[C, S, B, ...] (or i32[C, S, B], numbers of samples in "source"),
      "label": classes [C, S, B], whole numbers of any dtype, or a tree of arrays [C, S, B, ...],
      "valid": bool[C, S, B],
      "source": a tree of arrays [C, N, ...], in which `load` finds samples (optional),
-     "participates": bool[C] (optional; all),
-     "size": i32[C], samples that a client owns (optional; its valid samples of one epoch),
-     "validation": a tree of arrays [C, ...], a client's own (optional),
+     "participates": bool[C] (optional; all True),
+     "size": i32[C], samples that a client owns (optional; the valid samples of its largest epoch),
+     "validation": a tree of arrays [C, ...], each client's validation samples (optional),
      "client": i32[C], the client of each row, and "population": i32[], the number of all clients
          (optional; the rows are all clients, in order)}
 
-S steps are E equal local epochs. On a mesh of devices rows of padding may follow, up to a multiple
-of its clients axis: they count nowhere. For images and labels see `fedjax_bn.engine.inputs`.
+S steps are E equal local epochs. On a mesh of devices padding rows may follow, up to a multiple of
+its clients axis; they count nowhere. For images and labels see `fedjax_bn.engine.inputs`.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
 Batches = dict[str, PyTree]
-# classes(variables, batches) -> C or None, of one client's, from shapes alone
+# classes(variables, batches of one client) -> C or None, from shapes alone
 Classes = Callable[[Variables, Batches], int | None]
 
 REQUIRED = ("image", "label", "valid")
@@ -35,9 +35,9 @@ _BY_CLIENT = ("participates", "size", "client")
 
 
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:
-    """Raises ValueError if a key of a round's batches is missing or unknown, or a shape wrong.
+    """Raises ValueError if a key of a round's batches is missing or unknown, or a shape is wrong.
 
-    The state has C rows, and S steps are E epochs.
+    `rows` is C, the rows of the state, and `epochs` is E.
     """
     missing, unknown = set(REQUIRED) - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
@@ -70,7 +70,7 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
 def blank_padding(batch: Batches) -> Batches:
     """Returns the batch with zeros in image and label where `valid` bool[...] is False.
 
-    A weight of 0 in the loss is not enough: 0 times a NaN of the padding is NaN in the gradient.
+    A weight of 0 in the loss is not enough: in the gradient 0 times a NaN of the padding is NaN.
     """
     valid = batch["valid"]
 
@@ -82,9 +82,9 @@ def blank_padding(batch: Batches) -> Batches:
 
 
 def owned_samples(batches: Batches, epochs: int) -> jax.Array:
-    """Returns i32[], the samples of one client, by default the valid ones of its largest epoch.
+    """Returns i32[], a client's number of samples, by default the valid ones of its largest epoch.
 
-    Its batches have "valid" bool[S, B], optionally "size" i32[]; S steps are E equal epochs.
+    `batches` have "valid" bool[S, B], optionally "size" i32[]; S steps are E equal epochs.
     """
     if "size" in batches:
         return batches["size"]
@@ -92,33 +92,33 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
 
 
 def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
-    """Returns bool[S], the steps of a client's last local epoch with a valid sample.
+    """Returns bool[S], True in the last of a client's local epochs that has a valid sample.
 
     A client that makes fewer local epochs than others has epochs without valid samples; `valid` is
     bool[S, B], and S steps are E equal epochs.
     """
-    # Counted from the end, since padding epochs follow the real ones.
+    # Counted from the end, because padding epochs follow the real ones.
     real = valid.reshape(epochs, -1).any(1)
     last = epochs - 1 - jnp.argmax(real[::-1])
     return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last
 
 
 class Admission:
-    """Checks the labels of batches against the number of classes, found once for each form.
+    """Checks the labels of batches against the number of classes, found once for each shape.
 
-    `shared` and `personal` are leaves of the state; they and batches are of all clients or of one.
+    `shared` and `personal` are leaves of the state; they and batches belong to all clients or one.
 
     Args:
-      classes: the number of classes of a model's outputs; None if labels are not classes.
+      classes: the function that returns the number of classes; None if labels are not classes.
     """
 
-    # The one object with a state here: without it every round would trace the model again.
+    # A class, because it keeps the numbers found: else every round would trace the model again.
     def __init__(self, classes: Classes | None):
         self._classes = classes
         self._found: dict[tuple, int | None] = {}
 
     def _number(self, shared: PyTree, own: PyTree, batches: Batches) -> tuple[int | None, bool]:
-        """Returns C, or None for no classes, and whether it was found before."""
+        """Returns C, or None if labels are not classes, and whether it was found before."""
         given = batches["image"], batches.get("source")
         form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(given))
         if self._classes is None:
@@ -129,7 +129,7 @@ class Admission:
         variables = join(_shapes(shared), _shapes(own, rows))
         read = (*REQUIRED, "source")
         one = {name: _shapes(batches[name], rows) for name in read if name in batches}
-        # From shapes, so that it costs a trace of the model's forward pass, once for each form.
+        # Computed from shapes, which costs one trace of the model's forward pass for each shape.
         self._found[form] = self._classes(variables, one)
         return self._found[form], known
 
@@ -168,7 +168,7 @@ class Admission:
             class_labels(label, "batches['label']", classes, valid=valid)
 
     def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
-        """Returns the batches; a sample with a label outside the classes is made invalid."""
+        """Returns the batches with valid=False for samples whose label is outside the classes."""
         classes, _ = self._number(shared, personal, batches)
         if classes is None:
             return batches
@@ -183,7 +183,7 @@ class Admission:
 
 
 def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
-    """Returns the shapes of arrays without their first axes."""
+    """Returns the shapes of arrays without their first `axes` axes."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)
 
 

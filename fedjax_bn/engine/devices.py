@@ -1,16 +1,16 @@
 """Maps a function of one client over all clients, on one device or on a mesh of devices.
 
-On each device clients are trained one after another, at once, or n at a time. The strategy changes
-speed and memory, but no result beyond the order of sums. On CPU `vmap` over per-client kernels
-makes grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there and
-`vmap` elsewhere.
+Each device trains its clients one after another, all at once, or n at a time. The strategy changes
+speed and memory, but results only by the order of sums. On CPU `vmap` over per-client kernels makes
+grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there and `vmap`
+elsewhere.
 
 A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round.
 Rows are padded to a multiple of the axis. The strategy applies inside `jax.shard_map`: `vmap` over
-a sharded axis would gather arrays, and `map` would train every client on every device. If there are
-more devices than clients the mesh has a second axis, "batch", which divides the samples of a
+a sharded axis would gather arrays, and `map` would train every client on every device. With more
+devices than clients the mesh can have a second axis, "batch", which divides the samples of a
 client's batches. XLA inserts the reductions over that axis, for statistics of batch norms, losses
-and gradients of any order, so that results are those of one device.
+and gradients of any order, so that results equal those of one device up to the order of sums.
 """
 
 import functools
@@ -36,15 +36,15 @@ def map_and_sum(
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Applies `function` to every client, sums a part of its results and updates the clients' rows.
 
-    It holds only as many parts as clients run at once, and writes each new row over the old one.
+    It never holds more parts than clients that run at once, and overwrites the old rows.
 
     Args:
       function: a pure function of one client's row and its other trees that returns (part, row,
         result).
       clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:at_once=n` (n at a
-        time, or all where there are fewer).
+        time, or all if there are fewer).
       rows: a tree with leading axis K.
-      *stacked: likewise, one for each other argument.
+      *stacked: such a tree for each other argument of `function`.
 
     Returns:
       The sum of the parts over all clients, the new rows, and the results stacked along a leading
@@ -61,12 +61,12 @@ def map_and_sum(
     if size == num_clients > 1:
         return at_once(rows, stacked)
 
-    # A scan whose carry holds the sum and all rows, so that memory does not grow with the clients.
+    # A scan whose carry holds the sum and all rows, so that only one group's parts are held.
     def step(carry: tuple[PyTree, PyTree], inputs: tuple) -> tuple[tuple[PyTree, PyTree], PyTree]:
         (total, rows), (start, group) = carry, inputs
         count = jax.tree.leaves(group)[0].shape[0]
-        # In place, which arrays that a scan stacks are not: XLA fills and copies them. It would
-        # copy all rows too, if a client's were read in several places.
+        # Update the rows in place. If the scan stacked them, XLA would fill and copy the arrays; it
+        # would also copy all rows if one client's row were read in several places.
         old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count), rows)
         old = computed_once(jax.lax.optimization_barrier(old))
         if size > 1:
@@ -82,7 +82,7 @@ def map_and_sum(
 
     whole = num_clients - num_clients % size
     groups = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), stacked)
-    # Only the form of a part is needed, for the zeros from which the sum starts.
+    # Only the shapes of a part are needed, for the zeros with which the sum starts.
     like, *_ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], (rows, *stacked)))
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), rows
     begins = jnp.arange(0, whole, size, dtype=jnp.int32)
@@ -97,17 +97,17 @@ def map_and_sum(
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """Returns sum_k function(row k of each tree), leaf by leaf, of trees [K, ...] or empty ones.
+    """Returns sum_k function(row k of each tree), leaf by leaf, over trees [K, ...] or empty trees.
 
-    On CPU one row is added after another: XLA's own sum over a leading axis takes ten to forty
-    times as long, where a row is large.
+    On CPU one row is added after another, because XLA's own sum over a leading axis takes ten to
+    forty times as long if rows are large.
     """
     if not jax.tree.leaves(stacked):
         return function(*stacked)
     if not on_cpu():
         return jax.tree.map(lambda x: x.sum(0), jax.vmap(function)(*stacked))
 
-    # Leaf dtypes are those of `function`, which widens halves before they are added.
+    # Sums keep the dtypes of `function`, which widens 16-bit floats before they are added.
     def add(total: PyTree, rows: tuple) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, function(*rows)), None
 
@@ -132,7 +132,7 @@ def _at_once(clients: str) -> int | None:
         clients = "map" if on_cpu() else "vmap"
     if clients in ("map", "vmap"):
         return 1 if clients == "map" else None
-    # Up to 0.2.0 it was written vmap:n.
+    # Up to 0.2.0 the strategy was written vmap:n, which still works.
     found = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d{0,8})", clients, re.ASCII)
     if found is None:
         raise ValueError(
@@ -143,12 +143,12 @@ def _at_once(clients: str) -> int | None:
 
 
 class Meeting(NamedTuple):
-    """How the devices of a round exchange arrays; on one device nothing changes.
+    """How the devices of a round exchange arrays; on one device both functions change nothing.
 
     Attributes:
-      together: `together(sums, rows) -> (sums, rows)`, in one reduction: sums over devices, and
-        the rows [P, ...] of all clients from those of this device.
-      mine: takes the rows of this device's clients from those of all.
+      together: `together(sums, rows) -> (sums, rows)` adds the sums of all devices and gathers the
+        rows [P, ...] of all clients from this device's rows, in one reduction.
+      mine: `mine(rows) -> rows` takes the rows of this device's clients from the rows of all.
     """
 
     together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -159,7 +159,7 @@ _ALONE = Meeting(together=lambda sums, rows: (sums, rows), mine=lambda rows: row
 
 
 def checked_mesh(mesh: Mesh | None) -> Mesh | None:
-    """Returns the mesh with axes whose shardings XLA propagates (`jax.make_mesh` has typed ones).
+    """Returns the mesh with axes that XLA shards itself (those of `jax.make_mesh` may be explicit).
 
     Raises:
       ValueError: the mesh has no axis "clients".
@@ -175,7 +175,7 @@ def checked_mesh(mesh: Mesh | None) -> Mesh | None:
 
 
 def padded(rows: int, mesh: Mesh | None) -> int:
-    """Returns the number of rows for some clients: the next multiple of the mesh's clients axis."""
+    """Returns `rows` rounded up to a multiple of the mesh's clients axis."""
     devices = 1 if mesh is None else mesh.shape[CLIENTS]
     return -(-rows // devices) * devices
 
@@ -202,12 +202,12 @@ def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, Py
     size = -(-batches["valid"].shape[2] // devices) * devices
     over = NamedSharding(mesh, PartitionSpec(CLIENTS, None, BATCH))
     sampled = {name: pad_rows(batches[name], size, axis=2) for name in ("image", "label", "valid")}
-    # A constraint, from which XLA derives how to divide all that is computed from the samples.
+    # From this constraint XLA derives how to divide all that is computed from the samples.
     return batches | jax.lax.with_sharding_constraint(sampled, over)
 
 
 def divides_clients(mesh: Mesh | None) -> bool:
-    """Returns whether each client has several devices, and different clients different ones."""
+    """Returns whether clients are spread over devices and each client's samples over several."""
     sizes = {} if mesh is None else mesh.shape
     return min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
 
@@ -226,13 +226,13 @@ def on_each_device(
     """Returns a function that runs on each device of the clients axis with its clients' rows.
 
     Args:
-      function: `function(meeting, common, rows) -> (everywhere, rows)`; `everywhere` is the same
-        on all devices, because the devices have met for it.
+      function: `function(meeting, common, rows) -> (everywhere, rows)`; `everywhere` is the same on
+        all devices, because it was reduced over the devices.
       mesh: None for one device.
 
     Returns:
       A function (common, rows) -> (everywhere, rows). Every device gets the tree `common` whole;
-      `rows` are arrays [P, ...], P a multiple of the axis, of all clients.
+      `rows` are arrays [P, ...] of all clients, with P a multiple of the axis.
     """
     if mesh is None:
         return functools.partial(function, _ALONE)
@@ -245,7 +245,7 @@ def on_each_device(
 
     # One psum of sums and rows together: a separate gather would be a second reduction.
     def spread(leaf: jax.Array) -> jax.Array:
-        # Truth values as floats: a sum of another type would be a reduction of its own.
+        # Booleans as floats, because a second dtype would need a second reduction.
         dtype = jnp.result_type(float) if leaf.dtype == bool else leaf.dtype
         each = leaf.shape[0]
         empty = jnp.zeros((each * devices, *leaf.shape[1:]), dtype)
@@ -257,8 +257,8 @@ def on_each_device(
         return sums, jax.tree.map(lambda all_, leaf: all_.astype(leaf.dtype), met, rows)
 
     by_client = PartitionSpec(CLIENTS)
-    # Nothing is differentiated through the reduction, so that check_vma has nothing to find. Only
-    # the clients axis is manual: XLA itself divides along "batch" and inserts the reductions there.
+    # Nothing is differentiated through the reduction, so check_vma would find nothing. Only the
+    # clients axis is manual: XLA itself divides along "batch" and inserts the reductions there.
     return jax.shard_map(
         functools.partial(function, Meeting(together, mine)),
         mesh=mesh,
@@ -283,11 +283,11 @@ def apart(
       mesh: None for one device.
       common: a tree that every device gets whole.
       rows: a tree of arrays [P, ...], divided by client.
-      parts: a tree of arrays, divided over all devices by their leading axis.
+      parts: a tree of arrays, whose leading axis is divided over all devices.
 
     Returns:
-      The function's results, concatenated over the devices: all devices if there are parts, else
-      those of the clients axis.
+      The function's results, concatenated over all devices if there are parts, else over those of
+      the clients axis.
     """
     if mesh is None:
         return function(common, rows, parts)

@@ -26,7 +26,7 @@ def risk_extrapolation(
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the weighing rule c_e = softmax(eta w_e + p_e) with w of Eq. 17.
 
-    Only clients with at least one sample count. With eta = 0 the risks play no part.
+    Only clients with at least one sample count. With eta = 0 the risks have no effect.
 
     Args:
       eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
@@ -40,7 +40,7 @@ def risk_extrapolation(
       the round then changes nothing, and `fedjax_bn.run.training.train` stops with the same error.
 
     Raises:
-      ValueError: `eta` is negative or not finite, or there is no such solver.
+      ValueError: `eta` is negative or not finite, or the solver is unknown.
     """
     solve = equal_risks if solver == "closed_form" else _solve_on_host
 
@@ -66,7 +66,7 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = 
     Args:
       sizes: i32[K].
       risks: f[K].
-      names: of the clients; by default "client 0" and so on.
+      names: the clients' names; by default "client 0" and so on.
     """
     wrong = (sizes > 0) & ~((risks > 0) & np.isfinite(risks))
     if wrong.any():
@@ -84,9 +84,9 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
 
     Args:
       risks: f[K], positive.
-      counts: bool[K], who counts; the others get weight 0.
+      counts: bool[K], which clients count; the others get weight 0.
     """
-    # 1 / R of a tiny risk would overflow.
+    # Relative to the smallest risk, because 1 / R of a tiny risk would overflow.
     least = jnp.min(risks, initial=jnp.inf, where=counts)
     # R_min / R_e is in (0, 1] whatever the scale of the risks.
     inverse = jnp.where(counts, least / risks, 0)
@@ -103,7 +103,7 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
             w[counts] = _least_variance(risks[counts].astype(np.float64))
         return w
 
-    # SciPy runs on the host: XLA must know the form of what comes back.
+    # SciPy runs on the host, so XLA must know the shape and dtype of the result.
     form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
 
@@ -111,16 +111,16 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
 def _least_variance(risks: np.ndarray) -> np.ndarray:
     """Returns w f64[K] in [0, 1] that solves Eq. 17 by sequential least squares (SLSQP).
 
-    The unknowns here are v_e = w_e R_e, in which the variance is as curved along one client as
-    along any other, scaled to a mean of 1, and ftol is 1e-12. In w_e itself, even with risks
-    divided by their mean, SciPy stops at weights that are wrong by up to 0.6 where risks range from
-    1e-4 to 1e2; with its default ftol it returns the start point.
+    The unknowns are v_e = w_e R_e, scaled to 1 at the solution: the variance is equally curved
+    along all of them. With the unknowns w_e SciPy stops at weights that are wrong by up to 0.6 if
+    risks range from 1e-4 to 1e2, even if they are divided by their mean. ftol is 1e-12, because
+    with the default SciPy returns the start point.
     """
     from scipy.optimize import minimize
 
     inverse = risks.min() / risks
     share = inverse / inverse.sum()  # w_e = share_e v_e
-    start = 1 / (len(risks) * share)  # equal weights
+    start = 1 / (len(risks) * share)  # equal weights w_e
     solution = minimize(
         np.var,
         start,

@@ -1,4 +1,4 @@
-"""Figures of matplotlib: as PNG bytes, and any text as a label."""
+"""Writes figures of matplotlib as PNG bytes, and makes labels of any text."""
 
 import io
 import re
@@ -12,10 +12,10 @@ from fedjax_bn.arguments.text import shown
 
 
 def png(figure: Figure) -> bytes:
-    """Returns a figure as PNG, without program and date, so that equal runs write equal bytes."""
+    """Returns a figure as PNG without the program's name, so that equal runs write equal bytes."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            axis.get_ticklabels()  # this makes their texts
+            axis.get_ticklabels()  # this creates their texts
     usual = _font_with("a")
     for text in figure.findobj(Text):
         others = dict.fromkeys(map(_font_with, text.get_text().replace("\n", "")))
@@ -27,11 +27,11 @@ def png(figure: Figure) -> bytes:
 
 
 def on_plot(text: str, most: int = 40) -> str:
-    """Returns a text as matplotlib's labels show it, without formulas; a long one loses its middle.
+    """Returns a text that labels of matplotlib show literally; a long one loses its middle.
 
-    `png` draws characters that the usual font lacks with another installed font. Where there is
-    none, letters become their names, all else <name of it> or <U+4EAC>. A legend shows the text
-    whatever it begins with.
+    `png` draws characters that the usual font lacks with another installed font. Without such a
+    font a letter becomes its name, and another character <its name> or <U+4EAC>. A space before a
+    leading underscore keeps legends from hiding the text.
     """
     drawn = "".join(one if _font_with(one) else _spelled(one) for one in shown(text))
     head = (most - 3) // 2
@@ -40,14 +40,14 @@ def on_plot(text: str, most: int = 40) -> str:
 
 
 def in_lines(text: str, width: int = 30, most: int = 255) -> str:
-    """Returns a text as `on_plot`, in lines of `width` characters; all of it up to `most`."""
+    """Returns a text as `on_plot` does, in lines of `width`; one above `most` loses its middle."""
     text = text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2) :]}"
     lines = re.findall(rf".{{1,{width}}}(?: |$)|.{{1,{width}}}", text, re.DOTALL)
     return "\n".join(on_plot(line.removesuffix(" "), 10 * width) for line in lines)
 
 
 def _spelled(one: str) -> str:
-    """Returns a character in those of ASCII: a letter's sound where its Unicode name has it."""
+    """Returns a character in ASCII: a letter's sound if its Unicode name has it, else a tag."""
     name = unicodedata.name(one, "")
     if sound := re.search(r"(?:LETTER|SYLLABLE|VOWEL SIGN)(?: SMALL)? ([A-Z]+)$", name):
         return sound[1].lower()
@@ -56,19 +56,19 @@ def _spelled(one: str) -> str:
 
 @cache
 def _font_with(one: str) -> str:
-    """Returns the family of an installed font that has a character, the usual first, or ""."""
+    """Returns the family of an installed font with a character, first the usual font, or ""."""
     fonts = _fonts().items()
     return next((family for family, path in fonts if ord(one) in _characters(path)), "")
 
 
 @cache
 def _fonts() -> dict[str, str]:
-    """Returns family -> file, the usual one first and then those of many scripts."""
+    """Returns family -> file of fonts: the usual one first, then Noto's, then the others."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
     usual = findfont(FontProperties())
     plain = [font for font in fontManager.ttflist if (font.style, font.weight) == ("normal", 400)]
-    # "Last Resort" has a box for each character that there is.
+    # "Last Resort" draws a box for every character.
     others = {font.name: font.fname for font in plain if "Last Resort" not in font.name}
     order = sorted(others, key=lambda name: ("Noto" not in name, name))
     first = get_font(usual).family_name
@@ -82,5 +82,5 @@ def _characters(path: str) -> frozenset[int]:
     try:
         font = get_font(path)
         return frozenset(font.get_charmap()) if font.scalable else frozenset()
-    except (OSError, RuntimeError):  # a damaged file, or pictures of one size only
+    except (OSError, RuntimeError):  # a damaged file, or a bitmap font
         return frozenset()

@@ -30,12 +30,12 @@ def check_image_dtype(dtype: Any, place: str = "images") -> None:
 
 
 def as_images(images: Any, place: str = "images") -> np.ndarray:
-    """Returns images [N, ...] in a dtype in which they are kept: uint8, float32, or float64.
+    """Returns images [N, ...] in the dtype in which they are stored: uint8, float32 or float64.
 
-    Halves become float32, and float64 becomes float32 unless JAX has float64.
+    16-bit floats become float32; so does float64, unless JAX has float64 switched on.
 
     Raises:
-      ValueError: as `check_image_dtype`.
+      ValueError: as in `check_image_dtype`.
     """
     images = np.asarray(images)
     check_image_dtype(images.dtype, place)
@@ -54,12 +54,12 @@ def class_labels(
 ) -> np.ndarray:
     """Returns labels that are counted from `first` as i32[N] counted from 0.
 
-    Integers of any width are taken, and floats that are exactly whole numbers, as MATLAB and
-    HDF5 files have them; truth values, texts, objects and times are not.
+    Accepts integers of any width, and floats that are exactly whole numbers, as in MATLAB and HDF5
+    files; rejects booleans, texts, objects and times.
 
     Args:
-      labels: [N], as read; or of the shape of `valid`.
-      place: the file and the part of it, with which an error message begins.
+      labels: [N] as read, or with the shape of `valid`.
+      place: the file and its part, with which error messages begin.
       classes: how many there are; None for any number.
       first: the label of the first class.
       valid: bool, the labels that count; by default labels have one axis and all count.
@@ -68,14 +68,14 @@ def class_labels(
       ValueError: another dtype or shape, or a label that is not a whole number or out of range.
     """
     labels = np.asarray(labels)
-    # Labels become i32, whatever their dtype was.
+    # Labels become i32, so there are at most 2**31 classes.
     count = 2**31 if classes is None else classes
     allowed = f"whole numbers, counted from {first}"
     if classes is not None:
         allowed = f"whole numbers in {first}..{first + classes - 1}"
     _check_form(labels, place, allowed, None if valid is None else valid.shape)
     floating = _is_float(labels.dtype)
-    # The array's own dtype or a wider one: nothing wraps around, and NaN fails all comparisons.
+    # Compared in their own dtype or a wider one: nothing wraps around, and NaN fails all tests.
     values = labels.astype(np.result_type(labels, np.float64)) if floating else labels
     right = (values >= first) & (values < first + count)
     if floating:
@@ -88,7 +88,7 @@ def class_labels(
         raise ValueError(
             f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
         )
-    with np.errstate(invalid="ignore"):  # labels that do not count
+    with np.errstate(invalid="ignore"):  # labels that do not count may be NaN
         return (labels.astype(np.int64) - first).astype(np.int32)
 
 
@@ -106,20 +106,20 @@ def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | 
 def known_labels(
     labels: jax.Array, classes: int, place: str = "label", shape: tuple[int, ...] | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns labels as i32 (0 for a label outside the classes), and which ones are classes, bool.
+    """Returns labels as i32 (0 for a label outside the classes), and whether each is a class, bool.
 
     Args:
       labels: numbers, possibly traced.
       classes: C; a class is a whole number in [0, C).
-      place: their name, with which an error message begins.
-      shape: of the labels; None for [N].
+      place: their name, with which error messages begin.
+      shape: the shape that labels must have; None for [N].
 
     Raises:
       ValueError: the labels are not numbers, or have another shape.
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)
-    # Narrow dtypes could not hold the number of classes that they are compared with.
+    # Narrow dtypes might not hold the number of classes, with which labels are compared.
     if labels.dtype.itemsize < 4 or labels.dtype == jnp.uint32:  # too large uint32 become < 0
         labels = labels.astype(jnp.float32 if floating else jnp.int32)
     known = (labels >= 0) & (labels < classes)
@@ -129,7 +129,7 @@ def known_labels(
 
 
 def random_key(key: Any) -> jax.Array:
-    """Returns a random key; wraps a legacy key, uint32 words as of `jax.random.PRNGKey`.
+    """Returns a random key; wraps a legacy key, uint32 words as from `jax.random.PRNGKey`.
 
     Raises:
       ValueError: `key` is not a random key, or holds more than one.

@@ -1,9 +1,9 @@
-"""Named streams of random keys: every constant that a key is folded with stands here.
+"""Named streams of random keys, and the constants with which a key is folded to make them.
 
-A use draws from a stream of its own, so that no two uses of a key see the same draws, and so that a
-method draws its batches and its dropout as it would without that use. The numbers fix the bits of
-every run with a seed: a new stream takes a new one. Numbers from 2^31 belong to keys that are also
-folded with counts (clients, rounds, rows), which never reach them.
+Each use of a key has its own stream, so that no two uses draw the same numbers, and so that a
+method draws the same batches and dropout with and without another use. The constants fix the
+numbers of every run with a seed: a new stream needs a new constant. Constants of 2^31 or more are
+for keys that are also folded with counts (clients, rounds, rows), which stay below 2^31.
 """
 
 import jax
@@ -48,5 +48,5 @@ _STREAMS = {
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
-    """Returns the key of a named use of `key`; names are those of `_STREAMS`."""
+    """Returns the key of a named use of `key`; `_STREAMS` has the names."""
     return jax.random.fold_in(key, _STREAMS[name])

@@ -1,6 +1,6 @@
-"""Trees as named arrays, and back: the form in which leaves travel, are stored, and are exported.
+"""Converts trees to named arrays and back: leaves are sent, stored and exported in this form.
 
-A leaf's name is its path, such as `shared/params/dense1/kernel`; None has no leaf.
+A leaf's name is its path, such as `shared/params/dense1/kernel`; None is not a leaf.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def to_named(tree: PyTree) -> dict[str, np.ndarray]:
     """Returns the leaves of a tree on the host, by name, in the tree's order.
 
     Raises:
-      ValueError: two leaves have one name, as of a dict with the keys "a/b" and, within "a", "b".
+      ValueError: two leaves have one name, as in {"a/b": x, "a": {"b": y}}.
     """
     return {name: np.asarray(leaf) for name, leaf in _leaves(tree).items()}
 
@@ -27,18 +27,18 @@ def names_of(tree: PyTree) -> list[str]:
     """Returns the names of a tree's leaves, arrays or `jax.ShapeDtypeStruct`s, in its order.
 
     Raises:
-      ValueError: as `to_named`.
+      ValueError: as in `to_named`.
     """
     return list(_leaves(tree))
 
 
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
-    """Returns the tree of a given form whose leaves have these names.
+    """Returns the tree with the structure of `like` whose leaves are the arrays of their names.
 
     Args:
       arrays: name -> array; a dtype that NumPy does not have, such as bfloat16, may have become
         bytes of the same width on the way (`|V2`).
-      like: arrays or `jax.ShapeDtypeStruct`s; what is returned has NumPy arrays.
+      like: a tree of arrays or `jax.ShapeDtypeStruct`s; the returned tree has NumPy arrays.
 
     Raises:
       ValueError: a name is missing or unknown, or an array has another shape or dtype; the message
@@ -84,7 +84,7 @@ def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:
-    """Returns the leaves by name."""
+    """Returns the leaves by name; raises ValueError if two leaves have one name."""
     leaves = jax.tree.leaves_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
     if len(named) < len(leaves):

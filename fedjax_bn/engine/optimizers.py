@@ -1,7 +1,7 @@
-"""Local optimizers over rounds: rates by the round, masks, and what cannot work.
+"""Local optimizers over rounds: rates by round, masks, and checks of what cannot work.
 
-An optax transformation counts the steps of its own state. A client's state starts afresh each
-round, unless the client keeps it (`keep_optimizer`). So the round comes from the federation: every
+An optax transformation counts steps in its own state. A client's state starts afresh each round,
+unless the client keeps it (`keep_optimizer`). The federation therefore gives it the round: every
 local step passes `round` i32[], `value` (the loss f[]) and `grad` to the optimizer's update, as
 optax passes extra arguments.
 """
@@ -20,7 +20,7 @@ PyTree = Any
 # States of optax.masked and of optax.partition (multi_transform).
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
 _SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
-# Others that count their own steps; a weight decay's schedule has a state without a public name.
+# Others that count their own steps; the state of a scheduled weight decay has no public name.
 _COUNTING = (
     *_SCHEDULED,
     type(jax.eval_shape(optax.add_decayed_weights(optax.constant_schedule(0.0)).init, 0.0)),
@@ -28,12 +28,12 @@ _COUNTING = (
     optax.ConditionallyMaskState,
     optax.ConditionallyTransformState,
 )
-# These act once in several steps.
+# These act only once in several steps.
 _GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
 
 
 class _InRound(NamedTuple):
-    """The state of `by_round`: that of the optimizer which the round has."""
+    """The state of `by_round`, which is the state of the round's optimizer."""
 
     inner: PyTree
 
@@ -45,14 +45,14 @@ def by_round(
 
         by_round(lambda round: optax.sgd(optax.cosine_decay_schedule(0.1, 100)(round)))
 
-    A rate of the round and of the step in it is a schedule inside: `by_round(lambda round:
-    optax.sgd(lambda step: rate(round * steps + step)))`. There `step` counts from 0 in each round,
-    and with `keep_optimizer` all steps that the client has made. One compiled round serves all
-    rounds.
+    For a rate that depends on the round and on its step, use a schedule inside: `by_round(lambda
+    round: optax.sgd(lambda step: rate(round * steps + step)))`. There `step` counts from 0 in each
+    round; with `keep_optimizer` it counts all steps that the client has made. The round is compiled
+    once for all rounds.
 
     Args:
-      make: round i32[], from 0 and traced -> the optimizer. The form of its state must not depend
-        on the round.
+      make: `make(round)` returns the optimizer of a round, i32[] from 0 and traced. The structure
+        of its state must not depend on the round.
     """
 
     def init(params: PyTree) -> _InRound:
@@ -86,14 +86,14 @@ def descend(
     """Makes one step of an optimizer; returns the moved collections, and its new state.
 
     Args:
-      optimizer, state: the local optimizer, and its state before the step.
+      optimizer, state: the local optimizer and its state before the step.
       gradients: {collection: tree}; these collections of `variables` move.
       variables: the model's collections.
       round: i32[], rounds finished.
-      loss: f[], of the batch.
+      loss: f[], the loss of the batch.
     """
     trained = {name: variables[name] for name in gradients}
-    # Masks and labels of users have the form of the parameters; the engine trains collections.
+    # Users' masks and labels may match the parameters alone; the engine trains collections.
     alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
@@ -109,8 +109,8 @@ def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) ->
 
 
 def scheduled(optimizer: optax.GradientTransformation) -> bool:
-    """Returns whether rates change by a schedule; False if one number does not show it."""
-    # A state shows schedules by its type; no parameters are known where a method is made.
+    """Returns whether rates change by a schedule; False if the state cannot be made here."""
+    # A state's type shows schedules; a number replaces the parameters, which are unknown here.
     try:
         return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, _InRound))
     except Exception:  # its masks are over the parameters
@@ -134,7 +134,7 @@ def check_optimizer(optimizer: object) -> None:
                 f"the local optimizer cannot be used here ({error}): a local step gives it value, "
                 "grad and round; choose one that needs nothing else"
             ) from error
-    except Exception:  # a mask that suits no single number; `check_rounds` sees the parameters
+    except Exception:  # a mask that does not fit one number; `check_rounds` has the parameters
         pass
 
 
@@ -144,16 +144,16 @@ def check_rounds(
     keep: bool,
     steps: int | None = None,
 ) -> None:
-    """Checks a local optimizer against rounds of so many steps.
+    """Checks that a local optimizer can work over rounds of `steps` steps.
 
     Args:
-      optimizer, trained: the optimizer, and {collection: tree} that it trains, or their shapes.
+      optimizer, trained: the optimizer, and the {collection: tree} that it trains, or its shapes.
       keep: whether clients keep its state between rounds.
       steps: S of a round; None if not known yet.
 
     Raises:
       ValueError: masks fit neither the parameters nor {collection: tree}; a step needs an argument
-        that local steps do not have; a schedule or a counter would start again every round; or the
+        that local steps do not pass; a schedule or a counter would start again every round; or the
         optimizer gathers gradients or losses over more steps than a round has.
     """
     try:
@@ -193,7 +193,7 @@ def _taking_extra(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer with an update that takes extra arguments."""
-    # `with_extra_args_support` would drop them for MultiSteps, which is not a transformation.
+    # MultiSteps is not a transformation: `with_extra_args_support` would drop its extra arguments.
     if isinstance(optimizer, optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)
@@ -202,14 +202,14 @@ def _taking_extra(
 def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
     """Returns whether the optimizer's masks are over the parameters, not {"params": ...}.
 
-    A function that suits both gets the parameters.
+    A mask function that fits both gets the parameters.
     """
     if set(trained) != {"params"}:
         return False
     try:
         if not _holds(jax.eval_shape(optimizer.init, trained), _BY_PARAMETER):
             return False
-    except Exception:  # any kind: a mask of another form, or a user's function
+    except Exception:  # of any kind: a mask of another structure, or a user's function
         pass
     try:
         jax.eval_shape(optimizer.init, trained["params"])
@@ -223,9 +223,9 @@ def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyT
 
 
 def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
-    """Returns whether a state holds one of these kinds, outside those of `but_in`."""
+    """Returns whether a state holds one of `kinds`, outside of states of `but_in`."""
     found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
-    # In an optimizer with its hyperparameters in the state only scheduled ones count.
+    # If the state holds the hyperparameters, only scheduled ones count.
     return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in found)
 
 
@@ -236,7 +236,7 @@ def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> 
 
 
 def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: int) -> bool:
-    """Returns whether each gathering part acts within so many steps, tried on a number a leaf.
+    """Returns whether each gathering part acts within `steps` steps, with one number for a leaf.
 
     The gradient is 1 and the loss stays 0, so that it never gets better.
     """
@@ -249,7 +249,7 @@ def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: in
         return moved
 
     moved = False
-    # Evaluated now, also while a round is traced: the outcome decides whether to raise an error.
+    # Evaluated at once, even while a round is traced: the result decides whether to raise an error.
     with jax.ensure_compile_time_eval():
         one = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
         one = _seen_by(optimizer, one)

@@ -23,14 +23,14 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     $x' = F^{-1}(((1 - l) |F x| + l |F x_2|) e^{i \angle F x})$ with $l \sim U(0, 1)$
 
     F is the Fourier transform over height and width of each channel, x2 another valid sample of the
-    client's batch; l is one number a sample. Whole batches are mixed with a probability, else left
-    as they are.
+    client's batch; l is one number for each sample. A batch is mixed as a whole with the given
+    probability, else left as it is.
 
     Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
     standardized floats that are not clipped.
 
     Args:
-      probability: that a batch is mixed, in [0, 1].
+      probability: the probability that a batch is mixed, in [0, 1].
 
     Returns:
       `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
@@ -57,9 +57,9 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     $x' = a x + (1 - a) \mathrm{conv}(x, w)$ with $w \sim N(0, 1 / (C k^2))$ and $a \sim U(0, 1)$
 
     with kernels w f[k, k, C, C], k uniform in 1, 3, ..., `largest`, zeros around the images, no
-    bias and no clipping; k, w and a are drawn once a batch. Without `mix` a is 0: RC_img of the
-    paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between
-    three draws is `methods.randconv`. It sends nothing.
+    bias and no clipping; k, w and a are drawn once for each batch. Without `mix`, a is 0: RC_img of
+    the paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between
+    three draws is `methods.randconv`. Clients send nothing for it.
 
     Args:
       mix: whether the images are mixed with what the convolution makes of them.
@@ -85,7 +85,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
         if x.ndim != 4:
             raise ValueError(f"randconv needs images f[B, H, W, C], not {x.shape}")
         side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
-        # A switch computes the drawn side alone; under vmap over clients all sides are computed.
+        # A switch computes only the drawn side; under vmap over clients it computes all sides.
         which = jax.random.randint(side_key, (), 0, len(sides))
         changed = jax.lax.switch(which, [partial(convolved, k) for k in sides], kernel_key, x)
         if mix:
@@ -103,18 +103,18 @@ def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.
 
 
 def _mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of others."""
+    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `other`."""
     own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
-    # Cosine and sine of the phase, and not own / |own|, which is NaN at 0.
+    # Cosine and sine of the phase, not own / |own|, which is NaN at 0.
     amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)
     spectrum = jax.lax.complex(*(amplitude * part(jnp.angle(own)) for part in (jnp.cos, jnp.sin)))
     return jnp.fft.ifft2(spectrum, axes=(1, 2)).real
 
 
 def partners(key: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns another valid sample for each, i32[B], by a permutation of the valid ones.
+    """Returns another valid sample for each sample, i32[B], by a permutation of the valid ones.
 
-    A padding sample, and the only valid one, are their own partners.
+    A padding sample is its own partner; so is the only valid sample.
     """
     size = len(valid)
     place = jnp.arange(size, dtype=jnp.int32)

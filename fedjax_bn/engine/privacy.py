@@ -5,13 +5,13 @@
 
 (McMahan, Ramage, Talwar & Zhang, "Learning differentially private recurrent language models", ICLR
 2018, Algorithm 1 with flat clipping and equal weights; n clients count in the round.) Any method
-takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`, and so do a
-deployment's client and server, which are the method's. `client.clipping` and `aggregation.noising`
-apply it.
+takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`. A
+deployment applies it too, because it runs the method's client and server. `client.clipping` and
+`aggregation.noising` apply it.
 
 It covers what a method shares each round, for the number of rounds given to `epsilon`. It does not
 cover other reports: sizes, losses, accuracies, the round selected by them, and personal leaves that
-are passed on (`global_variables` averages the clients' batch norms for an unseen one). The noise
+are sent on (`global_variables` averages the clients' batch norms for an unseen one). The noise
 comes from JAX's generator: with its key anyone can subtract the noise.
 """
 
@@ -32,9 +32,9 @@ class Privacy(NamedTuple):
     """A Gaussian mechanism over clients; made by `gaussian`. Clip and noise may be traced.
 
     Attributes:
-      clip: C, the largest norm of a client's update; infinity for any.
+      clip: C, the largest norm of a client's update; infinity for no bound.
       noise: z, the noise's standard deviation in units of `clip`.
-      at: who adds it: the server once to the sum, or every client to its own update.
+      at: who adds the noise: the server once to the sum, or every client to its own update.
       seed: of the noise.
     """
 
@@ -54,13 +54,13 @@ def gaussian(
     """Returns the option `privacy` of a method.
 
     Args:
-      clip: C, the norm to which a client's update is clipped, above 0; infinity for none.
-      noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that do
-        it themselves add as much each, so that the server sees no update without noise.
+      clip: C, the norm to which a client's update is clipped, above 0; infinity for no clipping.
+      noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that
+        add it themselves each add as much, so that the server sees no update without noise.
       at: who adds it.
-      seed: of the noise, 0 to 2**32 - 1, by which runs are repeated. Whoever knows it can subtract
-        the noise: in a deployment it is a secret of the server, or of each client its own, which
-        `fedjax_bn.flower` draws by itself.
+      seed: the seed of the noise, 0 to 2**32 - 1, which makes runs repeatable. Whoever knows it can
+        subtract the noise: in a deployment the server, or each client, has its own secret seed,
+        which `fedjax_bn.flower` draws by itself.
 
     Raises:
       ValueError: an argument is out of its range, or there is noise without a clip.
@@ -81,11 +81,11 @@ def gaussian(
 def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     """Returns start + Delta min(1, norm / ||Delta||), Delta = leaves - start.
 
-    The norm is over all leaves together. Leaves within it keep their bits.
+    The norm is over all leaves together. An update within it is returned bit by bit.
 
     Args:
       leaves: a tree of floating arrays.
-      start: likewise.
+      start: such a tree, the leaves before training.
       norm: above 0.
     """
     if is_known(norm, math.inf) or not jax.tree.leaves(leaves):
@@ -94,12 +94,12 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(delta)]
     dtype = promote(*{x.dtype for x in squares})
     length, norm = jnp.sqrt(sum(x.astype(dtype) for x in squares)), jnp.asarray(norm, dtype)
-    # A client that has not moved has length 0.
+    # An update of zeros has length 0.
     scale = norm / jnp.where(length > 0, length, 1)
 
     def shorten(y: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
         short = (_wide(x) + scale.astype(d.dtype) * d).astype(y.dtype)
-        # The leaf itself and not x + (y - x), which rounds.
+        # The leaf itself, not x + (y - x), which rounds.
         return jnp.where(length <= norm, y, short)
 
     return jax.tree.map(shorten, leaves, start, delta)
@@ -136,19 +136,19 @@ def _wide(leaf: jax.Array) -> jax.Array:
 
 
 def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ()) -> float:
-    """Returns the epsilon of (epsilon, delta) of a client after some rounds, by dp-accounting.
+    """Returns the epsilon of a client's (epsilon, delta) after T rounds, by dp-accounting.
 
-    With all clients in every round it is that of T Gaussian mechanisms together, exactly, between
-    runs with a client's update and with zeros instead. With C of K clients drawn at random (without
-    repetition, and secretly) it is a bound between runs in which a client's data are replaced
-    (Wang, Balle & Kasiviswanathan, AISTATS 2019, Theorem 27), by which an update may move the sum
-    twice as far.
+    If all clients take part in every round, epsilon is exact for T Gaussian mechanisms together;
+    two runs then differ in one client's update, which is sent or replaced by zeros. If C of K
+    clients are drawn at random (without replacement, and secretly), it is an upper bound (Wang,
+    Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data,
+    which are replaced, so that the sum may move twice as far.
 
     Args:
       noise: z; 0 gives infinity.
       rounds: T, at least 0.
       delta: above 0 and below 1; well below one over the number of clients.
-      cohort: (C, K); empty where all take part.
+      cohort: (C, K); empty if all take part.
 
     Raises:
       ImportError: dp-accounting is not installed.
@@ -166,7 +166,7 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
         return float(dp.get_epsilon_gaussian(noise / math.sqrt(rounds), delta))
     from dp_accounting.rdp import RdpAccountant
 
-    # Data that are replaced move the sum twice as far as data that are left out: half the noise.
+    # Replaced data move the sum up to twice as far as left-out data, as with half the noise.
     drawn, population = cohort
     one = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(noise / 2))
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)

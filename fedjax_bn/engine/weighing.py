@@ -1,7 +1,7 @@
-"""Weighted sums over clients, and weighing rules.
+"""Computes weighted sums over clients, and defines weighing rules.
 
 A rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1, or a `Weighing`,
-which may have a state, an upload of its own, or weights for each leaf.
+which may have a state, an extra upload, or weights for each leaf.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
-# measure(variables, received) -> f[], of a model on a client's own validation samples
+# measure(variables, received) -> f[], the metric of a model on a client's validation samples
 _Measure = Callable[[Variables, Any], jax.Array]
 
 
@@ -41,11 +41,11 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
 def normalize(weights: jax.Array) -> jax.Array:
     """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; 0 stays 0.
 
-    One NaN makes all NaN.
+    One NaN makes all weights NaN.
     """
     weights = jnp.asarray(weights).astype(jnp.result_type(float))
     total = weights.sum()
-    # == and not >: a sum that is NaN stays NaN, by which a round sees that the rule failed.
+    # == and not >, so that a NaN sum stays NaN, which shows the round that the rule failed.
     return jnp.where(total == 0, 0, weights / jnp.where(total == 0, 1, total))
 
 
@@ -64,12 +64,12 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     weights = jnp.asarray(weights)
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
     shares = weights / weights.sum()
-    # Not a dot product: TPUs would multiply float32 in bfloat16.
+    # Not a dot product, in which TPUs would multiply float32 in bfloat16.
     return restore(sum_over(weighted, stacked, shares), stacked)
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
-    """Returns w x, leaf by leaf, in the dtype of sums; 0 where w is 0, even if x is NaN.
+    """Returns w x, leaf by leaf, in float32 or wider; 0 where w is 0, even if x is NaN.
 
     Args:
       tree: one client's arrays.
@@ -77,7 +77,7 @@ def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
     """
 
     def scale(leaf: jax.Array) -> jax.Array:
-        # Sums of halves would lose what a client of small weight adds.
+        # Sums of 16-bit floats would lose what a client of small weight adds.
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         dtype = promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float)
         w = weight.astype(dtype)
@@ -100,7 +100,7 @@ class Weighing(NamedTuple):
     """A weighing rule that may look at the clients' messages and remember.
 
     Attributes:
-      init: `init(num_clients) -> state`, a tree of arrays [K, ...], a row a client.
+      init: `init(num_clients) -> state`, a tree of arrays [K, ...], one row for each client.
       weigh: `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C
         clients of the round and messages their stacked `LocalUpdate.message`, or the results of
         `report`. A client that does not count has size and risk 0, and its message is meaningless.
@@ -109,8 +109,8 @@ class Weighing(NamedTuple):
         None for nothing.
       by_leaf: `by_leaf(stacked, weights f[C]) -> tree of f[C]`, nonnegative weights for each
         uploaded leaf [C, ...], which sum to the sum of `weights`; the leaves of a client of weight
-        0 are meaningless. On a mesh every device then holds all uploads. None for one weight a
-        client for all leaves.
+        0 are meaningless. On a mesh every device then holds all uploads. None for one weight for
+        all leaves of a client.
     """
 
     init: Callable[[int], PyTree]
@@ -122,13 +122,14 @@ class Weighing(NamedTuple):
 def by_divergence() -> Weighing:
     r"""Returns the weighing rule of CSAC (Yuan et al., TKDE 2023), for any method.
 
-    For each leaf w, by how far a client is from the plain mean of the clients that count:
+    The weight of client k for each leaf w grows with its distance from the plain mean of the
+    clients that count:
 
     $q_k = \lVert m - w_k \rVert / \sum_j \lVert m - w_j \rVert$ with the mean $m$ of all $w_j$
 
-    A client that is farther from the mean of a leaf counts more there, so that what few clients
-    have learned is not averaged away. Clients with equal leaves have equal weights. The weights
-    that a round reports are 1 / K.
+    A client that is farther from the mean of a leaf counts more there, so that what only a few
+    clients have learned is not averaged away. Clients with equal leaves have equal weights. A round
+    reports the weight 1 / n for each of the n clients that count.
     """
 
     def weigh(
@@ -142,7 +143,7 @@ def by_divergence() -> Weighing:
 
 
 def _distances(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Returns weights f[C] of each leaf [C, ...], with the same sum as `weights`, and its zeros."""
+    """Returns weights f[C] for each leaf [C, ...], with the sum and the zeros of `weights`."""
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
 
@@ -188,18 +189,18 @@ def generalization_adjustment(
     $s_r = s (1 - (r - 1) / R)$ for $r = 0, 1, \ldots, R - 1$
 
     with a_k = 1/K before the first round. At the end of a round a client also uploads two numbers:
-    the metric of the received model and that of the trained one. The server keeps the second one
-    until the client's next round. So the weights of a round are those that the authors' code
-    computes after the previous round; the first round is a plain average, as every round with step
-    0. A client that sits out keeps its weight; if no client has a gap, all do.
+    the metric of the received model and the metric of the trained model. The server keeps the
+    second until the client's next round. So the weights of a round are those that the authors' code
+    computes after the previous round; the first round is a plain average, and so is every round
+    with step 0. A client that sits out keeps its weight; if no client has a gap, all weights stay.
 
-    Differs from the authors' code, which has neither absent clients nor cohorts: the sum of the
-    weights of those present stays what it was, their mean replaces 1/K, and r counts a client's own
+    Differs from the authors' code, which has neither absent clients nor cohorts: the present
+    clients keep the sum of their weights, its mean replaces 1/K, and r counts a client's own
     rounds. By default the metric is the paper's, the loss; the code's is accuracy.
 
     Args:
-      measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, of
-        the batches' "validation". The configuration gives it; None serves no federation.
+      measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
+        the batches' "validation". The configuration sets it; None raises at use.
       metric: what it measures; less loss or more accuracy is better.
       step: s, at least 0; 0.2 in the authors' code.
       rounds: R, over which the step decreases to about 0, at least 1; 40 in the authors' code.
@@ -224,8 +225,9 @@ def generalization_adjustment(
         del risks
         present, times = sizes > 0, state["rounds"]
         old = told["received"].astype(state["trained"].dtype)
+        # In a client's first round there is no earlier trained model to compare with.
         gaps = jnp.where(present & (times > 0), sign * (old - state["trained"]), 0)
-        # The gaps are those of the round before, r = times - 1.
+        # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
         weights = _adjust(state["weight"], gaps, steps, present)
         new = {
@@ -248,10 +250,10 @@ def generalization_adjustment(
 def _adjust(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
-    """Returns the weights f[C] after an adjustment by gaps f[C]; those present keep their sum."""
+    """Returns the weights f[C] adjusted by gaps f[C]; the present clients keep their sum."""
     largest = jnp.abs(gaps).max()
     relative = gaps / jnp.where(largest > 0, largest, 1)
-    # Those present share what they had: the others' weights stay, and so does the sum of all.
+    # Present clients divide their old sum among themselves, so absent clients keep their weights.
     mass = jnp.where(present, weights, 0).sum()
     mean = mass / jnp.maximum(present.sum(dtype=weights.dtype), 1)
     moved = jnp.where(present, jnp.clip(weights + steps * relative * mean, 0, 1), 0)
