@@ -48,7 +48,7 @@ def copa(
         defines which.
       gates: whether batch norms are batch-instance normalization with learned gates, as in the
         paper; test it with `adaptation.learned_alpha`. `init` adds the gates.
-      optimizer, **options: those of `fedavg` but `server`.
+      optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: at `init`, the classifier is not found, or the model has no batch norm for the

@@ -85,7 +85,7 @@ def csac(  # type: ignore[misc] # its own default
         the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
         its last batch norm, or all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no such modules.

@@ -79,7 +79,7 @@ def fedadg(
       hidden: width of G's hidden layer; 4096 as in the authors' code.
       projection: width of D's projection; 1024 as in the authors' code.
       judging: width of D's hidden layer; 1024 as in the authors' code.
-      **options: those of `fedavg`.
+      **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found.

@@ -63,7 +63,7 @@ def feddg(
       inner_rate: of the inner step, at least 0; 0.001 as in the authors' code.
       clip: largest entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: of the images that the model reads, C.
-      optimizer, **options: those of `fedavg` but `server`.
+      optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: `spectra` is not named; at `round`, samples are not such images.

@@ -60,7 +60,7 @@ def fedsr(
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
       noise: whether z is drawn; without, it is mu.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: there is a divergence without noise; at `init`, the size of the features is not

@@ -35,7 +35,7 @@ def fedwon(
       model: one without batch norm, such as `ResNet18(norm="none")`.
       optimizer: the local optimizer, after the clipping.
       clip: largest gradient as a share of its weights, at least 0; 0 clips nothing.
-      **options: those of `fedavg`.
+      **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has a batch norm.

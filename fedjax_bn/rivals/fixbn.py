@@ -35,7 +35,7 @@ def fixbn(
       model: one with at least one batch norm, images -> outputs.
       from_round: rounds of FedAvg before, at least 0; half of all rounds in HybridBN's code, as 10
         is of the program's 20.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no batch norm.

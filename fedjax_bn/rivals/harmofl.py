@@ -65,7 +65,7 @@ def harmofl(  # type: ignore[misc] # its own default
       rho: of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: of the images that the model reads, C.
       weigh: the weighing rule.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: there is privacy; at `round`, images have other channels.

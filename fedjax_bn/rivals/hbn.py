@@ -61,7 +61,7 @@ def hbn(
     Args:
       model: one with at least one batch norm, images -> outputs.
       momentum: of the server's step, in [0, 1]; 0.002 as in the authors' code.
-      optimizer, **options: those of `fedavg` but `server`.
+      optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: at `init`, the model has no batch norm.

@@ -50,7 +50,7 @@ def jigen(
       weight: of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
       whole: probability that an image stays, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
       permutations: how many there are, P, from 1 to 71; 30 in the authors' scripts.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found; at `round`, samples are not

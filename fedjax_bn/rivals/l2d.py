@@ -78,7 +78,7 @@ def l2d(
       leak: weight of CLUB, at least 0; 0.1 as in the authors' code.
       rate: learning rate of the stylist, at least 0; 0.005 as in the authors' script.
       channels: of the images that the model reads, C.
-      **options: those of `fedavg`.
+      **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found; at `round`, images have other

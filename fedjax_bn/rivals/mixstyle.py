@@ -60,7 +60,7 @@ def mixstyle(
         batch norms that see maps, our choice.
       probability: that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, no map has such a name.

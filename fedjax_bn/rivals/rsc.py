@@ -44,7 +44,7 @@ def rsc(
       model: images -> logits; `fedjax_bn.models.features` defines its features.
       features: share of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: share of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, the model's features are not found.

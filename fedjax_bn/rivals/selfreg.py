@@ -52,7 +52,7 @@ def selfreg(
       model: images -> logits; `fedjax_bn.models.features` defines its features.
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
       beta: of the distribution of l, above 0; 0.5 as in DomainBed.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found.

@@ -36,7 +36,7 @@ def sfa(
       model: images -> outputs; `fedjax_bn.models.features` defines its features.
       scale: standard deviation of a, at least 0.
       shift: standard deviation of b, at least 0.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, the features are not found.

@@ -66,7 +66,7 @@ def snr(
       names: after which modules, see `rivals.parts.stages_of`; "" for the ends of the stages
         layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all batch norms
         that see maps.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
