@@ -1,7 +1,7 @@
 r"""Optimizers at the server: FedAvgM, and FedAdam, FedYogi and FedAdagrad.
 
 FedAvgM is by Hsu, Qi & Brown (2019). The three adaptive optimizers are by Reddi et al. (ICLR 2021,
-Algorithm 2). With the clients' mean change $\Delta = \sum_k p_k y_k - x$ their steps are
+Algorithm 2). With the clients' mean change $\Delta = \sum_k p_k y_k - x$ their step is:
 
 $m' = \beta_1 m + (1 - \beta_1) \Delta$
 

@@ -31,7 +31,7 @@ def moon(
 
     $-\log \frac{e^{s(z, z_r) / T}}{e^{s(z, z_r) / T} + e^{s(z, z_p) / T}}$ is a sample's contrast
 
-    s is the cosine. z are a sample's features before the classifier, from the trained model. z_r
+    s is the cosine. z are a sample's features before the classifier, of the model in training. z_r
     are those of the received model (shared leaves joined with the client's own personal leaves),
     and z_p those of the client's model at the end of its previous round (in its first round, of the
     initial model). z_r and z_p are computed in evaluation mode and pass no gradient. The reported

@@ -35,7 +35,7 @@ def perfedavg(
     second_order: bool = False,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients minimize the loss after one step of adaptation, with half a batch for each part.
+    r"""Clients adapt by one step on half of a batch, and minimize the loss on the other half.
 
     $F_k(w - \alpha \nabla F_k(w))$ with the rate $\alpha$ of the adapting step, `inner_rate`
 

@@ -31,7 +31,7 @@ def csd(
     penalty: AtLeast0 = 1.0,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients learn a common classifier and one that is specific to their domain, the client k.
+    r"""Each client k learns a common classifier, and one that is specific to its own domain.
 
     $CE(f W_0) + specific \; CE(f W_k) + penalty \; \mathrm{mean} (G - I)^2$
 
