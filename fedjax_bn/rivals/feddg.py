@@ -37,7 +37,7 @@ def feddg(
 ) -> FederatedMethod:
     r"""Clients learn to adapt to images x' with the amplitudes A of other clients (MAML).
 
-    $F(w; x) + F(w - \alpha \, \mathrm{clip}(\nabla F(w; x)); x')$ with the gradient of both steps
+    $F(w; x) + F(w - \alpha \, \mathrm{clip}(\nabla F(w; x)); x')$, differentiated through both
 
     $x' = F^{-1}((l |F x| + (1 - l) A) e^{i \angle F x})$ in a window of low frequencies
 

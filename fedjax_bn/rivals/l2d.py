@@ -163,6 +163,7 @@ def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> ja
 
     P_i are the other samples of the same class; all z are scaled to length 1.
     """
+    # Bounded inside the root, so that the gradient is finite where a vector is 0.
     z = z * jax.lax.rsqrt(jnp.maximum(jnp.square(z).sum(-1, keepdims=True), 1e-24))
     others = valid & ~jnp.eye(len(z), dtype=bool)
     # -1e30 and not -inf, which would make a row without others NaN.

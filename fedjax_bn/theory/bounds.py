@@ -36,7 +36,7 @@ class Client(NamedTuple):
       features: f[M, d], by which clients are compared, such as the classifier's input, normalized
         as in the client's predictions.
       predicted: i[M], classes that the served model predicts.
-      ideal: i[M], classes that a hypothesis predicts which is good on seen and unseen clients.
+      ideal: i[M], classes by a hypothesis that fits the seen and the unseen client well.
       labels: i[M].
     """
 

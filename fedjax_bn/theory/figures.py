@@ -12,13 +12,13 @@ from fedjax_bn.theory.convergence import Course, gram, same_client, sampled_gram
 
 
 def gram_matrices(key: jax.Array, points: jax.Array, client: jax.Array, samples: int) -> bytes:
-    """Draws G and G* in closed form, and the Monte Carlo estimate's deviation from G.
+    """Draws G, G* and the deviation of a Monte Carlo estimate from G in standard errors.
 
     Args:
       key: random key.
       points: f[P, d].
       client: i32[P], sorted, so that G* is block diagonal.
-      samples: draws of the Monte Carlo estimate; its deviation is shown in standard errors.
+      samples: number of draws of the Monte Carlo estimate.
     """
     exact = gram(points)
     estimate, error = sampled_gram(key, points, samples)
