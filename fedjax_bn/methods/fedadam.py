@@ -1,4 +1,4 @@
-r"""Optimizers at the server: FedAvgM, and FedAdam, FedYogi and FedAdagrad.
+r"""Optimizers at the server: FedAvgM, FedAdam, FedYogi and FedAdagrad.
 
 FedAvgM is by Hsu, Qi & Brown (2019). The three adaptive optimizers are by Reddi et al. (ICLR 2021,
 Algorithm 2). With the clients' mean change $\Delta = \sum_k p_k y_k - x$ their step is:

@@ -138,7 +138,7 @@ def fedcd(  # type: ignore[misc] # its own default
 class _Progress(NamedTuple):
     """The state of the local step."""
 
-    optimizer: PyTree  # of parameters and masks
+    optimizer: PyTree  # its state for parameters and masks
     total: PyTree  # sum of g_e over the valid samples of the last local epoch so far
     count: jax.Array  # type: ignore[assignment] # i32[], the number of these samples
     rounds: jax.Array  # i32[], the server's `rounds` when the sum began

@@ -1,4 +1,4 @@
-"""FedNova (Wang et al., NeurIPS 2020): clients' changes are divided by their work."""
+"""FedNova (Wang et al., NeurIPS 2020): divides each client's change by its work."""
 
 from typing import Any, Unpack
 

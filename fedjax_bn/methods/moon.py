@@ -27,7 +27,7 @@ def moon(
     temperature: Above0 = 0.5,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients minimize cross entropy + mu * contrast, which pulls features to the received ones.
+    r"""Clients minimize cross entropy + mu * contrast, which pulls features to the global model's.
 
     $-\log \frac{e^{s(z, z_r) / T}}{e^{s(z, z_r) / T} + e^{s(z, z_p) / T}}$ is a sample's contrast
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020): a start that adapts in one step."""
+"""Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020): a model that adapts in one step."""
 
 from typing import Any, Unpack
 

@@ -1,4 +1,4 @@
-"""FedDG, ELCFS (Liu et al., CVPR 2021): episodes in the frequencies of other clients' images."""
+"""FedDG, ELCFS (Liu et al., CVPR 2021): episodes with frequencies of other clients' images."""
 
 from typing import Any, Unpack
 
@@ -41,7 +41,7 @@ def feddg(
 
     $x' = F^{-1}((l |F x| + (1 - l) A) e^{i \angle F x})$ in a window of low frequencies
 
-    **It shows parts of images.** When a client first takes part, it sends the amplitudes of the
+    **It reveals parts of images.** When a client first takes part, it sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
     which sends the amplitudes of all clients to every client. These are data, though not images,
     and so the user must set their number. FedIG counts FedDG among the methods that harm privacy.
@@ -57,11 +57,11 @@ def feddg(
 
     Args:
       model: f[B, H, W, C] -> outputs.
-      spectra: how many images each client shows all others, at least 1, and at most a batch.
+      spectra: number of images whose amplitudes each client sends, from 1 to a batch.
       half: half side of the window, at least 0.
-      drawn: whether l ~ U(0, 1) for each sample; else 0.
+      drawn: whether to draw l ~ U(0, 1) for each sample; otherwise l = 0.
       inner_rate: learning rate of the inner step, at least 0; 0.001 as in the authors' code.
-      clip: largest entry of the inner gradient, above 0; 100 as in the authors' code.
+      clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: C of the images that the model reads.
       optimizer, **options: as in `fedavg`, without `server`.
 

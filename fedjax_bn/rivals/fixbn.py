@@ -23,7 +23,7 @@ def fixbn(
     from_round: RoundsOr0 = 10,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg whose batch norms normalize by the received running statistics in later rounds.
+    """FedAvg whose batch norms use the received running statistics from round `from_round`.
 
     Before `from_round` it is FedAvg. Afterwards running statistics stay fixed, up to rounding in
     their mean, and training normalizes by them too, so that clients train the network that

@@ -46,7 +46,7 @@ def harmofl(  # type: ignore[misc] # its own default
 
     $x' = x - \mathrm{mean}(x) + m$ for each channel, and
 
-    steps along $\nabla F(w + \rho g / \Vert g \Vert)$ with $g = \nabla F(w)$
+    each step moves along $\nabla F(w + \rho g / \Vert g \Vert)$ with $g = \nabla F(w)$
 
     When a client first takes part, it sends the mean f[C] of its own first batch. m, the collection
     `amplitude`, is the plain mean over all clients that have sent theirs. Before any client has

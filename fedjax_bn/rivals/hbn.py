@@ -60,7 +60,7 @@ def hbn(
 
     Args:
       model: images -> outputs, with at least one batch norm.
-      momentum: of the server's step, in [0, 1]; 0.002 as in the authors' code.
+      momentum: weight of new moments at the server, in [0, 1]; 0.002 as in the authors' code.
       optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:

@@ -22,7 +22,7 @@ Change = Callable[[str, jax.Array], jax.Array]
 
 
 def dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
-    """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch starts a layer.
+    """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch initializes a layer.
 
     All entries are drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)).
     """

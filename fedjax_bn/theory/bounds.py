@@ -135,7 +135,7 @@ def averaged_bound(
 
     Args:
       seen: N clients; the same statistics normalize their features and the unseen client's.
-      unseen: the other client.
+      unseen: the client u.
       weights: omega f[N], which sum to 1.
       dimension, delta: see `complexity`.
     """
