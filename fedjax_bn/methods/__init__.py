@@ -1,10 +1,10 @@
-"""Federated methods; all return a `federation.FederatedMethod`.
+"""Federated methods: each function returns a `federation.FederatedMethod`.
 
-The papers' own are here. Those that the papers compare with are in `fedjax_bn.rivals` and are
-imported at their first use. Every method takes a model, a local optimizer and the options of
-`fedavg`; a model "images -> logits" means that the task must be classification. A number outside
-the range that its description states, or an option of a wrong type, raises ValueError when the
-method is made.
+The papers' own methods and the usual baselines, such as FedProx, are here. The other methods that
+the papers compare with are in `fedjax_bn.rivals` and are imported at their first use. Every method
+takes a model, a local optimizer and the options of `fedavg`, some without `server`. A method whose
+model is "images -> logits" needs a classification task. A number outside the range in its
+description, or an option of a wrong type, raises ValueError when the method is built.
 """
 
 import importlib
@@ -50,7 +50,7 @@ __all__ = [
     "randconv", "rsc", "scaffold", "selfreg", "sfa", "silobn", "singleset", "snr",
 ]  # fmt: skip
 
-USUAL = "fedbn"  # the method of a configuration that names none
+USUAL = "fedbn"  # the method if a configuration does not name one
 
 
 def __getattr__(name: str) -> Any:

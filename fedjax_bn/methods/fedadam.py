@@ -1,7 +1,7 @@
-r"""Optimizers at the server: FedAvgM, and FedAdam, FedYogi and FedAdagrad.
+r"""Optimizers at the server: FedAvgM, FedAdam, FedYogi and FedAdagrad.
 
-FedAvgM is by Hsu, Qi & Brown (2019), the adaptive ones by Reddi et al. (ICLR 2021), Algorithm 2,
-with the clients' mean change $\Delta = \sum_k p_k y_k - x$:
+FedAvgM is by Hsu, Qi & Brown (2019). The three adaptive optimizers are by Reddi et al. (ICLR 2021,
+Algorithm 2). With the clients' mean change $\Delta = \sum_k p_k y_k - x$ their step is:
 
 $m' = \beta_1 m + (1 - \beta_1) \Delta$
 
@@ -13,8 +13,8 @@ $v' = v + \Delta^2$ (FedAdagrad)
 
 $x' = x + \eta m' / (\sqrt{v'} + \tau)$
 
-m starts at 0, v at tau^2, and no bias is corrected. Moments exist for shared parameters only;
-running statistics are plainly averaged.
+m starts at 0 and v at tau^2, without bias correction. Only shared parameters have moments; the
+server averages running statistics.
 """
 
 from collections.abc import Callable
@@ -49,10 +49,10 @@ def fedadam(
 
     Args:
       eta: the server's learning rate, above 0.
-      beta1: memory of the first moment, in [0, 1).
-      beta2: memory of the second moment, in [0, 1].
+      beta1: decay of the first moment, in [0, 1).
+      beta2: decay of the second moment, in [0, 1].
       tau: degree of adaptivity, above 0, in units of the parameters.
-      model, optimizer, **options: those of `fedavg`.
+      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     server = _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
@@ -69,7 +69,7 @@ def fedyogi(
     tau: Above0 = 1e-3,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    """FedAvg with Yogi at the server, whose v moves by (1 - beta2) Delta^2, up or down.
+    """FedAvg with Yogi at the server, where v rises or falls by (1 - beta2) Delta^2.
 
     Arguments and errors are those of `fedadam`.
     """
@@ -91,9 +91,9 @@ def fedadagrad(
     tau: Above0 = 1e-3,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    """FedAvg with Adagrad at the server, whose v only grows.
+    """FedAvg with Adagrad at the server, where v only grows.
 
-    Arguments and errors are those of `fedadam`.
+    Arguments and errors are those of `fedadam`, without `beta2`.
     """
     server = _adaptive(jnp.add, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
@@ -117,13 +117,13 @@ def fedavgm(
     Args:
       eta: the server's learning rate, above 0.
       beta: the server's momentum, in [0, 1).
-      model, optimizer, **options: those of `fedavg`.
+      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     return fedavg(model, optimizer, server=server_optimizer(optax.sgd(eta, beta)), **options)
 
 
 class _Moments(NamedTuple):
-    """m and v, trees like the shared parameters."""
+    """The moments m and v, trees like the shared parameters."""
 
     first: PyTree
     second: PyTree
@@ -132,10 +132,7 @@ class _Moments(NamedTuple):
 def _adaptive(
     second_moment: _SecondMoment, eta: float, beta1: float, tau: float
 ) -> optax.GradientTransformation:
-    """Returns the server's step as an optax transformation, whose gradient is -Delta.
-
-    `second_moment` is the rule of v, `(v, Delta^2) -> v`.
-    """
+    """Returns the server's step as an optax transformation; `second_moment` updates v."""
 
     def init(params: PyTree) -> _Moments:
         return _Moments(
@@ -147,7 +144,7 @@ def _adaptive(
         gradients: PyTree, state: _Moments, params: PyTree = None
     ) -> tuple[PyTree, _Moments]:
         del params
-        # The gradient is -Delta, and the update is added: hence the sign.
+        # The gradient is -Delta and optax adds the update, hence the minus sign.
         m = jax.tree.map(lambda m, g: beta1 * m - (1 - beta1) * g, state.first, gradients)
         v = jax.tree.map(lambda v, g: second_moment(v, jnp.square(g)), state.second, gradients)
         return jax.tree.map(lambda m, v: eta * m / (jnp.sqrt(v) + tau), m, v), _Moments(m, v)

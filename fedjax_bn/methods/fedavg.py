@@ -14,15 +14,15 @@ from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 def fedavg(
     model: Any, optimizer: optax.GradientTransformation, **options: Unpack[Options]
 ) -> FederatedMethod:
-    r"""The server averages all leaves, running statistics included: $x' = \sum_k p_k y_k$.
+    r"""The server averages all leaves, including running statistics: $x' = \sum_k p_k y_k$.
 
     Args:
       model: images f[B, ...] -> logits f[B, classes], or what the task reads.
       optimizer: the local optimizer.
-      **options: of every method. What is learned: `prepare`, `perturb`, `task`, see
-        `methods.learning.learning`. What a client does: `local_epochs`, `keep_optimizer`, `load`,
-        `train`, see `client.train_locally`. The federation: `share`, `weigh`, `privacy`,
-        `server`, `clients`, `statistics`, see `federation.federate`.
+      **options: options of all methods. `methods.learning.learning` describes `prepare`, `perturb`
+        and `task`; `client.train_locally` describes `local_epochs`, `keep_optimizer`, `load` and
+        `train`; `federation.federate` describes `share`, `weigh`, `privacy`, `server`, `clients`,
+        `mesh` and `statistics`.
     """
     learned, rest = learning(model, **options)
     return method_of(gradient_step(differentiate(supervised(learned)), optimizer), **rest)

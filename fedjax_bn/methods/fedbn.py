@@ -10,7 +10,7 @@ from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import Options
 from fedjax_bn.sharing import SharingRule, all_but_batch_norm, all_but_statistics, nothing
 
-# Each has `share` as an argument with its own default; `Options` has it too, hence the ignores.
+# Each function has its own default of `share`, which `Options` has too: hence the ignores.
 
 
 @bounded
@@ -21,17 +21,18 @@ def fedbn(  # type: ignore[misc]
     share: SharingRule = all_but_batch_norm,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedBN (Li et al., ICLR 2021): batch norm stays with its client. FedAvg in all else.
+    """FedBN (Li et al., ICLR 2021): FedAvg in which each client keeps its batch norms.
 
-    All leaves are averaged but scale, bias, mean and variance of batch norms (Algorithm 1).
+    The server averages all leaves except scale, bias, mean and variance of batch norms
+    (Algorithm 1).
 
     Args:
-      model: one with at least one batch norm, images -> outputs.
+      model: images -> outputs, with at least one batch norm.
       share: which leaves are averaged.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: at `init`, where the model has no batch norm.
+      ValueError: at `init`, the model has no batch norm.
     """
     return fedavg(model, optimizer, share=share, **options)
 
@@ -44,10 +45,10 @@ def silobn(  # type: ignore[misc]
     share: SharingRule = all_but_statistics,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """SiloBN (Andreux et al. 2020): running statistics stay with their client.
+    """SiloBN (Andreux et al. 2020): FedAvg in which each client keeps its running statistics.
 
-    All other leaves are averaged, scale and bias of batch norms among them. Arguments and errors
-    are those of `fedbn`.
+    The server averages all other leaves, including scale and bias of batch norms. Arguments and
+    errors are those of `fedbn`.
     """
     return fedavg(model, optimizer, share=share, **options)
 
@@ -63,6 +64,6 @@ def singleset(  # type: ignore[misc]
     """SingleSet (the baseline of FedBN, Section 5): every client trains alone.
 
     No leaf is shared; an unseen client receives the mean of the clients' models. Arguments are
-    those of `fedbn`, for any model.
+    those of `fedbn`, but the model needs no batch norm.
     """
     return fedavg(model, optimizer, share=share, **options)

@@ -55,7 +55,7 @@ def fedcd(  # type: ignore[misc] # its own default
     weigh: Annotated[WeighingRule | Weighing | None, risk_extrapolation] = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    r"""Clients minimize their loss and the distance of their masks' gradients from the global one.
+    r"""Clients minimize their loss and the distance of their mask gradients from the global one.
 
     $L_e = L + \lambda \Vert g_e - g_g \Vert^2$ (SCI, Eq. 15)
 
@@ -63,37 +63,38 @@ def fedcd(  # type: ignore[misc] # its own default
 
     $c = \mathrm{softmax}(\eta w + p)$ (REA, Eq. 18)
 
-    A client uploads the mean of its g_e over the samples of its last local epoch, and their mean
-    with the sizes' shares p_e (not c_e) is g_g in the next round; the first round has no penalty.
-    Every client keeps its mask, whatever `share` is: only gradients of masks travel. The reported
-    loss, and so the risk in REA, is L_e.
+    A client uploads the mean of its g_e over the samples of its last local epoch. The mean of these
+    uploads, weighted by the clients' shares of the samples p_e (not by c_e), is g_g in the next
+    round; the first round has no penalty. Every client keeps its mask, whatever `share` is: only
+    gradients of masks travel. The reported loss, and so the risk in REA, is L_e.
 
-    The masks are the collection `mask`, which `init` adds (see `fedjax_bn.models.masks`);
-    adaptations and evaluation apply it, with the mean mask for an unseen client. The rows of Table
-    1 are `weigh=by_size` (SCI alone) and `fedavg(..., weigh=risk_extrapolation(eta))` (REA alone).
+    The masks are the collection `mask`, which `init` adds (see `fedjax_bn.models.masks`).
+    Adaptations and evaluation apply the masks; an unseen client gets the mean mask. In Table 1,
+    SCI alone is `weigh=by_size`, and REA alone is `fedavg(..., weigh=risk_extrapolation(eta))`.
     With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
 
-    The paper does not state what trains the masks. Here the model's optimizer does, and they grow,
-    where those of its Fig. 3 shrink; a weight decay of 0.01 shrinks them (docs/results.md).
+    The paper does not state which optimizer trains the masks. Here the model's optimizer does. Our
+    masks grow, whereas those in its Fig. 3 shrink; a weight decay of 0.01 shrinks ours too
+    (docs/results.md).
 
     Args:
       model: images -> outputs; `fedjax_bn.models.features` defines its features.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
-      names: what is masked, "features" (all taps of a detector, `tap0` and so on) or paths of
-        modules, "layer4_0,layer4_1"; each has a mask.
-      bounds: the lowest and the highest value that each step leaves to the masks; () for any.
-      mask_optimizer: the optimizer of the masks, also as text: `sgd:learning_rate=0.1`, with
-        optional momentum and weight_decay, `adam:learning_rate=0.001` or `none`; "" for
-        `optimizer`, with a state of its own.
+      names: what to mask: "features" (in a detector all taps, `tap0` and so on) or paths of
+        modules, such as "layer4_0,layer4_1"; each gets its own mask.
+      bounds: the lowest and the highest value, to which each step clips the masks; () for any.
+      mask_optimizer: the optimizer of the masks, or a text: `sgd:learning_rate=0.1`, with
+        optional momentum and weight_decay, `adam:learning_rate=0.001`, with optional weight_decay,
+        or `none`; "" for `optimizer`, with a separate state.
       weigh: the weighing rule; `risk_extrapolation(eta)` by default.
-      optimizer, **options: those of `fedavg` but `server`; `share` is `everything` by default.
+      optimizer, **options: as in `fedavg`, without `server`; `share` is `everything` by default.
 
     Raises:
-      ValueError: nothing is named, or both `weigh` and another `eta` are given; at `init`, the
-        model has no intermediate of a name.
+      ValueError: `names` is empty or repeats a name, or `weigh` is given with a changed `eta`; at
+        `init`, the model has no intermediate with one of the names.
     """
-    # Only `risk_extrapolation` reads eta, so that another one beside a rule is a mistake.
+    # Only `risk_extrapolation` reads eta, so an eta beside another rule is a mistake.
     if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
         raise ValueError(
             f"fedcd.eta={eta:g} has no effect beside weigh, which replaces it: give it to the rule "
@@ -110,13 +111,13 @@ def fedcd(  # type: ignore[misc] # its own default
         of_masks = _mask_optimizer_of(of_masks)
     learned, rest = learning(model, **options)
     trained = ("params", COLLECTION)
-    low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives texts
+    low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives strings
 
     def within(masks: Masks) -> Masks:
         return jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks) if bounds else masks
 
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
-    # One transformation with a state for each collection, even where both have one optimizer.
+    # One transformation, but each collection has its own state, even with the same optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
@@ -137,9 +138,9 @@ def fedcd(  # type: ignore[misc] # its own default
 class _Progress(NamedTuple):
     """The state of the local step."""
 
-    optimizer: PyTree  # of parameters and masks
+    optimizer: PyTree  # its state for parameters and masks
     total: PyTree  # sum of g_e over the valid samples of the last local epoch so far
-    count: jax.Array  # type: ignore[assignment] # i32[], how many these are
+    count: jax.Array  # type: ignore[assignment] # i32[], the number of these samples
     rounds: jax.Array  # i32[], the server's `rounds` when the sum began
 
 
@@ -148,9 +149,9 @@ def _masked_step(
     optimizer: optax.GradientTransformation,
     within: Callable[[PyTree], PyTree],
 ) -> LocalStep:
-    """Returns one step of parameters and masks along the gradient of L_e; it sums up g_e.
+    """Returns a step of parameters and masks along the gradient of L_e, which also sums g_e.
 
-    `within` maps masks to masks after each step.
+    `within` clips the masks after each step.
     """
 
     def trained_of(variables: Variables) -> Variables:
@@ -168,12 +169,12 @@ def _masked_step(
         trained, kept = descend(
             optimizer, gradients, state.optimizer, variables, received.round, loss
         )
-        # After the optimizer: its step may leave the bounds, whatever the gradient is.
+        # Clipped after the optimizer, because its step may leave the bounds.
         trained[COLLECTION] = within(trained[COLLECTION])
         rounds = received.server.rounds
-        # A sum that another round began, of a client that keeps its local state, starts at 0.
+        # A client that keeps its local state still holds the sum of an earlier round: restart it.
         old = state.rounds == rounds
-        # Earlier epochs have weight 0, so that all steps are one program.
+        # Earlier epochs get weight 0, not a branch, so that all steps share one program.
         count = jnp.where(batch["last_epoch"], batch["valid"].sum(dtype=jnp.int32), 0)
 
         def add(total: jax.Array, g: jax.Array) -> jax.Array:
@@ -190,14 +191,14 @@ def _masked_step(
 
 
 def _send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    """A client's last act: it sends its mean g_e beside the shared leaves."""
+    """Makes a client's upload: the shared leaves, and its mean g_e as the message."""
     count = jnp.maximum(trained.state.count, 1)  # a client without samples sends 0
     mean = jax.tree.map(lambda total: total / count.astype(total.dtype), trained.state.total)
     return trained.variables, received.memory, mean
 
 
 def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
-    # Masks are personal, and the common start has one for all clients.
+    # Masks are personal leaves; at the common start all clients have the same ones.
     zero = jax.tree.map(jnp.zeros_like, join(shared, personal)[COLLECTION])
     return Alignment(zero, jnp.zeros((), jnp.int32))
 

@@ -21,7 +21,7 @@ PyTree = Any
 
 
 class _Drift(NamedTuple):
-    """What a client remembers, trees like the shared parameters."""
+    """A client's memory: trees like the shared parameters."""
 
     drift: PyTree  # h_k, the sum of its changes y_k - x so far
     variate: PyTree  # c_k, its estimate of its gradient
@@ -37,7 +37,7 @@ def feddc(
     learning_rate: Above0 | None = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients minimize their loss with a penalty on their drift, and send it.
+    r"""Clients minimize their loss with a penalty on their drift, and upload the drift.
 
     $F_k(w) + \frac{\alpha}{2} \Vert w + h_k - x \Vert^2 + \langle w, c - c_k \rangle$
 
@@ -45,26 +45,25 @@ def feddc(
 
     $c_k' = c_k - c + (x - y_k) / (\tau_k lr)$ and $c' = c + \frac{1}{K} \sum_k (c_k' - c_k)$
 
-    This holds for shared parameters only; running statistics are plainly averaged. The variates are
-    SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
+    The equations apply to shared parameters only; the server averages running statistics. The
+    variates are SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
 
     The sum is over the round's participants, with the round's weights. Differs from the authors'
-    code (github.com/gaoliang13/FedDC) where some sit out: there x' is the plain mean of the
-    participants' y_k and of the drifts h_k of all clients, also of those that sat out. And there
-    alpha and c are divided by K p_k, a client's size relative to the mean; with equal sizes and all
-    taking part both are the same.
+    code (github.com/gaoliang13/FedDC): there x' is the plain mean of the participants' y_k plus the
+    plain mean of all clients' h_k, and alpha and c are divided by K p_k, a client's size relative
+    to the mean. Both versions agree if all clients take part and have the same size.
 
     Args:
-      optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
-      alpha: strength of the penalty, at least 0; 0.1 by default, as the paper has for CIFAR-10
-        to our knowledge; its authors' example has 0.01.
-      correction: whether drifts h_k and variates c_k exist; without them it is FedProx with mu =
-        alpha, and FedAvg where alpha = 0.
+      optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
+      alpha: strength of the penalty, at least 0. To our knowledge the paper has 0.1 for CIFAR-10;
+        the authors' example has 0.01.
+      correction: whether clients keep drifts h_k and variates c_k; without them it is FedProx with
+        mu = alpha, and FedAvg if alpha = 0.
       learning_rate: as in `scaffold`.
-      model, **options: those of `fedavg`.
+      model, **options: as in `fedavg`.
 
     Raises:
-      ValueError: clients keep a momentum.
+      ValueError: as in `scaffold`; without `correction` clients may keep a momentum.
     """
     check_rate("feddc", optimizer, learning_rate)
     if correction and learning_rate is None:
@@ -85,9 +84,9 @@ def feddc(
 
 
 def _pulled(alpha: float, train: Train) -> Train:
-    """Returns local training whose steps find alpha (h_k - x) + c - c_k in their memory.
+    """Returns local training whose steps read alpha (h_k - x) + c - c_k as `received.memory`.
 
-    It is the same in all steps of a round: so a step reads one tree of the model's size, not four.
+    This sum is the same in all steps of a round, so a step reads one tree instead of four.
     """
 
     def trained(step: LocalStep, received: Received, *rest: Any) -> Trained:
@@ -105,14 +104,14 @@ def _pulled(alpha: float, train: Train) -> Train:
 
 
 def _penalized(gradient: Gradient, alpha: float) -> Gradient:
-    """Returns g + alpha (w + h_k - x) - c_k + c over shared parameters, all but w by `_pulled`."""
+    """Returns g + alpha (w + h_k - x) - c_k + c over shared parameters; memory is `_pulled`'s."""
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         pull = received.memory
         now, _ = split_like(variables["params"], pull)
         shared, personal = split_like(gradients["params"], pull)
-        # h_k - x and c - c_k are in the pull already; w alone changes from step to step.
+        # The pull contains h_k - x and c - c_k already; only w changes from step to step.
         shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, now, pull)
         return gradients | {"params": join(shared, personal)}, reported
 
@@ -120,13 +119,13 @@ def _penalized(gradient: Gradient, alpha: float) -> Gradient:
 
 
 def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
-    """The client keeps h_k' and c_k', uploads y_k + h_k' and sends c_k' - c_k."""
+    """Returns the last act: keep h_k' and c_k', upload y_k + h_k' and send c_k' - c_k."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         old, start = received.memory, received.shared["params"]
         variate = new_variate(optimizer, learning_rate, received, trained, old.variate)
         now, personal = split_like(trained.variables["params"], start)
-        # The new drift is in the upload: the server averages y_k + h_k'.
+        # The upload contains the new drift, because the server averages y_k + h_k'.
         drift = jax.tree.map(lambda h, y, x: h + y - x, old.drift, now, start)
         params = join(jax.tree.map(jnp.add, now, drift), personal)
         message = jax.tree.map(jnp.subtract, variate, old.variate)

@@ -40,7 +40,7 @@ from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
 PyTree = Any
-# (features f[B, ...], mixed features f[B, ...]) -> f[B]: how far apart a sample's two passes are
+# (features f[B, ...], mixed features f[B, ...]) -> f[B], the distance of a sample's two passes
 Distance = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -62,36 +62,37 @@ def fedig(  # type: ignore[misc] # its own default
 
     $L_{CE} + \lambda_1 L_{CACL} + \lambda_2 L_{CAFL}$ (Eq. 2 to 6)
 
-    A second pass of every batch is normalized with the sample's statistics mixed with the global
-    ones that the server sends (`mixing`), in every batch norm with spatial axes; CAFL pulls its
-    features to the local ones, CACL teaches the classifier, and only the classifier, to read them.
-    With both lambdas 0 it is FedBN. The reported loss is L_CE. Its own clients predict by their
-    running statistics, also if they have an adapter, and by their gates if they have these.
+    Every batch passes a second time. There, each sample's statistics are mixed with the server's
+    global ones (`mixing`), in every batch norm with spatial axes. CAFL pulls the features of both
+    passes together; CACL trains the classifier alone to read the mixed features. With both lambdas
+    0 it is FedBN. The reported loss is L_CE. The federation's clients predict with their running
+    statistics, even if there is an adapter; with gates, by the gates.
 
-    With `adapter` it is FedIG-A: after each step of the main network, which is frozen then, a step
-    of the zero-shot adapter follows on the same batch (Eq. 8 and 9, Table 13). Its parameters are
-    the collection `adapter`, shared and averaged. If the given variables have none, `init` makes
-    them for the batch norms with spatial axes, which it finds by tracing the model.
+    With `adapter` it is FedIG-A: each step of the main network is followed by a step of the
+    zero-shot adapter on the same batch, with the main network frozen (Eq. 8 and 9, Table 13). The
+    adapter's parameters are the collection `adapter`, which is shared and averaged. If the given
+    variables lack it, `init` adds it for the batch norms with spatial axes, which it finds by
+    tracing the model.
 
     Args:
-      model: one with at least one batch norm, images -> logits; `fedjax_bn.models.features` defines
-        its features.
+      model: images -> logits, with at least one batch norm; `fedjax_bn.models.features` defines its
+        features.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
-      cafl: CAFL over a sample's F features: sum, the norm as printed, for a start from ImageNet's
-        weights, or mean, the sum with lambda_2 / F, which also trains from random ones, where the
-        sum diverges or the features collapse (docs/results.md). In Python also a function
+      cafl: how CAFL combines a sample's F features. "sum" is the squared norm as printed, for
+        ImageNet weights. "mean" divides it by F and also works from random weights, where "sum"
+        diverges or collapses the features (docs/results.md). In Python also a function
         `distance(features, mixed) -> f[B]`.
-      mixing: `mixing(key)` -> the rule of the second pass, or its text: MixIG with u ~ U(0, 1) by
-        default, for others see `mixig.choose_mixing` (Tables 1, 3b and 6).
-      adapter: whether the zero-shot adapter is trained, by `optimizer` with a state of its own.
+      mixing: `mixing(key)` -> the rule of the second pass, or its text; MixIG with u ~ U(0, 1) by
+        default. `normalization.mixig.choose_mixing` lists the others (Tables 1, 3b and 6).
+      adapter: whether `optimizer` also trains the zero-shot adapter, with a separate state.
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
-      optimizer, **options: those of `fedavg` but `server`.
+      optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: there are both adapter and gates; at `init`, the model has no batch norm; at
+      ValueError: `adapter` and `gates` are both set; at `init`, the model has no batch norm; at
         `round`, its features are not found.
     """
     if adapter and gates:
@@ -120,7 +121,7 @@ def fedig(  # type: ignore[misc] # its own default
     method = method_of(
         step,
         share=share,
-        # Global statistics, the mean of the clients'; before the first round the initial model's.
+        # The global statistics: the clients' mean, or in the first round the initial model's.
         server=averaging(
             lambda shared, personal: join(shared, personal)[STATISTICS],
             lambda sent, aggregate: aggregate.message,
@@ -144,7 +145,7 @@ def fedig(  # type: ignore[misc] # its own default
 
 
 class _FedIGOptions(OptionsButServer, total=False):
-    """The arguments of `fedig`, which has their defaults."""
+    """Those arguments of `fedig` that `fediga` passes on; `fedig` has their defaults."""
 
     lambda_1: AtLeast0
     lambda_2: AtLeast0
@@ -163,11 +164,11 @@ def fediga(  # type: ignore[misc] # its own default
 ) -> FederatedMethod:
     """FedIG-A: `fedig` with the zero-shot adapter, for `adaptation.zero_shot_adapter`.
 
-    The main network is trained as if there were no adapter, so that the same federation tested with
-    `adaptation.running` is FedIG.
+    The main network trains as if there were no adapter, so that testing the same federation with
+    `adaptation.running` gives FedIG.
 
     Args:
-      model, optimizer, share, **options: those of `fedig`.
+      model, optimizer, share, **options: as in `fedig`.
     """
     return fedig(model, optimizer, adapter=True, share=share, **options)
 
@@ -181,14 +182,14 @@ def _client_agnostic(
     *,
     cafl: Distance | Cafl = "sum",
 ) -> Objective:
-    r"""Returns the objective of `fedig`, whose arguments it has.
+    r"""Returns the objective of `fedig`, with "sum" instead of "mean" as the default of `cafl`.
 
-    $L_{CAFL} = \Vert f_i - f_i^{mix} \Vert^2$, a mean over valid samples, and L_CACL is the cross
-    entropy of the classifier on the mixed features, which pass no gradient. `statistics` is the
-    rule of the local pass, by default the batch's own statistics. `received.server` holds the
-    global `batch_stats`.
+    With "sum", $L_{CAFL} = \Vert f_i - f_i^{mix} \Vert^2$, a mean over valid samples. L_CACL is the
+    classifier's cross entropy on the mixed features, which pass no gradient. `mixing` is a
+    function. `statistics` is the rule of the local pass, by default the batch's own statistics.
+    `received.server` holds the global `batch_stats`.
     """
-    # Without the second pass it is FedBN to the bit, and as fast.
+    # Without the second pass this is FedBN bit for bit, and as fast.
     if lambda_1 == lambda_2 == 0 and statistics is None:
         return supervised(learned)
 
@@ -200,20 +201,20 @@ def _client_agnostic(
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
-        # The same key in both passes: the same units are dropped.
+        # Both passes use the same key, so that dropout drops the same units.
         loss, local = learned.trained(
             variables, images, batch, key, statistics=statistics, wanted=["features"]
         )
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, local.moved)
-        # What this pass moves is dropped: running statistics are the local pass's.
+        # Only the local pass moves running statistics: what this pass moves is dropped.
         error, mixed = learned.trained(
             {**variables, STATISTICS: received.server},
             images,
             batch,
             key,
             statistics=mixing(stream(key, "mixed statistics")),
-            # The gradient of CACL stops at the features, that of CAFL does not.
+            # The gradient of CACL stops at the features; the gradient of CAFL does not.
             wanted=["frozen features"],
         )
         gaps = distance(local.features, mixed.features)
@@ -229,7 +230,7 @@ def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) ->
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         rule = adapted_statistics(variables[COLLECTION], stream(key, "adapted statistics"))
-        # The statistics that an unseen client would have, which the adapter is to correct.
+        # An unseen client would have these statistics, which the adapter learns to correct.
         received_statistics = {**variables, STATISTICS: received.server}
         out = forward(learned.model, received_statistics, images, statistics=rule, valid=valid)
         value = learned.task.loss(out.outputs, batch["label"], valid)

@@ -1,4 +1,4 @@
-"""FedNova (Wang et al., NeurIPS 2020): clients' changes are divided by their work."""
+"""FedNova (Wang et al., NeurIPS 2020): divides each client's change by its work."""
 
 from typing import Any, Unpack
 
@@ -33,16 +33,16 @@ def fednova(
 
     $a_k = \sum_{j=1}^{\tau_k} (1 - \rho^j) / (1 - \rho)$
 
-    a_k is the sum of the factors with which the gradients of tau_k steps of SGD with momentum rho
-    enter x - y_k (without momentum: tau_k).
-    Weight decay counts as part of the gradient and does not change a_k. Shared parameters are
-    normalized, running statistics plainly averaged with p_k. With equal steps it is FedAvg.
+    In tau_k steps of SGD with momentum rho, each gradient enters x - y_k with a factor; a_k is the
+    sum of these factors (tau_k without momentum). Weight decay counts as part of the gradient and
+    does not change a_k. Only the change of shared parameters is normalized; running statistics are
+    averaged with p_k. With equal steps it is FedAvg.
 
     Args:
-      momentum: rho of the local SGD, in [0, 1), whose rate is one in all steps of a round. By
-        default a_k is the optimizer's response (see `methods.response`): the same for SGD, and
-        right for Nesterov's momentum and schedules too.
-      model, optimizer, **options: those of `fedavg`.
+      momentum: rho of the local SGD, in [0, 1); its rate must be constant within a round. By
+        default a_k is the optimizer's response (see `methods.response`), which is equivalent for
+        SGD and also right for Nesterov's momentum and schedules.
+      model, optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: clients keep their momentum between rounds.
@@ -55,9 +55,9 @@ def fednova(
 
 
 def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
-    """Returns the last act: the client uploads (y_k - x) / a_k as its parameters, and sends a_k.
+    """Returns the last act: upload (y_k - x) / a_k as the client's parameters, and send a_k.
 
-    The scale of a_k does not matter, as tau_eff has the same.
+    The scale of a_k cancels, because tau_eff has the same scale.
     """
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
@@ -76,7 +76,7 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
 
         direction = jax.tree.map(normalized, now, start, for_each(work, start))
         uploaded = {**trained.variables, "params": join(direction, personal)}
-        # A tree where masks of the optimizer give parameters different work.
+        # A tree if masks of the optimizer give parameters different work.
         sent = work if isinstance(work, jax.Array) else for_each(work, start)
         return uploaded, received.memory, sent
 
@@ -90,7 +90,7 @@ def _momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
 
 
 def _normalized_averaging() -> ServerUpdate:
-    """Returns x + tau_eff times the mean direction (Eq. 6); statistics are averaged."""
+    """Returns the step x + tau_eff * mean direction (Eq. 6); it averages running statistics."""
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState

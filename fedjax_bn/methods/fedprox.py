@@ -30,7 +30,7 @@ def fedprox(
 
     Args:
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
-      model, optimizer, **options: those of `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, rest = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))
@@ -38,11 +38,11 @@ def fedprox(
 
 
 def proximal(objective: Objective, mu: float) -> Objective:
-    """Adds mu/2 ||w - x||^2 over shared parameters to an objective (FedProx, Eq. 2)."""
+    """Returns the objective plus mu/2 ||w - x||^2 over shared parameters (FedProx, Eq. 2)."""
 
     def penalized(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         value, reported = objective(variables, batch, received, key)
-        # Parameters that stay with the client are None here, and have no penalty.
+        # Parameters that stay with the client are None here, so they have no penalty.
         start = received.shared["params"]
         now, _ = split_like(variables["params"], start)
         distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), now, start)

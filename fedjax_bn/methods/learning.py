@@ -1,7 +1,7 @@
-"""What all methods share: how a batch is read, the loss of a task, and a method of one local step.
+"""Parts of all methods: reading a batch, the loss of a task, and a method of one local step.
 
-`learning` and `method_of` take their part of a method's options and pass the rest on, so that every
-method has the options of all of them, and states only its own.
+`learning` and `method_of` take their part of a method's options and pass the others on, so that a
+method accepts the options of both and declares only its own.
 """
 
 import functools
@@ -33,11 +33,11 @@ PyTree = Any
 
 
 class OptionsButServer(TypedDict, total=False):
-    """The options of every method but `server`, for methods that have their own server's step.
+    """The options of all methods without `server`, for methods that have their own server's step.
 
-    What is learned: `prepare`, `perturb`, `task`, see `learning`. What a client does:
-    `local_epochs`, `keep_optimizer`, `load`, `train`, see `client.train_locally`. The federation:
-    the others, see `federation.federate`.
+    `learning` describes `prepare`, `perturb` and `task`; `client.train_locally` describes
+    `local_epochs`, `keep_optimizer`, `load` and `train`; `federation.federate` describes the
+    others.
     """
 
     prepare: Prepare | None
@@ -61,18 +61,18 @@ class Options(OptionsButServer, total=False):
     server: ServerUpdate | None
 
 
-# How `learning` hands what is learned to `method_of`, among the options in between.
+# `learning` passes its `Learning` to `method_of` as one of these options.
 class _Learned(Options, total=False):
     learned: "Learning"
 
 
 class Learning(NamedTuple):
-    """What is learned, and from what.
+    """The model to train, what it reads, and its task.
 
     Attributes:
       model: images -> outputs, see `models.forward`.
       prepare: stored images -> what the model reads.
-      perturb: what training does to that, or None.
+      perturb: changes what the model reads, in training only; or None.
       task: the loss and the score.
     """
 
@@ -82,11 +82,11 @@ class Learning(NamedTuple):
     task: Task
 
     def read(self, variables: Variables, batch: Batch, key: jax.Array) -> jax.Array:
-        """Returns a batch as the model reads it in training, f[B, ...]."""
+        """Returns the images of a batch as the model reads them in training, f[B, ...]."""
         images = self.prepare(batch["image"], parameter_dtype(variables))
         if self.perturb is None:
             return images
-        # A stream of its own: dropout draws the same with and without a perturbation.
+        # A separate stream, so that dropout draws the same with and without a perturbation.
         return self.perturb(stream(key, "perturb"), images, batch["valid"])
 
     def trained(
@@ -96,20 +96,20 @@ class Learning(NamedTuple):
 
         Args:
           variables: the model's collections.
-          images: f[B, ...] as the model reads them, usually those of `read`.
+          images: f[B, ...] as the model reads them, usually from `read`.
           batch: with labels and `valid`.
           key: random key of dropout.
           **options: `statistics` and `wanted` as in `models.forward.forward`.
 
         Returns:
-          The task's loss f[] over the valid samples, and what the pass gives.
+          The task's loss f[] over the valid samples, and the `Output` of the pass.
         """
         valid = batch["valid"]
         out = forward(self.model, variables, images, train=True, valid=valid, key=key, **options)
         return self.task.loss(out.outputs, batch["label"], valid), out
 
     def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
-        """Returns how many classes the model's outputs have; None for a task without classes.
+        """Returns the number of classes; None without classes, or if outputs are not [B, classes].
 
         Args:
           load: as in `client.train_locally`.
@@ -125,7 +125,7 @@ class Learning(NamedTuple):
             images = self.prepare(images, parameter_dtype(variables))
             return forward(self.model, variables, images).outputs
 
-        # Shapes alone: nothing is computed or compiled.
+        # Only shapes: nothing is computed or compiled.
         found = jax.eval_shape(outputs, variables, batches)
         return found.shape[-1] if getattr(found, "ndim", 0) == 2 else None
 
@@ -139,7 +139,7 @@ def learning(
     classifier: str = "",
     **options: Any,
 ) -> tuple[Learning, dict[str, Any]]:
-    """Returns what is learned, and the other options, among them `learned` for `method_of`.
+    """Returns the `Learning`, and the other options with `learned` for `method_of`.
 
     Args:
       model: images -> outputs.
@@ -149,13 +149,13 @@ def learning(
         training only; see `fedjax_bn.engine.perturb`.
       task: the loss to train by; `task.classification()` by default.
       classifier: the name of a method that needs the logits of a classifier; "" for others.
-      **options: anything else.
+      **options: all other options, which are returned.
 
     Raises:
       ValueError: an argument or an option has the wrong type, such as a name instead of a function;
-        the method needs a classifier, and the task is another.
+        the method needs a classifier, and the task has none.
     """
-    # `federate` checks its own again, but a method wraps some of them before, such as `share`.
+    # `federate` checks its options again, but a method may wrap some before, such as `share`.
     check_choices(prepare=prepare, perturb=perturb, task=task, **options)
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
     if classifier:
@@ -179,13 +179,13 @@ def method_of(
       step: the local step.
       memory, finish: as in `client.train_locally`.
       around: makes the method's client from the usual one.
-      start: `start(key, variables) -> variables`, which `init` calls first, to add the collections
-        of the method, or to raise ValueError for a model that does not suit it.
+      start: `start(key, variables) -> variables`, which `init` calls first. It adds the method's
+        collections, or raises ValueError for an unsuitable model.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `weigh`, `privacy`, `server`, `clients` and `statistics` as in
-        `federation.federate`; `learned` as `learning` returns it among them.
+        `share`, `weigh`, `privacy`, `server`, `clients`, `mesh` and `statistics` as in
+        `federation.federate`; `learned` from `learning`.
     """
-    # The signature says which options belong to the client; the others go to `federate`.
+    # Options in this signature belong to the client; the others are for `federate`.
     names = inspect.signature(train_locally).parameters
     rest: dict[str, Any] = {**options}
     local = {name: rest.pop(name) for name in names if name in rest}
@@ -198,7 +198,7 @@ def method_of(
         return method
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        # First `start`: the sharing rule must see the collections that it adds.
+        # `start` comes first, because the sharing rule must see the collections that it adds.
         return method.init(key, start(key, variables), num_clients)
 
     return method._replace(init=init)
@@ -216,14 +216,14 @@ def require_batch_norm(method: str, variables: Variables, remedy: str = "use fed
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:
     """Returns the objective of FedAvg: the task's loss, a mean over a batch's valid samples.
 
-    `statistics` is the rule of the pass; by default the batch's own.
+    `statistics` is the rule of the pass, by default the batch's own statistics.
     """
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         options: dict[str, Any] = {"statistics": statistics, "valid": valid, "key": key}
-        # Not by `trained`: the path of a step that readers follow is one frame shorter.
+        # Not by `trained`, so that the call path from a round to the model is one frame shorter.
         out = forward(learned.model, variables, images, train=True, **options)
         loss = learned.task.loss(out.outputs, batch["label"], valid)
         return loss, (loss, out.moved)

@@ -27,29 +27,29 @@ def moon(
     temperature: Above0 = 0.5,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients minimize cross entropy + mu * contrast, which pulls features to the received ones.
+    r"""Clients minimize cross entropy + mu * contrast, which pulls features to the global model's.
 
     $-\log \frac{e^{s(z, z_r) / T}}{e^{s(z, z_r) / T} + e^{s(z, z_p) / T}}$ is a sample's contrast
 
-    s is the cosine; z are a sample's features before the classifier by the model in training, z_r
-    by the received one (shared leaves joined with the client's own personal ones), z_p by the
-    client's model at the end of its previous round (in its first: the initial model); the last two
-    in evaluation mode and without gradient. The reported loss is the cross entropy alone. With
-    mu = 0 it is FedAvg.
+    s is the cosine. z are a sample's features before the classifier, of the model in training. z_r
+    are those of the received model (shared leaves joined with the client's own personal leaves),
+    and z_p those of the client's model at the end of its previous round (in its first round, of the
+    initial model). z_r and z_p are computed in evaluation mode and pass no gradient. The reported
+    loss is the cross entropy alone. With mu = 0 it is FedAvg.
 
-    Differs from the paper and the authors' code (QinbinLi/MOON): there is no projection head.
-    Theirs is part of the network, after its features: two dense layers with a ReLU between, to 256
-    values, which are z and what the classifier reads. A model that ends so has that z here too.
+    Differs from the paper and the authors' code (QinbinLi/MOON): there is no projection head. In
+    their network two dense layers with a ReLU between them project the features to 256 values,
+    which are z and the classifier's input. A model that ends in such layers has the same z here.
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
         experiments (5 for CIFAR-10).
       temperature: T, above 0; 0.5 as in the authors' code.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: at `round`, the model shows no features and does not end in a dense layer.
+      ValueError: at `round`, the model's features are not found.
     """
     learned, rest = learning(model, classifier="moon", **options)
 
@@ -58,13 +58,13 @@ def moon(
         loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
 
         def similarity(shared: PyTree) -> jax.Array:
-            # Nothing here depends on the parameters being trained: no gradient. The client's
+            # Nothing here depends on the trained parameters, so no gradient passes. The client's
             # personal leaves at the end of its previous round are those at the start of this one.
             model = join(shared, received.personal)
             other = forward(learned.model, model, images, wanted=["features"])
             return _cosine(out.features, other.features) / temperature
 
-        # A cross entropy of two classes, of which the received model is the right one.
+        # A cross entropy of two classes; the received model is the right class.
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)
         contrast = masked_mean(-jax.nn.log_softmax(pair)[:, 0], batch["valid"])
         return loss + mu * contrast, (loss, out.moved)
@@ -83,7 +83,7 @@ def moon(
 
 
 def _cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:
-    """Returns the cosine f[B] of rows of f[B, F] and f[B, F]; norms count as at least `epsilon`."""
+    """Returns the cosines f[B] of the rows of x and y f[B, F], with norms at least `epsilon`."""
     square_x, square_y = (jnp.square(v).sum(-1) for v in (x, y))
     # Bounded inside the root, so that the gradient is finite where a vector is 0.
     norms = jnp.maximum(square_x, epsilon**2) * jnp.maximum(square_y, epsilon**2)

@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020): a start that adapts in one step."""
+"""Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020): a model that adapts in one step."""
 
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
 PyTree = Any
-_LABELLED = 16  # half a batch of 32, as in training
+_LABELLED = 16  # samples of a test client: half a batch of 32, as in training
 
 
 @bounded
@@ -35,20 +35,20 @@ def perfedavg(
     second_order: bool = False,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients minimize the loss after one step of adaptation, each loss by a half of the batch.
+    r"""Clients adapt by one step on half of a batch, and minimize the loss on the other half.
 
-    $F_k(w - \alpha \nabla F_k(w))$ with the rate $\alpha$ of the inner step, `inner_rate`
+    $F_k(w - \alpha \nabla F_k(w))$ with the rate $\alpha$ of the adapting step, `inner_rate`
 
-    The first ceil(n/2) valid samples of a batch adapt all parameters by one step, the others give
-    the gradient at the adapted point, which is applied to the unadapted one (first order: the
-    adapted point counts as w plus a constant). Running statistics move in both passes. The
-    reported loss is the second half's at the adapted point. Test it with `personalize`.
+    The first ceil(n/2) valid samples of a batch adapt all parameters by one step. The others give
+    the gradient at the adapted point, which the optimizer applies to the unadapted parameters
+    (in first order, the adapted point counts as w plus a constant). Running statistics move in both
+    passes. The reported loss is the second half's at the adapted point. Test it with `personalize`.
 
     Args:
       optimizer: the local optimizer, which applies the gradient.
       inner_rate: learning rate of the adapting step, at least 0, alpha in the paper.
       second_order: whether to differentiate through the adapting step (the paper's Eq. 6).
-      model, **options: those of `fedavg`.
+      model, **options: as in `fedavg`.
     """
     learned, rest = learning(model, **options)
     gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
@@ -68,18 +68,18 @@ def personalize(
     steps: int = 1,
     **options: Any,
 ) -> Variables:
-    """Adapts a model to a client, internal or external, by a few of its labelled samples.
+    """Adapts a model to a client, seen or unseen, with a few of its labelled samples.
 
-    `steps` times w <- w - inner_rate grad F(w) over all parameters, as `perfedavg` does before its
-    gradient: in training mode, and the running statistics move.
+    Makes `steps` steps w <- w - inner_rate grad F(w) over all parameters in training mode, as
+    `perfedavg` does before its gradient. Running statistics move too.
 
     Args:
       model: images -> outputs.
-      variables: the received model, such as `global_variables(state)`, or one client's of
+      variables: the received model, such as `global_variables(state)`, or one client's model from
         `client_variables(state)`.
       images: u8|f[B, ...] as they are stored.
       labels: i32[B], or a tree of arrays [B, ...].
-      valid: bool[B], the samples that count; all by default.
+      valid: bool[B], marks the samples that count; all by default.
       inner_rate: learning rate, at least 0.
       steps: number of steps, at least 0.
       **options: `prepare` and `task` as in `fedavg`; `statistics`, the method's
@@ -110,7 +110,7 @@ def _adapt(
     received: Received,
     key: jax.Array,
 ) -> Variables:
-    """Makes one step of gradient descent over all parameters; moved collections move."""
+    """Makes one gradient step over all parameters, and keeps the statistics that it moved."""
     gradients, (_, moved) = gradient(variables, batch, received, key)
     params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients["params"])
     return {**variables, **moved, "params": params}
@@ -131,7 +131,7 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> Grads:
         point, second, key = inner(variables, batch, received, key)
-        # The gradient at the adapted point, which the optimizer applies to the unadapted one.
+        # The optimizer applies this gradient, of the adapted point, at the unadapted point.
         return gradient(point, second, received, key)
 
     def adapted(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -149,7 +149,7 @@ def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
     valid = batch["valid"]
     size, count = valid.shape[0], valid.sum(dtype=jnp.int32)
     order = jnp.argsort(~valid, stable=True)  # the valid samples first, in order
-    middle = (count + 1) // 2  # of the valid samples; the halves' shapes are those of a full batch
+    middle = (count + 1) // 2  # splits the valid samples; shapes are halves of a full batch
 
     def part(start: jax.Array | int, end: jax.Array, length: int) -> Batch:
         position = start + jnp.arange(length, dtype=jnp.int32)

@@ -1,18 +1,18 @@
-r"""How far a local optimizer walks: its response to a constant gradient.
+r"""How far a local optimizer moves: its response to a constant gradient.
 
 SCAFFOLD and FedDC divide a client's change x - y_k by tau_k times the learning rate to get its mean
-gradient, FedNova by the sum of the factors with which its gradients entered (Wang et al. 2020,
-Section 4.1). An optax transformation shows neither, but both are its response: the distance that
-one parameter moves down in tau steps under a gradient that is always 1.
+gradient. FedNova divides it by the sum of the factors with which the gradients enter the change
+(Wang et al. 2020, Section 4.1). An optax transformation exposes neither number, but both are its
+response: the distance that a parameter moves down in tau steps if its gradient is always 1.
 
 $r(\tau) = lr \, \tau$ for SGD
 
 $r(\tau) = lr \sum_{j=1}^\tau (1 - \rho^j) / (1 - \rho)$ for SGD with momentum $\rho$
 
-It is exact for every optimizer that is linear in its gradients (SGD with momentum, Nesterov's too,
-schedules), with the rates of the round. If masks or labels treat parameters differently, each
-has a response of its own. Weight decay counts as part of the gradient. For other optimizers (Adam)
-it is the nominal response.
+The response is exact for every optimizer that is linear in its gradients (SGD, also with momentum,
+Nesterov's momentum or schedules), at the rates of the round. If masks or labels treat parameters
+differently, each parameter has its own response. Weight decay counts as part of the gradient. For
+other optimizers (Adam) the response is nominal.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def response(
       steps: i32[], from 0 to `most`.
       most: the largest number of steps.
       dtype: floating dtype of the parameters.
-      received: with the round and the parameters; None for round 0 and an optimizer without masks.
+      received: has the round and the parameters; None for round 0 and an optimizer without masks.
 
     Returns:
       f[]; or, if masks or labels of the optimizer treat parameters differently, a tree like the
@@ -60,13 +60,13 @@ def response(
 
     def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
         way, state = carry
-        # From a weight of 0, so that its decay adds nothing, and what it becomes is the update.
+        # The weight is 0 in every step: its decay adds nothing, and the new weight is the update.
         update, new = descend(optimizer, one, state, trained, round, value)
         go = step < steps
         further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
         return (further, new), None
 
-    # One number a parameter suffices: the gradient is 1 in all of its entries.
+    # One number for each parameter suffices: the gradient is 1 in all its entries.
     begin = (trained, start(optimizer, trained))
     (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most, dtype=steps.dtype))
     return way["params"]
@@ -82,7 +82,7 @@ def for_each(way: PyTree, like: PyTree) -> PyTree:
 def check_rate(
     method: str, optimizer: optax.GradientTransformation, learning_rate: float | None
 ) -> None:
-    """Raises ValueError if one learning rate is given beside an optimizer with a schedule."""
+    """Raises ValueError if one learning rate is given for an optimizer with a schedule."""
     if learning_rate is not None and scheduled(optimizer):
         raise ValueError(
             f"{method}: learning_rate={learning_rate:g} is one rate, but the optimizer's changes "
@@ -93,7 +93,7 @@ def check_rate(
 def check_fresh(
     method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError if the options let clients keep a momentum, which a response lacks."""
+    """Raises ValueError if clients keep a momentum, which a fresh optimizer's response lacks."""
     try:
         remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
     except Exception:  # its masks are over parameters that are not known yet

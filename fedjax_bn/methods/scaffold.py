@@ -28,7 +28,7 @@ def scaffold(
     learning_rate: Above0 | None = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    r"""Every local gradient is corrected, and every client estimates its own again (option II).
+    r"""Control variates correct every local gradient; clients re-estimate theirs (option II).
 
     $g \leftarrow g - c_k + c$
 
@@ -36,21 +36,22 @@ def scaffold(
 
     $x' = \sum_k p_k y_k$ and $c' = c + \frac{1}{K} \sum_k (c_k' - c_k)$
 
-    Variates start at 0 and exist for shared parameters only; tau_k is the client's real number of
-    steps. c stays the mean of all c_k, clients that sit out included.
+    Variates start at 0; only shared parameters have them. tau_k is the number of the client's steps
+    without padding. c stays the mean of all c_k, including clients that sit out.
 
     Differs from the paper: by default tau_k lr is the optimizer's response (see
-    `methods.response`), which for SGD is the same and with momentum keeps c_k in the scale of a
-    gradient, where tau_k lr would make it up to 1 / (1 - momentum) times as large.
+    `methods.response`). For SGD both are the same. With momentum the response keeps c_k at the
+    scale of a gradient, whereas tau_k lr would make it up to 1 / (1 - momentum) times as large.
 
     Args:
-      optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
-      learning_rate: lr as in the equation, for an optimizer without schedule; by default found by
-        the optimizer's response, in each round that of its rates.
-      model, **options: those of `fedavg`.
+      optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
+      learning_rate: lr in the equation, for an optimizer without a schedule; by default tau_k lr is
+        the optimizer's response at the rates of the round.
+      model, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: `learning_rate` is given beside a schedule, or clients keep a momentum.
+      ValueError: `learning_rate` is given for an optimizer with a schedule; or it is not given, and
+        clients keep a momentum.
     """
     check_rate("scaffold", optimizer, learning_rate)
     if learning_rate is None:
@@ -64,7 +65,7 @@ def scaffold(
 def keeping_variates(
     optimizer: optax.GradientTransformation, learning_rate: float | None = None
 ) -> dict[str, Any]:
-    """Returns the options of `method_of` by which clients and server keep their variates."""
+    """Returns the options of `method_of` with which clients and server keep variates."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         old = received.memory
@@ -85,9 +86,9 @@ def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
 
 
 def corrected(gradient: Gradient) -> Gradient:
-    """Returns g - c_k + c over shared parameters: c_k is the client's memory, c what is sent.
+    """Returns g - c_k + c over shared parameters: c_k is the client's memory, c is the server's.
 
-    Personal parameters have no variate, and None in the variates' trees.
+    Personal parameters have no variate: their entries in the variates' trees are None.
     """
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
@@ -127,16 +128,16 @@ def new_variate(
 
 
 def averaging_with_variate() -> ServerUpdate:
-    """Returns the server that averages shared leaves, and moves and sends c.
+    """Returns the server's step that averages shared leaves, and updates and sends c.
 
-    c' = c + 1/K sum_k (c_k' - c_k) over the clients that count; the messages are the differences.
+    c' = c + 1/K sum_k (c_k' - c_k) over the clients that count, which send the differences.
     """
 
     def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
-        share = aggregate.share  # of all K clients, also those that sit out
+        share = aggregate.share  # the fraction of all K clients that counts in the round
         return jax.tree.map(
             lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
         )
 
-    # Differences count alike: c is the plain mean of the c_k, whatever the weights of the models.
+    # Equal weights: c is the plain mean of the c_k, whatever the weights of the models.
     return averaging(no_variate, renew, equal_messages)

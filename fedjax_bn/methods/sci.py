@@ -1,12 +1,11 @@
 r"""SCI, FedCD's spurious correlation intervener (Ma et al., ACM MM 2024, Section 3.2 and 3.3).
 
-A client multiplies its features by a mask of its own, which is trained with the model, and
-minimizes
+A client multiplies its features by its own mask, trains the mask with the model, and minimizes
 
 $L_e = L + \lambda \Vert g_e - g_g \Vert^2$ with $g_e = \partial L / \partial m_e$ (Eq. 14 and 15)
 
-where m_e is the mask and g_g is the mean of all clients' g_e of the round before. The penalty is
-differentiated through: with respect to weights and mask, g_e is a function of both.
+where m_e is the mask and g_g is the mean of all clients' g_e in the previous round. g_e depends on
+the weights and on the mask, so that the penalty is differentiated with respect to both.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,8 +28,8 @@ class Alignment(NamedTuple):
     """The server's part of the method state.
 
     Attributes:
-      gradient: g_g, in the form of one client's masks; zeros before the first round.
-      rounds: i32[], how many rounds have been averaged into it; 0 before the first.
+      gradient: g_g, a tree like one client's masks; zeros before the first round.
+      rounds: i32[], the number of rounds that have replaced it; 0 before the first.
     """
 
     gradient: Masks
@@ -41,7 +40,7 @@ class _Aligned(NamedTuple):
     """What a pass with the penalty reports."""
 
     loss: jax.Array  # L f[], without the penalty
-    gradient: Masks  # g_e, in the form of the masks
+    gradient: Masks  # g_e, a tree like the masks
     moved: PyTree  # what else the loss reports, usually the moved `batch_stats`
 
 
@@ -54,15 +53,15 @@ def align(
     """Returns L + strength ||dL/dmasks - global_gradient||^2, which may be differentiated.
 
     The norm is over all masks together. Only the layers after the first mask are differentiated
-    twice: with one mask before the classifier, the classifier alone.
+    twice; if the only mask is before the classifier, this is the classifier alone.
 
     Args:
       loss: masks -> (L f[], what else it reports).
       masks: name -> f[C].
-      global_gradient: g_g, in the same form.
+      global_gradient: g_g, a tree like the masks.
       strength: lambda, at least 0.
     """
-    # The inner gradient is part of the value: the outer one differentiates it a second time.
+    # The value contains the inner gradient, so the outer one differentiates it a second time.
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)
     penalty = jax.tree.reduce(jnp.add, gaps)
@@ -72,10 +71,10 @@ def align(
 def aligned_objective(
     learned: Learning, strength: float
 ) -> Callable[..., tuple[jax.Array, tuple[jax.Array, _Aligned]]]:
-    """Returns `objective(variables, batch, received, key) -> (L_e f[], (L_e, Aligned))`.
+    """Returns `objective(variables, batch, received, key) -> (L_e f[], (L_e, _Aligned))`.
 
     L is the task's loss of the masked model, lambda the `strength`. `received.server` is an
-    `Alignment`; as long as it holds no round there is no penalty.
+    `Alignment`; the penalty is 0 while its `rounds` is 0.
     """
 
     def objective(
@@ -88,7 +87,7 @@ def aligned_objective(
             return value, out.moved
 
         server = received.server
-        # A number, not a branch: the first round and the others are one program.
+        # A factor, not a branch, so that the first round and the others share one program.
         strong = jnp.where(server.rounds > 0, strength, 0.0)
         value, aligned = align(loss, variables[COLLECTION], server.gradient, strong)
         return value, (value, aligned)

@@ -18,16 +18,17 @@ from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, masked_mean
 
 PyTree = Any
-# score(variables, received) -> f[], the greater the better
+# score(variables, received) -> f[]; higher is better
 Score = Callable[[Variables, Received], jax.Array]
 
 
 def best_of_round(score: Score, every: int = 20) -> Train:
-    """Returns a local training that keeps the variables with the best score of the round.
+    """Returns local training that keeps the variables with the best score of the round.
 
-    It makes the steps of `client.run_steps` and scores after every `every` steps and after the last
-    one; the first of equal scores wins. State, losses and counts are those of the whole round;
-    `Trained.chosen` is the number of steps that made the variables.
+    The training makes the steps of `client.run_steps` and scores the variables after every `every`
+    steps and after the last step; the first of equal scores wins. State, losses and counts are
+    those of the whole round; `Trained.chosen` is the number of steps, with padding, that made the
+    variables.
 
     Args:
       score: usually `validation_score`.
@@ -56,14 +57,14 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             variables, state, best, passed = carry
             some, keys = inputs
             done = run_steps(step, received, variables, state, some | source, keys, load)
-            passed += len(done.counts)  # steps of padding too: `Trained.steps` leaves them out
+            passed += len(done.counts)  # with padding, which `Trained.steps` leaves out
             value = score(done.variables, received).astype(worst.dtype)
-            # > is False for NaN, so that a model with such a score is never kept.
+            # > is False for NaN, so that a model with score NaN is never kept.
             best = where_tree(value > best[1], (done.variables, value, passed), best)
             return (done.variables, done.state, best, passed), (done.losses, done.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
-        # Keys are split once for all steps, so that they are those of a round without scores.
+        # One split for all steps, so that the keys are those of a round without scores.
         each = (inputs, jax.random.split(key, steps))
         whole = jax.tree.map(
             lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), each
@@ -85,7 +86,7 @@ def validation_score(
     task: Task | None = None,
     statistics: StatisticsRule | None = None,
 ) -> Score:
-    """Returns the score f[] of a client's model on its own validation samples.
+    """Returns the function that scores a client's model on its own validation samples.
 
     `received.validation` is {"image": [V, B, ...], "label": i32[V, B] or a tree, "valid":
     bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
@@ -93,8 +94,8 @@ def validation_score(
     Args:
       model: images -> outputs.
       prepare: stored images -> what the model reads.
-      task: whose score; `task.classification()`, with accuracy in percent, by default.
-      statistics: how the method's clients predict, its `FederatedMethod.statistics`.
+      task: defines the score; `task.classification()`, with accuracy in percent, by default.
+      statistics: the `FederatedMethod.statistics` of the method, by which its clients predict.
     """
     task = task or classification()
     passed = _over_validation(model, prepare, statistics, task.score.of_batch)
@@ -107,9 +108,9 @@ def validation_loss(
     task: Task | None = None,
     statistics: StatisticsRule | None = None,
 ) -> Score:
-    """Returns the mean loss f[] of a model on a client's own validation samples; less is better.
+    """Returns the function that computes a model's mean loss on a client's validation samples.
 
-    Arguments are those of `validation_score`.
+    Lower is better. Arguments are those of `validation_score`.
     """
     task = task or classification()
 
@@ -126,7 +127,7 @@ def _over_validation(
     statistics: StatisticsRule | None,
     of_batch: Callable[[PyTree, PyTree, jax.Array], PyTree],
 ) -> Callable[[Variables, Received], PyTree]:
-    """Returns `of_batch(outputs, label, valid)` of each validation batch, stacked."""
+    """Returns a function that stacks `of_batch(outputs, label, valid)` of validation batches."""
     adaptation = of_clients(model, statistics)
 
     def passed(variables: Variables, received: Received) -> PyTree:
@@ -135,7 +136,7 @@ def _over_validation(
             outputs, _ = adaptation.predict(variables, (), images, batch["valid"])
             return of_batch(outputs, batch["label"], batch["valid"])
 
-        # One batch after another: the samples of all at once might not fit in memory.
+        # One batch after another, because all samples at once might not fit in memory.
         return jax.lax.map(one, received.validation)
 
     return passed

@@ -1,1 +1,1 @@
-"""Methods that the papers compare with, one file each; `fedjax_bn.methods` names them too."""
+"""Methods that the papers compare with, one file each; `fedjax_bn.methods` exports them too."""

@@ -32,23 +32,23 @@ def copa(
 
     $CE(h_k(f)) + \sum_j CE(h_j(f))$ over the classifiers of the other clients $j$
 
-    f are the features, h_k the client's own classifier, which stays with it, and h_j those that the
-    others had at the end of their last rounds, which no gradient changes. An unseen client gets the
-    weighted mean of the classifiers, whose logits are the mean of theirs. The reported loss is
-    CE(h_k(f)).
+    f are the features. h_k is the client's own classifier, which it keeps. h_j are the others'
+    classifiers at the end of their last rounds, which no gradient changes. An unseen client gets
+    the weighted mean of the classifiers, whose logits are the mean of all logits. The reported loss
+    is CE(h_k(f)).
 
-    Every client's classifier travels to the server and from there to every client, where FedAvg
-    shows their mean alone: FedIG counts COPA among the methods that harm privacy. An upload is
-    counted (`traffic`) as large as all K classifiers; it contains the client's own alone.
+    The server gets every client's classifier and sends it to every client, whereas FedAvg reveals
+    only their mean: FedIG counts COPA among the methods that harm privacy. `traffic` counts an
+    upload as large as all K classifiers, although it contains only the client's own.
 
-    Differs from the paper: the ensemble is of logits, weighted by `weigh`.
+    Differs from the paper: the ensemble averages logits, with the weights of `weigh`.
 
     Args:
-      model: images -> logits, with one dense layer as its classifier; `fedjax_bn.models.features`
-        defines which.
+      model: images -> logits; its classifier, which `fedjax_bn.models.features` defines, must be
+        one dense layer.
       gates: whether batch norms are batch-instance normalization with learned gates, as in the
         paper; test it with `adaptation.learned_alpha`. `init` adds the gates.
-      optimizer, **options: those of `fedavg` but `server`.
+      optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: at `init`, the classifier is not found, or the model has no batch norm for the
@@ -71,12 +71,12 @@ def copa(
         loss, out = learned.trained(
             variables, images, batch, key, statistics=rule, wanted=["features"]
         )
-        # The others' classifiers are arrays, all applied in one product.
+        # The others' classifiers are stacked arrays, so one product applies all of them.
         others = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
         if "bias" in received.server:
             others += received.server["bias"][:, None]
         each = jax.vmap(lambda logits: learned.task.loss(logits, batch["label"], valid))(others)
-        # All classifiers are applied and the own one is masked, so that clients share a program.
+        # The own classifier is applied too and masked, so that all clients share one program.
         is_other = jnp.arange(len(each), dtype=jnp.int32) != received.client
         return loss + jnp.where(is_other, each, 0).sum(), (loss, out.moved)
 
@@ -91,7 +91,7 @@ def copa(
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         state = method.init(key, variables, num_clients)
-        # Here and not in the server's step, which does not get the number of clients.
+        # Here, because the server's own `init` does not get the number of clients.
         return state._replace(
             server=ServerState(sent=stack(_classifier(model, variables), num_clients))
         )
@@ -100,14 +100,14 @@ def copa(
 
 
 def _send_classifier(model: Any) -> Finish:
-    """The client uploads its classifier in its place among all, and which place that is."""
+    """Returns the last act: send the classifier in the client's row, and a mask of that row."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         own = _classifier(model, trained.variables)
         count = len(received.server["kernel"])
 
         def placed(leaf: jax.Array) -> jax.Array:
-            # The server only sums: a row among zeros survives the sum, whatever is added.
+            # The server only sums: all other clients add zeros to this row.
             everyone = jnp.zeros((count, *leaf.shape), leaf.dtype)
             return everyone.at[received.client].set(leaf)
 
@@ -126,15 +126,15 @@ def _renew_classifiers(sent: PyTree, aggregate: Aggregate) -> PyTree:
 
 
 def renewed(old: jax.Array, found: jax.Array, part: jax.Array) -> jax.Array:
-    """Returns rows of all clients, in which those that were sent replace the old ones.
+    """Returns the rows of all clients, where the rows that clients sent replace the old ones.
 
     Args:
       old: f[K, ...].
-      found: f[K, ...], the mean over the n clients that count of rows placed among zeros.
+      found: f[K, ...], the mean over the n clients that count, of rows placed among zeros.
       part: f[K] or f[K, N], the mean of ones in the same places: 1 / n where a row was sent.
     """
     part = part.reshape(*part.shape, *(1,) * (old.ndim - part.ndim)).astype(found.dtype)
-    # Both are means over the same n clients, so that n cancels.
+    # Both are means over the same n clients, so n cancels.
     return jnp.where(part > 0, found / jnp.where(part > 0, part, 1), old)
 
 
@@ -156,7 +156,7 @@ def _path(model: Any, variables: Variables) -> tuple[str, ...]:
 
 
 def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
-    # A mean of classifiers would be another one than those that travel in the messages.
+    # A shared classifier would be a mean, which differs from the classifiers in the messages.
     def rule(variables: Variables) -> PyTree:
         path = ("params", *_path(model, variables))
 

@@ -30,7 +30,7 @@ from fedjax_bn.sharing import Variables, join, without
 from fedjax_bn.state import Received
 
 PyTree = Any
-COLLECTION = "calibration"  # of the layers that bring all stages to one size
+COLLECTION = "calibration"  # the layers that bring all stages to one size
 _CHANNELS, _SIDE = 32, 7
 # Where stages 2 to 4 of a residual and of a densely connected network end.
 _ENDS = (
@@ -51,29 +51,29 @@ def csac(  # type: ignore[misc] # its own default
     weigh: Annotated[WeighingRule | Weighing | None, by_divergence] = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Leaves are fused by divergence; clients keep near what they first learned alone (CSAC).
+    r"""The server fuses leaves by divergence; clients stay near what they first learned (CSAC).
 
-    They minimize CE + calibration times the gaps between the model in training, t, and their own of
-    the end of their first round, s, which is frozen for all later ones:
+    Clients minimize CE + calibration times the gaps between the model in training, t, and their own
+    model at the end of their first round, s, which stays frozen in all later rounds:
 
     $\sum_{ij} a_{ij} MMD(t_i, s_j) + MMD(logits)$
 
     $a_{ij} = \mathrm{softmax}_j (\mathrm{mean} \langle t_i, s_j \rangle / \sqrt{D})$
 
-    t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by bilinear sampling and
-    a learned layer, one for t_i and another for s_j; a passes no gradient, and MMD is that of
-    `rivals.parts` with widths 3^k, k = -3 to 1. In its first round a client minimizes CE.
-    Aggregation is `aggregation.by_divergence` (`weigh`), with separate weights for each leaf. The
-    learned layers, the collection `calibration`, travel with the model and do not predict. The
-    reported loss is CE. With calibration 0 it is FedAvg with that weighing. A step costs a forward
-    pass more.
+    t_i and s_j are the outputs of some modules. Bilinear sampling and a learned layer bring each of
+    them to [32, 7, 7]; t_i and s_j have separate layers. a passes no gradient, and MMD is
+    `rivals.parts.discrepancy` with ratios 2 * 3^k, k = -3 to 1. In its first round a client
+    minimizes CE. `aggregation.by_divergence` (`weigh`) weighs each leaf separately. The learned
+    layers, the collection `calibration`, travel with the model and do not predict. The reported
+    loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
+    forward pass.
 
     The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py,
     models/script/attention.py) leaves it at 0 in its default mode `alpha`, in which its list of t_i
-    stays empty: `stages=False` does what that code does. Differs from both: a client's first round
-    has as many epochs as any, where theirs train 30 epochs alone; a is of the stages themselves,
-    where theirs is the mean of two attentions, one of which has random layers; stages are sampled
-    and projected position by position, where theirs are convolved; the layers are averaged, where
+    stays empty; `stages=False` does the same. Differs from both: a client's first round has as many
+    epochs as any other, where theirs train 30 epochs alone; a compares the stages themselves, where
+    theirs is the mean of two attentions, one of which has random layers; stages are sampled and
+    projected position by position, where theirs are convolved; the layers are averaged, where
     theirs are drawn again in each round; the model keeps its classifier, where theirs has a
     bottleneck of 256; MMD is the biased estimate.
 
@@ -81,11 +81,11 @@ def csac(  # type: ignore[misc] # its own default
       model: images -> logits, with batch norms or named modules.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared in addition to logits.
-      names: modules whose outputs are the stages, see `rivals.parts.stages_of`; "" for the ends of
-        the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
-        its last batch norm, or all batch norms.
+      names: modules whose outputs are the stages, see `rivals.parts.stages_of`. "" for the first
+        that the model has: the ends of layer2 to layer4, as in the authors' code; a DenseNet's
+        last two transitions and its last batch norm; all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no such modules.
@@ -116,9 +116,9 @@ def csac(  # type: ignore[misc] # its own default
 
 
 def _calibrated(learned: Learning, weight: float) -> Objective:
-    """Returns the objective of `csac`; the memory is `_start_memory`'s.
+    """Returns the objective of `csac`, for the memory of `_start_memory`.
 
-    Stages are compared if the variables hold `calibration`.
+    It compares stages if the variables hold `calibration`.
     """
     if not weight:
         return supervised(learned)
@@ -136,7 +136,7 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
         if mine:
             stages = _brought(layers["trained"], mine), _brought(layers["frozen"], theirs)
             gaps += _stage_gaps(*stages, valid).astype(gaps.dtype)
-        # In its first round a client has no frozen model of its own; the gaps are computed anyway.
+        # In its first round a client has no frozen model: the gaps are computed, but count 0.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
 
@@ -149,14 +149,14 @@ def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Arr
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
-    # All pairs of stages in one matrix product, which is faster than a product for each pair.
+    # One matrix product for all pairs of stages is faster than one for each pair.
     both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
     both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
 
     def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
         return by_distances(t, s, between, valid, RATIOS)
 
-    # By a gradient the attention would turn to the pairs that differ least.
+    # With a gradient, the attention would turn to the pairs that differ least.
     each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
     gaps = each(within(mine, mine), within(theirs, theirs), both)
     return (jax.lax.stop_gradient(attention) * gaps).sum()
@@ -171,14 +171,14 @@ def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
 
 
 def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
-    """Returns stages f[B, ..., C] after their layers, all of one size, f[stages, B, 7 * 7 * 32]."""
+    """Returns all stages f[B, ..., C] at one size, after their layers: f[stages, B, 7 * 7 * 32]."""
 
     def one(name: str) -> jax.Array:
         x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
         # An output with fewer than two spatial axes counts as a map of one row, or of one pixel.
         positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
         x = x.reshape(len(x), *positions, x.shape[-1])
-        # The layer commutes with sampling: it is first where it has fewer positions then.
+        # The layer commutes with sampling, so it comes first on maps with fewer positions.
         small = math.prod(positions) <= _SIDE * _SIDE
         x = affine(layers[name], x if small else _resized(x))
         return (_resized(x) if small else x).reshape(len(x), -1)
@@ -189,7 +189,7 @@ def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
 def _resized(x: jax.Array) -> jax.Array:
     """Returns `jax.image.resize` of maps f[B, H, W, C] to 7 x 7.
 
-    By a product for each image and each row of it, since XLA:CPU would move the maps' axes first.
+    It makes one product for each image or row, because XLA:CPU would first move the maps' axes.
     """
     for axis in (1, 2):
         batch, side = x.shape[:axis], x.shape[axis]
@@ -203,21 +203,21 @@ def _resized(x: jax.Array) -> jax.Array:
 
 
 def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
-    """The model that the client froze, and whether it has frozen one."""
-    # Of the right form; it is replaced at the end of the client's first round, before it is read.
+    """Returns the memory: the frozen model, and whether the client has frozen one."""
+    # A placeholder, replaced at the end of the client's first round, before it counts.
     model = without(join(shared, personal), COLLECTION)
     return {"model": model, "trained": jnp.zeros((), bool)}
 
 
 def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    """The client freezes the model of its first round."""
+    """Makes the last act: at the end of its first round the client freezes its model."""
     froze, model = received.memory["trained"], received.memory["model"]
     model = where_tree(froze, model, without(trained.variables, COLLECTION))
     return trained.variables, {"model": model, "trained": jnp.ones((), bool)}, ()
 
 
 def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
-    """A dense layer from each stage's channels to 32, drawn in the default dtype."""
+    """Draws a dense layer from each stage's channels to 32, in the default dtype."""
     keys, dtype = jax.random.split(key, len(places)), jnp.result_type(float)
     return {
         name: dense(k, size, _CHANNELS, dtype)

@@ -18,7 +18,7 @@ from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
 
 PyTree = Any
-SPECIFIC, OWN = "specific", "domain"  # collections: what all share, and what is each client's
+SPECIFIC, OWN = "specific", "domain"  # collections: shared by all clients, and each client's own
 
 
 @bounded
@@ -31,25 +31,25 @@ def csd(
     penalty: AtLeast0 = 1.0,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients learn a common classifier and, as their domain k, a specific one.
+    r"""Each client k learns a common classifier, and one that is specific to its own domain.
 
     $CE(f W_0) + specific \; CE(f W_k) + penalty \; \mathrm{mean} (G - I)^2$
 
     $W_k = \tanh(c) W_0 + \sum_j \tanh(e_{kj}) W_j$ for j = 1, ..., directions; likewise the biases
 
-    W_0 is the model's own classifier, the common one, which alone predicts. G is the Gram matrix of
-    the columns that one class has in W_0, W_1, ..., and the mean is over its entries and classes.
+    W_0 is the model's own classifier, which all clients share; only W_0 predicts. G is the Gram
+    matrix of a class's columns in W_0, W_1, ...; the mean is over its entries and the classes.
     c and the specific W_j, the collection `specific`, travel with the model; e_k, the collection
     `domain`, stays with client k, whatever `share` is. The reported loss is CE(f W_0).
 
-    Differs from the authors' code: W_0 starts as the model's own does.
+    Differs from the authors' code: W_0 starts like the model's own classifier.
 
     Args:
-      model: images -> logits, with a dense classifier; `fedjax_bn.models.features` defines which.
-      directions: number of specific classifiers, the rank less one; 1 in the authors' PACS code.
+      model: images -> logits, with a dense classifier, which `fedjax_bn.models.features` defines.
+      directions: number of specific classifiers, the rank minus one; 1 in the authors' PACS code.
       specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
       penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found.
@@ -61,8 +61,8 @@ def csd(
     def start(key: jax.Array, variables: Variables) -> Variables:
         if SPECIFIC in variables:
             return variables
-        # As the authors start them, with deviations: W_j and their biases from N(0, 0.1), c from
-        # N(0.1, 1e-4), e from N(0, 1e-4).
+        # The authors' start, as N(mean, standard deviation): W_j and their biases from N(0, 0.1),
+        # c from N(0.1, 1e-4), e from N(0, 1e-4).
         sizes = sizes_of(model, variables)
         keys = jax.random.split(stream(key, "decomposed head"), 4)
         shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())
@@ -92,7 +92,7 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         require_linear("csd", learned.model, plain, images)
         model, options = ClassifiedBy(learned.model, _with_weights), {"valid": valid, "key": key}
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
-        # Rows after the batch are the classifier at unit vectors and at 0, see `_with_weights`.
+        # The rows after the batch are the logits of unit vectors and of 0, see `_with_weights`.
         common, kernel = out.outputs[: len(valid)], out.outputs[len(valid) : -1] - out.outputs[-1]
         layers, own = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
         others = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
@@ -101,7 +101,7 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         loss, by_domain = (
             learned.task.loss(logits, batch["label"], valid) for logits in (common, mine)
         )
-        # W_0 first, read from the outputs, so that the penalty's gradient reaches the classifier.
+        # W_0 is read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
         value = loss + specific * by_domain + penalty * _gram_penalty(kernels)
         return value, (loss, out.moved)
@@ -110,9 +110,9 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
 
 
 def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
-    """Returns the logits, below them those of each unit vector, and of 0: the classifier's bias.
+    """Returns the logits of the features, then of each unit vector, then of 0 (the bias).
 
-    So the weights are read from any classifier that is affine, whatever its parameters' names.
+    This reads the weights of any affine classifier, whatever the names of its parameters.
     """
     size = features.shape[-1]
     units = jnp.eye(size + 1, size, dtype=features.dtype)

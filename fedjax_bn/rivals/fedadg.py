@@ -1,4 +1,4 @@
-"""FedADG (Zhang et al., IoT-J 2023): features of all clients drawn towards a generator's."""
+"""FedADG (Zhang et al., IoT-J 2023): pulls all clients' features towards a generator's."""
 
 from typing import Any, Unpack
 
@@ -29,7 +29,7 @@ from fedjax_bn.task import masked_mean
 
 PyTree = Any
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # collections
-_ALONE = "classifies_alone"  # of a round's batches: bool[S]
+_ALONE = "classifies_alone"  # entry of a round's batches, bool[S]
 
 
 @bounded
@@ -48,38 +48,39 @@ def fedadg(
 
     $a CE + (1 - a) (1 - D(f, y))^2$ is the network's loss
 
-    $-(D(g, y)^2 + (1 - D(f, y))^2)$ is that of D, and $(1 - D(g, y))^2$ that of G
+    $-(D(g, y)^2 + (1 - D(f, y))^2)$ is the loss of D, and $(1 - D(g, y))^2$ the loss of G
 
     $g = G(u, y)$ with $u \sim U(0, 1)^F$
 
-    f are the features and y the label, one of a batch each. So the features of all clients approach
-    one distribution, that of the generator. A step moves the network, then D, then G, on the same
-    batch; in the first steps of a round, the share `alone`, the network by CE only, and neither of
-    the others. G, the collection `generator`, travels with the model: what it makes resembles
-    features. D, the collection `discriminator`, stays with its client whatever `share` is. The
-    reported loss is CE. With a = 1 it is FedAvg. A step costs a forward pass more.
+    f are a sample's features and y its label. The features of all clients thus approach one
+    distribution, the generator's. A step moves the network, then D, then G, on the same batch. In
+    the first steps of a round, a fraction `alone` of them, only the network moves, by CE alone. G,
+    the collection `generator`, travels with the model: its outputs resemble features. D, the
+    collection `discriminator`, stays with its client whatever `share` is. The reported loss is CE.
+    With a = 1 it is FedAvg. A step costs an additional forward pass.
 
-    G is two dense layers, leaky ReLU and ReLU, of (u, onehot y). D projects f by a dense layer
-    without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f, onehot y).
+    G reads (u, onehot y) by two dense layers, with leaky ReLU and ReLU. D projects f by a dense
+    layer without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f,
+    onehot y).
 
     Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours).
-    The losses of D and G are those of their code for VLCS (src/localTrain.py), where that for PACS
-    has D descend (1 - D(g, y))^2 + D(f, y)^2 and G descend D(g, y)^2. Differs from both: the
-    network moves before D, whose f are those of a training pass; labels enter as 1, there as 0.6
-    (VLCS) or 0.7 (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7
-    of the network's rate; a client uploads its last state, not its best. The code for VLCS detaches
-    what G makes, so that G never learns there; here it learns.
+    The losses of D and G are from their code for VLCS (src/localTrain.py); in the code for PACS, D
+    descends (1 - D(g, y))^2 + D(f, y)^2 and G descends D(g, y)^2. Differs from both: the network
+    moves before D, whose f are those of a training pass; labels enter as 1, there as 0.6 (VLCS) or
+    0.7 (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7 of the
+    network's rate; a client uploads its last state, not its best. The code for VLCS detaches G's
+    outputs, so that G never learns there; here it learns.
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      optimizer: the local optimizer, of each of the three with a state of its own.
+      optimizer: the local optimizer of all three, each with a separate state.
       share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
-      alone: share of a round's steps of CE only, in [0, 1]; 0.3 as in the authors' code for PACS
-        (3 of 10 epochs; 5 of 15 for VLCS).
+      alone: fraction of a round's steps with CE only, in [0, 1]; 0.3 as in the authors' code for
+        PACS (3 of 10 epochs; 5 of 15 for VLCS).
       hidden: width of G's hidden layer; 4096 as in the authors' code.
       projection: width of D's projection; 1024 as in the authors' code.
       judging: width of D's hidden layer; 1024 as in the authors' code.
-      **options: those of `fedavg`.
+      **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found.
@@ -108,14 +109,14 @@ def fedadg(
 
 
 def _pulled(learned: Learning, share: float) -> Objective:
-    """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps alone."""
+    """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps `alone`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         loss, out = _passed(learned, variables, batch, key)
         gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], out.features, batch["label"]))
         value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
-        # The batch has no mark where an objective is called by itself.
+        # The batch has no mark if the objective is called outside a round.
         value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
         return value, (loss, out.moved)
 
@@ -127,20 +128,20 @@ def _discriminating(learned: Learning) -> Objective:
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        # A pass of its own, since the network has moved after that of the first step.
+        # A new pass, because the network has moved since the pass of its own step.
         _, out = _passed(learned, variables, batch, key)
         own, label = variables[DISCRIMINATOR], batch["label"]
         made = _generated(variables[GENERATOR], label, key)
         sure = jnp.square(_judged(own, made, label))
         sure += jnp.square(1 - _judged(own, out.features, label))
         value = -masked_mean(sure, batch["valid"])
-        return value, (value, {})  # it moves no statistics: the network's pass has done so
+        return value, (value, {})  # moves no statistics: the network's pass has moved them
 
     return objective
 
 
 def _generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-    """G's objective: (1 - D(g, y))^2, a mean over valid samples."""
+    """Returns G's objective: (1 - D(g, y))^2, a mean over valid samples."""
     del received
     made = _generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
     gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], made, batch["label"]))
@@ -166,7 +167,7 @@ def _judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _with_label(x: jax.Array, label: jax.Array, kernel: jax.Array) -> jax.Array:
-    """(x, onehot y), as many entries as a kernel reads."""
+    """Returns (x, onehot y), with as many entries as the kernel reads."""
     return jnp.concatenate([x, jax.nn.one_hot(label, len(kernel) - x.shape[1], dtype=x.dtype)], 1)
 
 
@@ -181,11 +182,11 @@ def _passed(
 
 
 def _announcing(client: Client, share: float) -> Client:
-    """Marks the steps in which the network classifies alone: the first ones with samples."""
+    """Returns the client that marks a round's first steps, in which only the network trains."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         real = batches["valid"].any(1).astype(float)  # f[S]
-        # Counted over steps with samples: padding of short clients must not shift the share.
+        # Counted over steps with samples: a short client's padding must not change the fraction.
         early = jnp.cumsum(real) - real < share * real.sum()
         return client.run(received, batches | {_ALONE: early}, key)
 
@@ -193,7 +194,7 @@ def _announcing(client: Client, share: float) -> Client:
 
 
 def _unless_alone(step: LocalStep) -> LocalStep:
-    """Returns the step that does nothing in steps in which the network classifies alone."""
+    """Returns the step that does nothing while only the network trains."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
@@ -205,7 +206,7 @@ def _unless_alone(step: LocalStep) -> LocalStep:
 
 
 def _start(key: jax.Array, sizes: Sizes, hidden: int, projection: int, judging: int) -> Variables:
-    """Starts both networks as the authors do: G by half of Glorot's, D by He's uniform bounds."""
+    """Draws both networks as the authors do: G by half of Glorot's, D by He's uniform bounds."""
     features, read = sizes.features, projection + sizes.classes
     keys = iter(jax.random.split(key, 9))
 

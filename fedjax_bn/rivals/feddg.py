@@ -1,4 +1,4 @@
-"""FedDG, ELCFS (Liu et al., CVPR 2021): episodes in the frequencies of other clients' images."""
+"""FedDG, ELCFS (Liu et al., CVPR 2021): episodes with frequencies of other clients' images."""
 
 from typing import Any, Unpack
 
@@ -35,38 +35,38 @@ def feddg(
     channels: Channels = 3,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    r"""Clients learn to adapt to images x' in the amplitudes A of other clients' (MAML).
+    r"""Clients learn to adapt to images x' with the amplitudes A of other clients (MAML).
 
-    $F(w; x) + F(w - \alpha \, \mathrm{clip}(\nabla F(w; x)); x')$ with the gradient of both steps
+    $F(w; x) + F(w - \alpha \, \mathrm{clip}(\nabla F(w; x)); x')$, differentiated through both
 
     $x' = F^{-1}((l |F x| + (1 - l) A) e^{i \angle F x})$ in a window of low frequencies
 
-    **It shows parts of images.** When a client first takes part, it sends the amplitudes of the
+    **It reveals parts of images.** When a client first takes part, it sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
-    which sends those of all clients to every client: data, though not the images. So the user
-    must name their number. FedIG counts FedDG among the methods that harm privacy. With half 0
-    they are the means of single images. An upload is counted (`traffic`) as large as the bank of
-    all K clients; it contains the client's own alone. The reported loss is F(w; x); until another
-    client has sent amplitudes, x' = x.
+    which sends the amplitudes of all clients to every client. These are data, though not images,
+    and so the user must set their number. FedIG counts FedDG among the methods that harm privacy.
+    With half 0 they are the means of single images. `traffic` counts an upload as large as the bank
+    of all K clients, although it contains only the client's own amplitudes. The reported loss is
+    F(w; x). Until another client has sent amplitudes, x' = x.
 
-    Defaults are those of the authors' released loader, in which only means are exchanged, whole
-    (half 0 and l = 0), where the paper draws l ~ U(0, 1) in a small window: `drawn` and `half`.
-    Differs from it: what is sent is the window alone, of images as they are trained on; x' is not
-    clipped to bytes; the contrast of boundary pixels is for segmentation, and not here; running
-    statistics move by x alone.
+    Defaults are those of the authors' released loader, which exchanges only the means, as a whole
+    (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and `half`. Differs
+    from the loader: clients send only the window, of images as they are trained on; x' is not
+    clipped to bytes; there is no contrast of boundary pixels, which is for segmentation; only x
+    moves running statistics.
 
     Args:
       model: f[B, H, W, C] -> outputs.
-      spectra: how many images each client shows all others, at least 1, and at most a batch.
+      spectra: number of images whose amplitudes each client sends, from 1 to a batch.
       half: half side of the window, at least 0.
-      drawn: whether l ~ U(0, 1) for each sample; else 0.
-      inner_rate: of the inner step, at least 0; 0.001 as in the authors' code.
-      clip: largest entry of the inner gradient, above 0; 100 as in the authors' code.
-      channels: of the images that the model reads, C.
-      optimizer, **options: those of `fedavg` but `server`.
+      drawn: whether to draw l ~ U(0, 1) for each sample; otherwise l = 0.
+      inner_rate: learning rate of the inner step, at least 0; 0.001 as in the authors' code.
+      clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
+      channels: C of the images that the model reads.
+      optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: `spectra` is not named; at `round`, samples are not such images.
+      ValueError: `spectra` is not set; at `round`, samples are not such images.
     """
     if not spectra:
         raise ValueError(
@@ -116,7 +116,7 @@ def _episodic(
             return loss, out.moved
 
         params = variables["params"]
-        # The kernels made for CPU take another form where their gradient is differentiated again.
+        # The CPU kernels use another form if their gradient is differentiated again.
         with differentiated_twice():
             (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, images)
         inner = jax.tree.map(
@@ -130,7 +130,7 @@ def _episodic(
 def _in_other_styles(
     x: jax.Array, received: Received, key: jax.Array, half: int, *, drawn: bool
 ) -> jax.Array:
-    """Returns x' of a batch f[B, H, W, C], each by an image of another client, all alike."""
+    """Returns x' of a batch f[B, H, W, C], each by a random image of the other clients."""
     bank, choice_key, share_key = received.server, *jax.random.split(key)
     count = len(bank["known"])
     if bank["amplitudes"].shape[-1] != x.shape[-1]:
@@ -140,7 +140,7 @@ def _in_other_styles(
         )
     others = jnp.arange(count, dtype=jnp.int32) != received.client
     allowed = ((bank["known"] > 0) & others[:, None]).reshape(-1)
-    # Uniform over what others have shown; while there is nothing, any choice, which is dropped.
+    # Uniform over what others have sent; before they have, any choice, which is dropped below.
     logits = jnp.where(allowed, 0.0, -jnp.inf)
     chosen = jax.random.categorical(
         choice_key, jnp.where(allowed.any(), logits, 0), shape=(len(x),)
@@ -155,7 +155,7 @@ def _in_other_styles(
 def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
     """Returns the client that sends amplitudes of its first images when it first takes part.
 
-    They are sent in their place among all clients', together with ones in the same places.
+    The message has them in the client's row among all clients' rows, with ones in the same places.
     """
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
@@ -184,7 +184,7 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
 
 
 def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
-    """The server keeps what clients have sent, and sends all of it to all."""
+    """Returns the bank with the amplitudes that clients sent; the server sends it to all."""
     part = aggregate.message["known"]
     return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}
 
@@ -192,8 +192,8 @@ def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
 def _amplitudes(x: jax.Array, half: int) -> jax.Array:
     """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
 
-    They are |F x|, except the frequency 0, which is real, the sum of the pixels, and keeps its
-    sign: so the values do not depend on the zero of the standardized images.
+    They are |F x|, except at frequency 0, the real sum of the pixels, which keeps its sign: the
+    values thus do not depend on the zero of the standardized images.
     """
     _, low = _spectrum(x, half)
     return _signed(low, half)
@@ -207,10 +207,10 @@ def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int
     spectrum, low = _spectrum(x, half)
     own, size = _signed(low, half), jnp.abs(low)
     length = jnp.where(size > 0, size, 1)
-    # The phase as cosine and sine; the frequency 0 is real, and its sign is in its amplitude.
+    # The phase as cosine and sine; frequency 0 is real, with its sign in the amplitude.
     cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
     sine = (low.imag / length).at[:, half, half].set(0)
-    # The difference is transformed back and added, so that x keeps its bits outside the window.
+    # Only the change is transformed back and added, so that x itself has no rounding by FFTs.
     change = (1 - share) * (other - own)
     rows, columns = (_places(length, half) for length in x.shape[1:3])
     added = (

@@ -32,26 +32,26 @@ def fedsam(
     variates: bool = False,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Every local step moves along the gradient at the worst point near w, on the same batch.
+    r"""Every local step follows the gradient at the worst point near w, on the same batch.
 
     $\nabla F(w + e)$ with $e = \rho T^2 g / \Vert T g \Vert$ and $g = \nabla F(w)$
 
-    The norm is over all parameters together. SAM (Foret et al. 2021) has T = 1; adaptive SAM (Kwon
-    et al. 2021), for eta above 0, T = |w| + eta for kernels, leaves of two axes and more, and 1 for
-    all others. With `variates` the gradient at w + e is corrected by SCAFFOLD's variates: FedGAMMA.
-    Only the model travels, and with `variates` what SCAFFOLD sends. The reported loss is
-    F(w). With rho = 0 it is FedAvg, or SCAFFOLD. A step costs two passes.
+    The norm is over all parameters together. SAM (Foret et al. 2021) has T = 1. Adaptive SAM (Kwon
+    et al. 2021), with eta above 0, has T = |w| + eta for kernels (leaves with at least two axes)
+    and T = 1 for all other leaves. With `variates`, SCAFFOLD's variates correct the gradient at
+    w + e (FedGAMMA), and what SCAFFOLD sends travels with the model. The reported loss is F(w).
+    With rho = 0 it is FedAvg, or SCAFFOLD. A step costs two passes.
 
-    Differs from Caldarola's code: running statistics move in the first pass only, one move a step.
+    Differs from Caldarola's code: running statistics move in the first pass only, once a step.
 
     Args:
       optimizer: the local optimizer, which applies the gradient at w + e.
-      rho: how far the point is, at least 0; 0.05 as in HarmoFL's code. Caldarola et al. have 0.1
-        for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge; their published script
+      rho: distance of the point from w, at least 0; 0.05 as in HarmoFL's code. Caldarola et al.
+        have 0.1 for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge; their published script
         (debcaldarola/fedsam) has placeholders.
-      eta: of ASAM if above 0, at least 0; 0.2 in Caldarola et al., to our knowledge.
+      eta: eta of ASAM, at least 0; 0 is SAM. 0.2 in Caldarola et al., to our knowledge.
       variates: whether clients keep SCAFFOLD's variates.
-      model, **options: those of `fedavg`; with `variates` not `server`.
+      model, **options: as in `fedavg`; with `variates` without `server`.
 
     Raises:
       ValueError: with `variates`, clients keep a momentum.
@@ -65,9 +65,9 @@ def fedsam(
 
 
 def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradient:
-    """Returns the gradient at w + e with what the pass at w reports, see `fedsam`.
+    """Returns the gradient at w + e, and the report of the pass at w; see `fedsam`.
 
-    Both passes have the same key: the same units are dropped, and the same images perturbed.
+    Both passes use the same key, and thus the same dropout and perturbation.
     """
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
@@ -86,7 +86,7 @@ def _ascend(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> 
         return jnp.abs(w) + eta if eta > 0 and w.ndim > 1 else jnp.ones((), w.dtype)
 
     scaled = jax.tree.map(lambda w, g: scale(w) * g, params, gradients)
-    # Squares of halves would overflow.
+    # Squares of half-precision numbers would overflow.
     wide = promote(parameter_dtype({"params": params}), jnp.float32)
     squares = (jnp.square(leaf.astype(wide)).sum() for leaf in jax.tree.leaves(scaled))
     norm = jnp.sqrt(sum(squares, jnp.zeros((), wide)))

@@ -22,7 +22,7 @@ from fedjax_bn.task import masked_mean
 PyTree = Any
 LATENT = "latent"  # the collection of the layers between features and classifier
 REFERENCE = "reference"  # the collection of each client's r(z|y)
-_DRAWS = 20  # of a prediction, as in the authors' code
+_DRAWS = 20  # number of draws for a prediction, as in the authors' code
 _TESTING = 20221128  # seed of the draws of predictions
 
 
@@ -45,25 +45,25 @@ def fedsr(
 
     $p(z|x) = N(C \mu, (C s)^2)$ and $r(z|y) = N(m_y, \mathrm{softplus}(v_y)^2)$
 
-    z has as many entries as the features, so that the classifier is the model's own. Training draws
-    z once a sample; a prediction is the mean of the class probabilities of 20 fixed draws. The
-    layers A and B, the collection `latent`, travel with the model; m, v and C, the collection
-    `reference`, stay with each client whatever `share` is, as in the authors' code. FedL2R is
-    `noise=False, cmi=0`, FedCMI is `l2r=0`. The reported loss is CE.
+    z has as many entries as the features, so that the model's own classifier reads it. Training
+    draws one z for each sample; a prediction is the mean of the class probabilities of 20 fixed
+    draws. The layers A and B, the collection `latent`, travel with the model. m, v and C, the
+    collection `reference`, stay with each client whatever `share` is, as in the authors' code.
+    FedL2R is `noise=False, cmi=0`, FedCMI is `l2r=0`. The reported loss is CE.
 
-    Differs from the paper: z has as many entries as the features (512 of ResNet-18 and 2048 of
-    ResNet-50, as theirs), and clients are weighed as `weigh` says, where theirs count alike.
+    Differs from the paper: z has the size of the features (for ResNet-18 and ResNet-50 512 and
+    2048, as in the paper), and `weigh` weighs the clients, where theirs have equal weights.
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
-      noise: whether z is drawn; without, it is mu.
-      optimizer, **options: those of `fedavg`.
+      noise: whether z is drawn; otherwise z = mu.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: there is a divergence without noise; at `init`, the size of the features is not
+      ValueError: `cmi` is above 0 without `noise`; at `init`, the size of the features is not
         found.
     """
     if cmi and not noise:
@@ -94,7 +94,7 @@ def fedsr(
 def _simple_representation(
     learned: Learning, l2r: float, cmi: float, *, squared: bool = False
 ) -> Objective:
-    """Returns the objective of `fedsr`, for variables with `latent` and `reference` for a cmi."""
+    """Returns the objective of `fedsr`, for variables with `latent` and, for cmi, `reference`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
@@ -105,19 +105,19 @@ def _simple_representation(
             found.append(_draw(variables[LATENT], features, key))
             return classify(found[-1][0])
 
-        # The latent is drawn here and not by `hook`, since the loss needs z, mean and deviation.
+        # Drawn here and not by `hook`, because the loss needs z, mean and deviation.
         own = learned._replace(model=ClassifiedBy(learned.model, drawn))
         loss, out = own.trained(without(variables, LATENT), images, batch, key)
         z, mean, deviation = found[-1]
         squares = jnp.square(z).sum(-1)
         if squared:
             lengths = squares
-        else:  # with gradient 0 at 0, where that of the root is infinite
+        else:  # gradient 0 at 0, where the root's gradient is infinite
             positive = squares > 0
             lengths = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
         value = loss + l2r * masked_mean(lengths, valid)
         if cmi:
-            assert deviation is not None  # there is noise, or `fedsr` has refused
+            assert deviation is not None  # `fedsr` raises ValueError for cmi without noise
             gaps = _divergence(mean, deviation, batch["label"], variables[REFERENCE])
             value += cmi * masked_mean(gaps, valid)
         return value, (loss, out.moved)
@@ -146,17 +146,17 @@ def _divergence(
 
 
 def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
-    """Puts the latent between features and classifier, see `models.hooks`."""
+    """Adds the latent between features and classifier, see `models.hooks`."""
 
     def drawn(classify: Classify, features: jax.Array) -> jax.Array:
         if key is not None or "deviation" not in tree:
             return classify(_draw(tree, features, key)[0])
         shape = (_DRAWS, 1, features.shape[-1])
-        # The same draws for every sample and call: a prediction does not depend on its batch.
+        # The same draws for every sample and call, so that predictions do not depend on the batch.
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
         mean, deviation = _moments_of(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
-        # A mean of probabilities, in logarithms: small ones would underflow.
+        # The mean of probabilities by their logarithms, because small ones would underflow.
         logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
         return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(_DRAWS, logs.dtype))
 
@@ -172,7 +172,7 @@ def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Arr
 def _draw(
     latent: PyTree, features: jax.Array, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns z as a training pass draws it, mu and s, f[B, F] each.
+    """Returns one draw of z, mu and s, f[B, F] each.
 
     Without a deviation it returns mu, mu and None, and needs no key.
     """

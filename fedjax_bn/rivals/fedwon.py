@@ -20,28 +20,28 @@ def fedwon(
     clip: AtLeast0 = 0.0,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""FedAvg of a network without batch norm, optionally with adaptive gradient clipping.
+    r"""FedAvg of a network without batch norm, optionally with adaptive gradient clipping (AGC).
 
-    $G \leftarrow G \min(1, clip \max(\Vert W \Vert, 10^{-3}) / \Vert G \Vert)$ unit by unit (Brock
+    $G \leftarrow G \min(1, clip \max(\Vert W \Vert, 10^{-3}) / \Vert G \Vert)$ for each unit (Brock
     et al. 2021)
 
     The network is one of `fedjax_bn.models` with `norm="none"`, whose convolutions have scaled
     weight standardization, or any other without batch norm. Only
-    the model travels. With clip 0 nothing is clipped: FedAvg.
+    the model travels. With clip 0 it is FedAvg.
 
-    Differs from Brock et al.: the classifier is clipped too, as FedWon does not except it.
+    Differs from Brock et al.: the classifier is clipped too, because FedWon makes no exception.
 
     Args:
-      model: one without batch norm, such as `ResNet18(norm="none")`.
-      optimizer: the local optimizer, after the clipping.
-      clip: largest gradient as a share of its weights, at least 0; 0 clips nothing.
-      **options: those of `fedavg`.
+      model: images -> outputs, without batch norm, such as `ResNet18(norm="none")`.
+      optimizer: the local optimizer, which gets the clipped gradient.
+      clip: largest norm of a gradient relative to its weights, at least 0; 0 clips nothing.
+      **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has a batch norm.
     """
     if clip:
-        # The clipping comes first: momentum gathers clipped gradients.
+        # Clipping comes first, so that momentum accumulates clipped gradients.
         optimizer = optax.chain(optax.adaptive_grad_clip(clip, eps=1e-3), optimizer)
 
     def start(key: jax.Array, variables: Variables) -> Variables:

@@ -1,4 +1,4 @@
-"""FixBN (Zhong, Chen & Chao, 2023): from a round on batch norms keep the federation's moments."""
+"""FixBN (Zhong, Chen & Chao, 2023): later rounds fix batch norms to the federation's moments."""
 
 from typing import Any, Unpack
 
@@ -23,19 +23,19 @@ def fixbn(
     from_round: RoundsOr0 = 10,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg whose batch norms normalize by the received running statistics from a round on.
+    """FedAvg whose batch norms use the received running statistics from round `from_round`.
 
-    Before `from_round` it is FedAvg. From then on running statistics move no more, but for rounding
-    in their mean, and training normalizes by them too, so that clients and their mean see the same
-    network; scale, bias and weights are trained on. One step of SGD of all clients is then the step
-    of the pooled data. The authors also keep the momentum between rounds (`keep_optimizer=True`).
-    Only the model travels. With `from_round` at the last round or later it is FedAvg.
+    Before `from_round` it is FedAvg. Afterwards running statistics stay fixed, up to rounding in
+    their mean, and training normalizes by them too, so that clients train the network that
+    predicts; scale, bias and weights still train. One SGD step of all clients then equals a step on
+    the pooled data. The authors also keep the momentum between rounds (`keep_optimizer=True`).
+    Only the model travels. With `from_round` at or above the number of rounds it is FedAvg.
 
     Args:
-      model: one with at least one batch norm, images -> outputs.
-      from_round: rounds of FedAvg before, at least 0; half of all rounds in HybridBN's code, as 10
-        is of the program's 20.
-      optimizer, **options: those of `fedavg`.
+      model: images -> outputs, with at least one batch norm.
+      from_round: number of FedAvg rounds before, at least 0; half of all rounds in HybridBN's
+        code, as 10 is half of our default of 20.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no batch norm.
@@ -48,7 +48,7 @@ def fixbn(
         return variables
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        # Traced, so that the rounds before and after are one program.
+        # Traced, so that the rounds before and after share one program.
         rule = _fixed_statistics(jnp.asarray(received.round >= from_round))
         return supervised(learned, rule)(variables, batch, received, key)
 
@@ -56,10 +56,10 @@ def fixbn(
 
 
 def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
-    """Returns the rule of the running statistics, which stay, if `fixed`; else of the pass."""
+    """Returns the rule that keeps and uses running statistics if `fixed`, else the batch's."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        # Always computed, since one program serves the rounds before and after.
+        # Always computed, because one program serves the rounds before and after.
         plain = statistics_of(None, layer, x, valid)
 
         def choose(kept: jax.Array, new: jax.Array) -> jax.Array:

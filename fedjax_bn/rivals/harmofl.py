@@ -1,4 +1,4 @@
-"""HarmoFL (Jiang, Wang & Dou, AAAI 2022): images harmonized, and flat minima at the clients."""
+"""HarmoFL (Jiang, Wang & Dou, AAAI 2022): harmonized images, and flat minima at the clients."""
 
 from typing import Any, NamedTuple, Unpack
 
@@ -42,33 +42,33 @@ def harmofl(  # type: ignore[misc] # its own default
     weigh: WeighingRule | Weighing | None = uniform,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""FedSAM on images whose means are the federation's, in training and at test.
+    r"""FedSAM on images that all have the federation's mean, in training and at test.
 
     $x' = x - \mathrm{mean}(x) + m$ for each channel, and
 
-    steps along $\nabla F(w + \rho g / \Vert g \Vert)$ with $g = \nabla F(w)$
+    each step moves along $\nabla F(w + \rho g / \Vert g \Vert)$ with $g = \nabla F(w)$
 
-    When a client first takes part, it sends the mean f[C] of its own first batch; m, the collection
-    `amplitude`, is the mean over all clients that have sent theirs, each of which counts alike.
-    Until a client has sent one (in the first round) a client takes its own for m. So a client also
-    shows the server one mean of its pixels a channel, once. In a round clients count alike too
-    (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
+    When a client first takes part, it sends the mean f[C] of its own first batch. m, the collection
+    `amplitude`, is the plain mean over all clients that have sent theirs. Before any client has
+    sent one (in the first round), each client uses its own mean as m. A client thus also reveals
+    to the server one mean of its pixels for each channel, once. Clients have equal weights in a
+    round too (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
 
-    It is the authors' code, whose window of low frequencies has half side 0, the mean alone, and
-    whose running mean stays that of the first batch, where the paper has a window and a momentum.
-    Differs from it: clients may join later, where there all take part in the first round; means are
-    of what the model reads and keep their sign, where amplitudes have none (of images above 0 they
-    are the same).
+    This follows the authors' code: its window of low frequencies has half side 0, the mean alone,
+    and its running mean stays that of the first batch; the paper has a window and a momentum.
+    Differs from the code: clients may join later, where there all take part in the first round;
+    means are of what the model reads and keep their sign, which amplitudes lose (for images above 0
+    both are the same).
 
     Args:
       model: f[B, H, W, C] -> outputs.
-      rho: of the weights' perturbation, at least 0; 0.05 as in the authors' code.
-      channels: of the images that the model reads, C.
+      rho: length of the weights' perturbation, at least 0; 0.05 as in the authors' code.
+      channels: C of the images that the model reads.
       weigh: the weighing rule.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: there is privacy; at `round`, images have other channels.
+      ValueError: `privacy` is given; at `round`, images have other channels.
     """
     if options.get("privacy") is not None:
         raise ValueError(
@@ -89,7 +89,7 @@ def harmofl(  # type: ignore[misc] # its own default
         memory=lambda shared, personal: jnp.zeros((), bool),
         server=_averaging_means(rest.pop("server", None) or averaging()),
         around=lambda client: _measuring(client, learned, load),
-        # Shared whatever `share` is: the server sets it.
+        # Shared whatever `share` is, because the server sets it.
         share=keeping(rest.pop("share", everything), COLLECTION, shared=True),
         weigh=weigh,
         start=start,
@@ -100,18 +100,18 @@ def harmofl(  # type: ignore[misc] # its own default
 class _Means(NamedTuple):
     """What the server keeps and sends."""
 
-    total: jax.Array  # f[C], sum over all K clients of what they have sent, divided by K
-    known: jax.Array  # f[], the share of the K clients that have sent theirs
+    total: jax.Array  # f[C], the sum of the means that clients have sent, divided by K
+    known: jax.Array  # f[], the fraction of the K clients that have sent theirs
 
 
 def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
-    """Gives images f[B, H, W, C] the federation's means, see `models.hooks`."""
+    """Shifts images f[B, H, W, C] to the federation's means, see `models.hooks`."""
     del key
     return Hooked(_harmonize(images, tree["mean"]))
 
 
 def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] with the means f[C] over height and width."""
+    """Returns images f[B, H, W, C], each shifted to the means f[C] over height and width."""
     if images.ndim != 4 or images.shape[-1] != len(mean):
         raise ValueError(
             f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "
@@ -127,11 +127,11 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
         batch = load_first(load, batches, stream(key, "mean amplitude"))
         valid = batch["valid"]
         old, sent = received.shared[COLLECTION]["mean"], received.memory.method
-        # Over the valid images and their pixels; 0 without any. Padding was blanked, not left out.
+        # Over the pixels of valid images; 0 without any. `load_first` blanks padding, but keeps it.
         means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
         count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
         own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)
-        # In the first round there is no federation's mean yet.
+        # In the first round the federation has no mean yet.
         mean = jnp.where(received.server.known > 0, old, own)
         shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
@@ -144,7 +144,7 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
 
 
 def _averaging_means(server: ServerUpdate) -> ServerUpdate:
-    """Returns the server whose amplitude is the mean over all clients that have sent theirs."""
+    """Returns the server whose `amplitude` is the mean over all clients that have sent theirs."""
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
         mean = shared[COLLECTION]["mean"]
@@ -160,8 +160,8 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
             state.sent,
             aggregate.message,
         )
-        # The method's own step comes first: it averages the collection like any leaf, and what it
-        # makes of it is then replaced.
+        # The method's own step comes first, because it averages the collection like any leaf; its
+        # result is then replaced.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
         some = means.known > 0
         mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)

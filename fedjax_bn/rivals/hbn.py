@@ -38,30 +38,30 @@ def hbn(
     momentum: UpTo1 = 0.002,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    r"""FedAvg whose batch norms mix the federation's moments with the batch's, by a learned share.
+    r"""FedAvg whose batch norms mix the federation's moments with the batch's by a learned weight.
 
     $m = (1 - a) m_g + a m_B$ and $v = (1 - a) v_g + a v_B$ with $a = \mathrm{sigmoid}(t)$
 
-    t f[C] starts at 0. In training, gradients flow through a and the batch's own moments; m_g and
-    v_g, the running statistics, do not move there. t stays with its client, whatever `share` is.
-    Before it trains, a client passes the round's batches through the received model and uploads the
-    pooled hybrid moments of every layer, over its batches: the means of m and of v + m^2. The
-    server pools those of all clients, which own n_k of n samples,
+    t f[C] starts at 0. In training, gradients flow through a and the batch's own moments, and the
+    running statistics m_g and v_g do not move. t stays with its client, whatever `share` is. Before
+    training, a client passes the round's batches through the received model and uploads the hybrid
+    moments of every layer, pooled over its batches: the means of m and of v + m^2. The server pools
+    the moments of all clients, which own n_k of n samples,
 
     $m = \sum_k n_k m_k / n$ and $v = \sum_k n_k (v_k + (m_k - m)^2) / n$
 
     and moves m_g <- (1 - momentum) m_g + momentum m, and likewise v_g. Predictions are normalized
-    by m_g and v_g. A round costs a forward pass more.
+    by m_g and v_g. A round costs an additional forward pass.
 
     The equations are those of the authors' code (Hongyao-Chen/HybridBN, FedBaseline/models/FedHBN).
-    Differs from it: the moments are those of all batches of the round, where it takes one of 64
-    samples; v is divided by n, not n - 1; its tests normalize by m and v, measured again,
-    instead of m_g and v_g.
+    Differs from it: the moments are of all batches of the round, where it takes one batch of 64
+    samples; v is divided by n, not n - 1; tests normalize by m_g and v_g, where it measures m and v
+    again.
 
     Args:
-      model: one with at least one batch norm, images -> outputs.
-      momentum: of the server's step, in [0, 1]; 0.002 as in the authors' code.
-      optimizer, **options: those of `fedavg` but `server`.
+      model: images -> outputs, with at least one batch norm.
+      momentum: weight of new moments at the server, in [0, 1]; 0.002 as in the authors' code.
+      optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
       ValueError: at `init`, the model has no batch norm.
@@ -74,7 +74,7 @@ def hbn(
         del key
         require_batch_norm("hbn", variables)
         had = {path for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"])}
-        # Gates start at 1, t at 0; one that is there already stays.
+        # `with_gates` starts gates at 1, but t starts at 0; existing gates stay.
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: leaf if path in had else jnp.zeros_like(leaf),
             with_gates(variables)["params"],
@@ -92,9 +92,9 @@ def hbn(
 
 
 def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-    """The rule of `hbn`, with t as the layer's gate; it records the hybrid moments.
+    """Normalizes by the rule of `hbn`, with t as the layer's gate, and records hybrid moments.
 
-    The running statistics stay, and a pass that may not move them takes them alone.
+    The running statistics stay fixed; a pass outside training uses them alone.
     """
     if not layer.training:
         return Statistics(layer.mean, layer.var)
@@ -105,7 +105,7 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
         return (1 - share) * kept.astype(mean.dtype) + share * new
 
     mean, var = mixed(layer.mean, mean), mixed(layer.var, var)
-    # The mean square, and not the variance: means of it may be averaged over batches and clients.
+    # The mean square, because unlike variances it may be averaged over batches and clients.
     found = {"seen_count": count, "seen_mean": mean, "seen_square": var + jnp.square(mean)}
     return Statistics(mean, var, recorded=found)
 
@@ -113,7 +113,8 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
     """Returns the client that first passes the round's data through the received model.
 
-    It sends layer -> {"mean", "square"} f[C] over a round's valid positions; zeros without any.
+    It sends layer -> {"mean", "square"} f[C] over the round's valid positions; zeros if there are
+    not any.
     """
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
@@ -141,7 +142,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
 
 
 def _each_layer(function: Any, *trees: PyTree) -> PyTree:
-    """Applies a function to every layer's dict of arrays, in a tree of modules."""
+    """Applies a function to every layer's dict of arrays in a tree of modules."""
     if not all(isinstance(leaf, dict) for leaf in trees[0].values()):
         return function(*trees)
     return {name: _each_layer(function, *(tree[name] for tree in trees)) for name in trees[0]}
@@ -152,7 +153,7 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
 
     def moved(old: PyTree, found: PyTree) -> PyTree:
         mean = found["mean"]
-        # Rounding could make the difference negative.
+        # Without the maximum, rounding could make the variance negative.
         new = {"mean": mean, "var": jnp.maximum(found["square"] - jnp.square(mean), 0)}
         return {
             name: (
@@ -165,7 +166,7 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
         mean, found = aggregate.mean, aggregate.message
-        # Under a sharing rule by which clients keep their statistics there is nothing to move.
+        # If clients keep their statistics by the sharing rule, there is nothing to move.
         if len(jax.tree.leaves(shared[STATISTICS])) < len(jax.tree.leaves(found)):
             return mean, state
         return {**mean, STATISTICS: _each_layer(moved, shared[STATISTICS], found)}, state

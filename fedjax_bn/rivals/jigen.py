@@ -19,8 +19,8 @@ from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy
 
 PyTree = Any
-COLLECTION = "jigsaw"  # of the second head
-_TILES = 3  # a side
+COLLECTION = "jigsaw"  # the second head
+_TILES = 3  # on each side
 
 
 @bounded
@@ -35,22 +35,22 @@ def jigen(
 ) -> FederatedMethod:
     """Clients minimize CE(class) + weight CE(order) on images whose 3x3 tiles may be shuffled.
 
-    An image stays whole, order 0, with probability `whole`; else its order is one of 0, ..., P,
-    alike, where each order from 1 on is a permutation of the tiles. A second dense head reads the
-    order from the features; it is the collection `jigsaw`, which travels with the model and does
-    not predict. The reported loss is CE(class), on all images. With weight 0 and whole 1
-    it is FedAvg.
+    An image stays whole (order 0) with probability `whole`; otherwise its order is uniform over
+    0, ..., P, where orders 1 to P are permutations of the tiles. A second dense head predicts the
+    order from the features. The head is the collection `jigsaw`, which travels with the model and
+    does not predict classes. The reported loss is CE(class) on all images. With weight 0 and whole
+    1 it is FedAvg.
 
     Differs from the authors' code: the permutations are maps x -> a x + b of the field of nine
-    elements, of which two agree in at most one place; tiles are not made grey; if a side is not a
-    multiple of three, its last pixels stay where they are.
+    elements, any two of which agree in at most one place; tiles do not become grey; if a side is
+    not a multiple of three, its last pixels stay in place.
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      weight: of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
-      whole: probability that an image stays, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
-      permutations: how many there are, P, from 1 to 71; 30 in the authors' scripts.
-      optimizer, **options: those of `fedavg`.
+      weight: weight of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
+      whole: probability that an image stays whole, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
+      permutations: their number P, from 1 to 71; 30 in the authors' scripts.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found; at `round`, samples are not
@@ -84,14 +84,14 @@ def jigen(
 def _orders(count: int) -> np.ndarray:
     """Returns i32[count + 1, 9]: the identity, and permutations that agree in at most one place.
 
-    Entry [p, i] is the tile at place i. They are the maps x -> a x + b, a not 0, of the field of
-    nine elements u + v sqrt(-1), u and v modulo 3, of which there are 72, the identity among them.
+    Entry [p, i] is the tile at place i. The permutations are the 72 maps x -> a x + b with a != 0,
+    including the identity, of the field of nine elements u + v sqrt(-1), u and v modulo 3.
     """
     field = [(u, v) for u in range(3) for v in range(3)]
     times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])  # noqa: E731
     number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
-    # Two such maps are equal in at most one x, since a x + b = c x + d has at most one solution.
+    # Two such maps agree in at most one x, because a x + b = c x + d has at most one solution.
     maps.sort(key=lambda one: one != list(range(9)))  # stable: the identity comes first
     return np.asarray(maps[: count + 1], np.int32)
 
@@ -104,14 +104,14 @@ def _draw_orders(key: jax.Array, size: int, whole: float, count: int) -> jax.Arr
 
 
 def _shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] whose place i shows tile `tiles`[b, i] i32[B, 9], row by row."""
+    """Returns images f[B, H, W, C] with tile `tiles[b, i]` i32[B, 9] at place i, row by row."""
     if images.ndim != 4 or min(images.shape[1:3]) < _TILES:
         raise ValueError(
             f"jigen shuffles the tiles of images f[B, H, W, C] of at least 3x3, not {images.shape}"
         )
     high, wide = (side // _TILES for side in images.shape[1:3])
 
-    # Each image has an order of its own; pixels beyond the last whole tile stay.
+    # Each image has its own order; pixels after the last whole tile stay.
     def one(image: jax.Array, tiles: jax.Array) -> jax.Array:
         inner = image[: _TILES * high, : _TILES * wide]
         cut = inner.reshape(_TILES, high, _TILES, wide, -1).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""MixStyle (Zhou et al., ICLR 2021): early feature maps in the style of another sample's."""
+"""MixStyle (Zhou et al., ICLR 2021): mixes the styles of early feature maps of two samples."""
 
 from collections.abc import Callable
 from math import prod
@@ -24,7 +24,7 @@ from fedjax_bn.sharing import STATISTICS, Variables
 from fedjax_bn.state import Received
 
 Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-_EPSILON = 1e-6  # of a variance, as in the authors' code
+_EPSILON = 1e-6  # added to a variance, as in the authors' code
 _STAGES = ("layer1", "layer2", "layer3")  # of a residual network
 
 
@@ -44,23 +44,23 @@ def mixstyle(
 
     $m_{mix} = l m_i + (1 - l) m_j$, likewise $s_{mix}$, with $l \sim Beta(a, a)$
 
-    Mean and deviation are a sample's over the positions of each channel and pass no gradient; j is
-    another valid sample of the client's batch, and l one number a sample. Each named place mixes or
-    not, independently. Only the model travels. With probability 0 it is FedAvg.
+    Mean and deviation are over the positions of each sample's channel and pass no gradient. j is
+    another valid sample of the client's batch; l is one number for each sample. Each named place
+    mixes or not, independently. Only the model travels. With probability 0 it is FedAvg.
 
-    It is the paper's random mixing. Its other form, in which partners are of another domain, needs
-    batches of several domains, and a client has one.
+    This is the paper's random mixing. Its other form, with partners from another domain, needs
+    batches with several domains, and a client has one.
 
     Args:
-      model: one whose named modules give maps f[B, H, W, C], or any with spatial axes.
-      names: after which modules, such as "norm1,norm2"; "layer1" is the last module with that name,
-        or with one that begins with "layer1_". "" for the ends of the stages layer1, layer2 and
-        layer3, as the authors' scripts have on PACS ("layer1,layer2" on OfficeHome: KaiyangZhou/
-        mixstyle-release, imcls/scripts/run_mixstyle.sh); without these, for the first two
-        batch norms that see maps, our choice.
-      probability: that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
+      model: images -> outputs, whose named modules give maps f[B, ..., C] with spatial axes.
+      names: modules after which styles mix, such as "norm1,norm2"; "layer1" means the last module
+        with that name or with a name that begins with "layer1_". "" means the ends of the stages
+        layer1, layer2 and layer3, as in the authors' scripts for PACS ("layer1,layer2" for
+        OfficeHome: KaiyangZhou/mixstyle-release, imcls/scripts/run_mixstyle.sh); if the model lacks
+        these, it means the first two batch norms that see maps, our choice.
+      probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, no map has such a name.
@@ -70,12 +70,12 @@ def mixstyle(
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        # Their shape alone: the pass reads them itself.
+        # Only their shape: the pass reads the images itself.
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
         places, own_key = _chosen_maps(model, variables, images, names), stream(key, "mixed styles")
 
         def mixed(name: str, x: jax.Array) -> jax.Array:
-            # Another key for each place, by its name.
+            # Each place has its own key, derived from its name.
             return mix(jax.random.fold_in(own_key, crc32(name.encode())), x, batch["valid"])
 
         with changing_outputs(places, mixed):
@@ -98,9 +98,9 @@ def _mixing_styles(probability: float, concentration: float) -> Mix:
 
 
 def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns x with mean and deviation l times its own plus 1 - l times another's.
+    """Returns x with mean and deviation l times its own plus 1 - l times the other's.
 
-    x and the other are f[B, ..., C] with at least two positions, l f[B, 1, ..., 1].
+    x and `other` are f[B, ..., C] with at least two positions; l is `weight` f[B, 1, ..., 1].
     """
     axes = tuple(range(1, x.ndim - 1))
 
@@ -114,13 +114,13 @@ def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array
 
 
 def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
-    """Returns the paths of the modules that `names` means, see `mixstyle`; nothing is computed."""
+    """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
     found: list[str] = []  # in the order of calls
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
         if call.method == "__call__" and call.path and hasattr(output, "shape"):
-            # A style needs two positions.
+            # A deviation needs at least two positions.
             styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
             found.extend(["/".join(call.path)] * styled)
         return output

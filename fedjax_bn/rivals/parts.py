@@ -1,4 +1,4 @@
-"""What several rivals share: dense layers, places inside a network, and a distance of features."""
+"""Parts of several rivals: dense layers, places inside a network, and a distance of features."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -22,9 +22,9 @@ Change = Callable[[str, jax.Array], jax.Array]
 
 
 def dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
-    """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch starts a layer.
+    """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch initializes a layer.
 
-    All numbers are from U(-1/sqrt(inputs), 1/sqrt(inputs)).
+    All entries are drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)).
     """
     kernel_key, bias_key = jax.random.split(key)
     bound = inputs**-0.5  # Kaiming's uniform bound with a = sqrt(5)
@@ -48,13 +48,13 @@ def stages_of(
     """Returns path -> channels of the modules that `names` means, without computing anything.
 
     Args:
-      method: whose, for a message.
+      method: its name, for messages.
       variables: a model's collections; only shapes count.
-      names: modules such as "norm1,norm2"; "layer1" is the last module with that name, or with one
-        that begins with "layer1_". "" for the first of `ends` that the model has, or, if it has
-        none of them, all batch norms.
-      ends: modules, by default the ends of the stages layer1, layer2 and layer3 of a residual
-        network, and the convolutions of a DenseNet's transitions.
+      names: modules such as "norm1,norm2"; "layer1" means the last module with that name or with
+        a name that begins with "layer1_". "" means the first tuple of `ends` that the model has, or
+        all batch norms if it has none of them.
+      ends: tuples of modules, by default the ends of the stages layer1, layer2 and layer3 of a
+        residual network, and the convolutions of a DenseNet's transitions.
 
     Raises:
       ValueError: there is no such module, or no batch norm to choose.
@@ -72,7 +72,7 @@ def stages_of(
     def last(name: str) -> str | None:
         parts = (path for path in known if path.startswith(f"{name}_"))
         alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (name in known)
-        # By length first, so that layer1_10 comes after layer1_9.
+        # Length first, so that layer1_10 comes after layer1_9.
         return max(alike, key=lambda path: (len(path), path), default=None)
 
     wanted = [names_in(names)] if names else ends
@@ -95,7 +95,7 @@ def changing_outputs(places: Collection[str], change: Change) -> AbstractContext
 
     Args:
       places: paths of modules, such as "layer1_1".
-      change: name and output f[B, ..., C] -> output.
+      change: `change(name, output f[B, ..., C]) -> output`.
     """
 
     def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -106,7 +106,7 @@ def changing_outputs(places: Collection[str], change: Change) -> AbstractContext
 
 
 def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
-    """Returns path -> last axis of the modules that own one of some leaves."""
+    """Returns path -> size of the last axis, for modules with one of these leaves."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(collection):
         *module, name = path_names(path)
@@ -116,7 +116,7 @@ def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
 
 
 def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    r"""Returns MMD^2 f[] of the valid rows of x and y, of equal weights; 0 without valid rows.
+    r"""Returns MMD^2 f[] of the valid rows of x and y, with equal weights; 0 without valid rows.
 
     $MMD^2(x, y) = \sum_{ab} s_a s_b k(z_a, z_b)$ with $z = (x, y)$, $s = (w, -w)$, $\sum_a w_a = 1$
 
@@ -125,9 +125,9 @@ def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[f
     m is the mean squared distance, which passes no gradient (Gretton et al., JMLR 2012).
 
     Args:
-      x, y: f[B, D], whose rows b are of one sample.
+      x, y: f[B, D]; row b of both is from sample b.
       valid: bool[B].
-      ratios: r, of the kernels' widths to the mean squared distance.
+      ratios: r, the kernels' widths relative to the mean squared distance.
     """
     far = squared_distances(x, x), squared_distances(y, y), squared_distances(x, y)
     return by_distances(*far, valid, ratios)
@@ -146,7 +146,7 @@ def by_distances(
     def mean(pairs: jax.Array) -> jax.Array:
         return jnp.einsum("a,ab,b->", shares, pairs, shares)
 
-    # The width is the mean over all pairs of (x, y): a quarter is within each, a half between them.
+    # The width is the mean over all pairs: a quarter is within x, a quarter within y, half between.
     parts = ((within_x, 1), (within_y, 1), (between, -2))
     width: Any = sum(abs(sign) / 4 * mean(far) for far, sign in parts)
     gaps = (sign * mean(kernel(far, width, ratios)) for far, sign in parts)
@@ -154,11 +154,11 @@ def by_distances(
 
 
 def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    """Returns k f[...] of pairs by their squared distances f[...].
+    """Returns k f[...] of pairs from their squared distances f[...].
 
-    The width m passes no gradient: f[], or f[...] of pairs.
+    The width m, f[] or f[...] for the pairs, passes no gradient.
     """
-    # A scale alone: by its gradient features would lower the distance by widening the kernels.
+    # With a gradient, features could lower the distance just by widening the kernels.
     relative = far / jax.lax.stop_gradient(jnp.where(width > 0, width, 1))
     return sum((jnp.exp(-relative / ratio) for ratio in ratios), jnp.zeros_like(far))
 
@@ -166,5 +166,5 @@ def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Arr
 def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns ||x_a - y_b||^2 f[N, M] of all pairs of rows f[N, D] and f[M, D]."""
     first, second = (jnp.square(z).sum(-1) for z in (x, y))
-    # Not below 0, which rounding could make of equal rows.
+    # Not below 0: rounding could make the distance of equal rows negative.
     return jnp.maximum(first[:, None] + second[None] - 2 * x @ y.T, 0)

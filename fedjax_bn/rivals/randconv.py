@@ -1,4 +1,4 @@
-"""RandConv (Xu et al., ICLR 2021): one prediction whatever random convolution the images meet."""
+"""RandConv (Xu et al., ICLR 2021): the same prediction after any random convolution."""
 
 from typing import Any, Unpack
 
@@ -17,7 +17,7 @@ from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
 DRAWS = 3  # as in the paper
-_LEAST = 1e-7  # of a mean probability, as in the authors' code
+_LEAST = 1e-7  # lower bound of a mean probability, as in the authors' code
 
 
 @bounded
@@ -37,20 +37,20 @@ def randconv(
 
     p_j are the class probabilities of three passes of a batch, each after another random
     convolution (`perturb.randconv`), and m = (p_1 + p_2 + p_3) / 3, at least 1e-7. Divergences are
-    means over the valid samples. Only the model travels. The reported loss is CE(p_1). With
-    c = 0 there is one pass, FedAvg with `perturb=randconv(...)`; with identity 1 too it is FedAvg.
+    means over the valid samples. Only the model travels. The reported loss is CE(p_1). With c = 0
+    there is one pass: FedAvg with `perturb=randconv(...)`. With c = 0 and identity 1 it is FedAvg.
 
     Differs from the authors' code (wildphoton/RandConv, randconv_trainer.py): every pass convolves
-    the image itself, as in the paper, where there the second and third convolve what the first one
-    made; the first pass alone moves running statistics, where there every pass does.
+    the image itself, as in the paper, where theirs convolves the first pass's result in the second
+    and third; only the first pass moves running statistics, where theirs moves them in every pass.
 
     Args:
       model: images -> logits.
       consistency: c, at least 0; 10 with `mix`, 5 for RC_img, in the authors' script for digits.
-      mix: whether images are mixed with their convolutions: RC_mix, else RC_img.
-      identity: probability that a pass sees the images as they are; 0.5 for RC_img.
+      mix: whether images are mixed with their convolutions (RC_mix) or replaced (RC_img).
+      identity: probability that a pass uses the images unchanged; 0.5 for RC_img.
       largest: side of the largest kernel, odd.
-      optimizer, **options: those of `fedavg`; what `perturb` gives is convolved.
+      optimizer, **options: as in `fedavg`; the convolution comes after `perturb`.
 
     Raises:
       ValueError: at `round`, samples are not images.
@@ -66,10 +66,10 @@ def randconv(
             learned.trained(variables, convolve(own, images, valid), batch, key)
             for own in jax.random.split(stream(key, "random convolutions"), draws)
         ]
-        # The first pass alone is reported and moves running statistics.
+        # Only the first pass is reported and moves running statistics.
         value = loss = passes[0][0]
         if consistency:
-            # Each pass has the same dropout, so that only the convolutions differ.
+            # All passes have the same dropout, so that only the convolutions differ.
             logits = jnp.stack([out.outputs for _, out in passes])
             value += consistency * masked_mean(_disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)

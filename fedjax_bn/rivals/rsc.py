@@ -1,4 +1,4 @@
-"""RSC (Huang, Wang, Xing & Huang, ECCV 2020): the features that decide most are muted."""
+"""RSC (Huang, Wang, Xing & Huang, ECCV 2020): mutes the features with the largest gradients."""
 
 from typing import Any, Unpack
 
@@ -27,24 +27,24 @@ def rsc(
     batch: Share = 0.3333333333333333,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients minimize CE(classify(f * mask)), representation self-challenging.
+    r"""Clients minimize CE(classify(f * mask)): representation self-challenging.
 
     $g = \partial \, logit_y / \partial f$
 
-    mutes the share `features` of each sample's features with the largest g, and keeps that for the
-    share `batch` of the samples whose probability of y falls most by it. No gradient passes through
-    the mask. Only the model travels. The reported loss is that with muted features. With
-    either share 0 it is FedAvg.
+    The mask mutes a fraction `features` of each sample's features, those with the largest g, but
+    only in a fraction `batch` of the samples, those whose probability of y it lowers most. No
+    gradient passes through the mask. Only the model travels. The reported loss is the loss with
+    muted features. If either fraction is 0 it is FedAvg.
 
-    It is DomainBed's form (Gulrajani & Lopez-Paz 2021), on what the classifier reads; the authors'
-    mutes cells or channels of the last map. Differs from it: the shares are counted, rounded down,
-    where it takes those at or above a percentile, up to one more.
+    This is DomainBed's form (Gulrajani & Lopez-Paz 2021), which mutes the classifier's input; the
+    authors' form mutes cells or channels of the last map. Differs from DomainBed: numbers are the
+    fractions rounded down, where it takes all values at or above a percentile, up to one more.
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
-      features: share of a sample's features, in [0, 1); 1/3 as in DomainBed.
-      batch: share of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
-      optimizer, **options: those of `fedavg`.
+      features: fraction of a sample's features, in [0, 1); 1/3 as in DomainBed.
+      batch: fraction of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, the model's features are not found.
@@ -55,7 +55,7 @@ def rsc(
 
 
 def _self_challenging(learned: Learning, features: float, share: float) -> Objective:
-    """Returns the objective of `rsc`: `features` of a sample muted in a `share` of the samples."""
+    """Returns the objective of `rsc`; `share` is the fraction of the samples."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
@@ -64,7 +64,7 @@ def _self_challenging(learned: Learning, features: float, share: float) -> Objec
         out = forward(learned.model, variables, images, wanted=["features"], **options)
 
         def classify(given: jax.Array) -> jax.Array:
-            # The features are replaced, so that this pass computes the classifier alone.
+            # The pass replaces the features, so that XLA computes the classifier alone.
             replaced = ClassifiedBy(learned.model, lambda classify, features: classify(given))
             return forward(replaced, variables, images, **options).outputs
 
@@ -89,15 +89,15 @@ def _challenge(
 ) -> jax.Array:
     """Returns the mask f[B, F] of zeros and ones, see `rsc`.
 
-    `classify` maps features f[B, F] to logits f[B, classes], each row by itself; `muted` is the
-    share of the features and `share` that of the valid samples.
+    `classify` maps features f[B, F] to logits f[B, classes], row by row; `muted` is the fraction of
+    the features and `share` the fraction of the valid samples.
     """
 
     def of_label(values: jax.Array) -> jax.Array:
         return jnp.take_along_axis(values, label[:, None], axis=-1)[:, 0]
 
     gradient = jax.grad(lambda f: of_label(classify(f)).sum())(features)
-    # By rank and not by a percentile: ties would mute more than the share.
+    # By rank and not by a percentile, by which ties would mute more than the fraction.
     keep = (_rank(gradient) >= int(muted * features.shape[-1])).astype(features.dtype)
     before, after = (of_label(jax.nn.softmax(x)) for x in (logits, classify(features * keep)))
     falls = jnp.where(valid, before - after, -jnp.inf)

@@ -1,4 +1,4 @@
-"""SelfReg (Kim et al., ICCV 2021): samples of one class are to look alike, without negatives."""
+"""SelfReg (Kim et al., ICCV 2021): pulls samples of one class together, without negatives."""
 
 from typing import Any, Unpack
 
@@ -20,8 +20,8 @@ from fedjax_bn.task import masked_mean
 
 PyTree = Any
 COLLECTION = "projection"
-_WIDE = 2048  # features that are projected without becoming more
-_EPSILON = 1e-5  # PyTorch's of a batch norm
+_WIDE = 2048  # a projection of so many features does not widen them
+_EPSILON = 1e-5  # PyTorch's default for batch norm
 
 
 @bounded
@@ -33,26 +33,26 @@ def selfreg(
     beta: Above0 = 0.5,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""Clients minimize CE + min(CE, 1) (logits' gap + feature times the features' gap).
+    r"""Clients minimize CE + min(CE, 1) (gap(o) + feature * gap(f)).
 
     $gap(o) = l \, MSE(o, o_2) + (1 - l) MSE(o, l o_2 + (1 - l) o_3)$
 
     $gap(f) = l \, MSE(f, q_2) + (1 - l) MSE(f, l q_2 + (1 - l) q_3)$
 
-    with $l \sim Beta(\beta, \beta)$, one number a batch. o are the logits, f the features and q
-    their projection by three dense layers with batch norm; 2 and 3 are those of two other samples
-    of the same class in the batch, by permutations. The factor min(CE, 1) passes no gradient. The
-    projection, the collection `projection`, travels with the model and does not predict. The
-    reported loss is CE.
+    with $l \sim Beta(\beta, \beta)$, one number for each batch. o are the logits, f the features
+    and q their projection by three dense layers with batch norm. Permutations within each class of
+    the batch choose the samples 2 and 3. The factor min(CE, 1) passes no gradient. The projection,
+    the collection `projection`, travels with the model and does not predict. The reported loss is
+    CE.
 
-    It is DomainBed's form (Gulrajani & Lopez-Paz 2021). The authors' averaging of weights and their
-    curriculum over domains, of which a client has one, are not here.
+    This is DomainBed's form (Gulrajani & Lopez-Paz 2021), without the authors' averaging of weights
+    and their curriculum over domains (a client has one domain).
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` defines its features.
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
-      beta: of the distribution of l, above 0; 0.5 as in DomainBed.
-      optimizer, **options: those of `fedavg`.
+      beta: parameter of the distribution of l, above 0; 0.5 as in DomainBed.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the size of the features is not found.
@@ -98,7 +98,7 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
         projected = _project(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
         gap += feature * _gap(out.features, projected, pair, share)
-        # The better the classes are learned, the less the gap counts; this weight has no gradient.
+        # The gap counts less as the classes are learned; this weight passes no gradient.
         factor = jax.lax.stop_gradient(jnp.minimum(loss, 1))
         return loss + factor * masked_mean(gap, valid), (loss, out.moved)
 
@@ -114,13 +114,13 @@ def _gap(x: jax.Array, others: jax.Array, pair: list[jax.Array], share: jax.Arra
 
 
 def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns another valid sample of the same class for each, i32[B], by permutations.
+    """Returns a random valid sample of the same class for each, i32[B], by permutations.
 
-    It may be the sample itself; for a padding sample it is a padding one.
+    It may be the sample itself; padding samples get padding samples.
     """
-    # Padding is a class of its own, after all others.
+    # Padding counts as a separate class, after all others.
     kind = jnp.where(valid, label, jnp.iinfo(label.dtype).max)
-    # Sorted by class in two ways, at random and in order: rank r of a class goes to rank r.
+    # Two sorts by class, in random and in original order; equal ranks are paired.
     random = jax.random.uniform(key, label.shape)
     to, of = jnp.lexsort((random, kind)), jnp.argsort(kind, stable=True)
     return jnp.zeros_like(to).at[of].set(to)
@@ -129,7 +129,7 @@ def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
 def _project(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
     """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them.
 
-    Batch norms take the moments of the valid samples, as the projection is used in training alone.
+    Batch norms use the moments of the valid samples, because only training uses the projection.
     """
     for i in range(3):
         layer = {name: leaf.astype(x.dtype) for name, leaf in layers[f"layer{i + 1}"].items()}

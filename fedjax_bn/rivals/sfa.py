@@ -24,19 +24,19 @@ def sfa(
     shift: AtLeast0 = 1.0,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""FedAvg whose classifier reads, in training, features with noise: SFA-S.
+    r"""FedAvg whose classifier reads noisy features in training (SFA-S).
 
-    $f' = a f + b$ with $a \sim N(1, scale^2)$ and $b \sim N(0, shift^2)$ a sample and feature
+    $f' = a f + b$ with $a \sim N(1, scale^2)$ and $b \sim N(0, shift^2)$ by sample and feature
 
-    Only the model travels. With both deviations 0 it is FedAvg. There is no authors' code to
-    compare with; both defaults are 1 as the paper's simple form has them, to our knowledge. Its
-    other form, SFA-A, with the covariance of each class, is not here.
+    Only the model travels. With both deviations 0 it is FedAvg. We found no authors' code to
+    compare with; to our knowledge both deviations are 1 in the paper's simple form. Its other form,
+    SFA-A, which uses the covariance of each class, is not available here.
 
     Args:
       model: images -> outputs; `fedjax_bn.models.features` defines its features.
       scale: standard deviation of a, at least 0.
       shift: standard deviation of b, at least 0.
-      optimizer, **options: those of `fedavg`.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `round`, the features are not found.
@@ -45,7 +45,7 @@ def sfa(
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        noise = stream(key, "feature noise")  # dropout draws as without this method
+        noise = stream(key, "feature noise")  # separate, so that dropout draws as without noise
         noisy = ClassifiedBy(
             model, lambda classify, f: classify(_with_noise(noise, f, scale, shift))
         )

@@ -25,10 +25,10 @@ from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy, masked_mean
 
 PyTree = Any
-COLLECTION = "restitution"  # path of a module -> its layer
-HEADS = "restitution_heads"  # collection: a classifier of each place, in training only
+COLLECTION = "restitution"  # collection: path of a module -> its layer
+HEADS = "restitution_heads"  # collection: a classifier for each place, in training only
 _REDUCTION = 16  # channels for each hidden unit of a gate
-_EPSILON = 1e-5  # PyTorch's of an instance norm
+_EPSILON = 1e-5  # PyTorch's default for instance norm
 
 
 @bounded
@@ -40,7 +40,7 @@ def snr(
     names: str = "",
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    r"""FedAvg of a network that restores a part of the style which instance norm removes (SNR).
+    r"""FedAvg of a network that restores a part of the style that instance norm removes (SNR).
 
     The output x f[B, ..., C] of some modules becomes x+:
 
@@ -50,23 +50,24 @@ def snr(
 
     $CE + weight \sum (l(H(n) - H(x^+)) + l(H(x^-) - H(n))) + weight \; CE_{last}(x^+)$
 
-    is the loss, a sum over places, with l(t) = log(1 + exp(-t)). H is the entropy of the
-    predictions of a place's dense head from the map's mean over positions, a mean over samples: x+
-    should separate the classes better than the normalized n, and x-, the rest, worse. CE_last is
-    that of the last place's head. The layers, the collection `restitution`, travel with the model
-    and predict with it; the heads, `restitution_heads`, travel too. The reported loss is CE.
+    is the loss, a sum over places, with l(t) = log(1 + exp(-t)). Each place's dense head predicts
+    classes from the map's mean over positions; H is the mean entropy of these predictions over
+    samples. x+ should separate the classes better than the normalized n, and x-, the rest, worse.
+    CE_last is the cross entropy of the last place's head. The layers, the collection `restitution`,
+    travel with the model and predict with it; the heads, `restitution_heads`, travel too. The
+    reported loss is CE.
 
     Defaults are those of the authors' code (microsoft/SNR, MIT). Differs from it: batch norms
-    train, where theirs keep ImageNet's statistics. The loss needs no domains, so that a client with
-    one loses nothing.
+    train, where theirs keep ImageNet's statistics. The loss uses no domain labels, so it suits
+    clients with one domain.
 
     Args:
       model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
-      weight: of the heads' terms, at least 0; 0.01 in the authors' code.
-      names: after which modules, see `rivals.parts.stages_of`; "" for the ends of the stages
-        layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all batch norms
-        that see maps.
-      optimizer, **options: those of `fedavg`.
+      weight: weight of the heads' terms, at least 0; 0.01 in the authors' code.
+      names: modules whose outputs are restored, see `rivals.parts.stages_of`. "" means the first
+        that the model has: the ends of layer1 to layer3, as in the authors' code; a DenseNet's
+        transitions; all batch norms that see maps.
+      optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
@@ -80,7 +81,7 @@ def snr(
         places, sizes = stages_of("snr", variables, names), sizes_of(model, variables)
         layers, heads, key = {}, {}, stream(key, "restitution")
         for name, size in places.items():
-            # By the name's checksum, so that a place draws the same whatever others there are.
+            # By the name's checksum, so that a place draws the same whatever the other places are.
             own = jax.random.fold_in(key, crc32(name.encode()))
             layer_key, head_key = jax.random.split(own)
             layers[name] = _layer(layer_key, size, sizes.dtype)
@@ -91,7 +92,7 @@ def snr(
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
         seen: dict[str, _Restored] = {}
-        # Here and not by `hook`, since the loss needs what each layer makes of its map.
+        # Here and not by `hook`, because the loss needs each layer's n, x+ and x-.
         with _restoring(variables[COLLECTION], seen):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         if not seen:
@@ -109,7 +110,7 @@ def snr(
 
 
 class _Restored(NamedTuple):
-    """What a layer makes of a map."""
+    """The result of a layer for one map."""
 
     kept: jax.Array  # x+ f[B, ..., C], which replaces the map
     means: jax.Array  # of n, x+ and x- over positions, f[3, B, C]
@@ -118,7 +119,7 @@ class _Restored(NamedTuple):
 def _head_losses(
     seen: Mapping[str, _Restored], heads: PyTree, label: jax.Array, valid: jax.Array
 ) -> jax.Array:
-    """Returns the sum over places, and the last one's cross entropy, f[]; see `snr`."""
+    """Returns the sum over places plus the last place's cross entropy, f[]; see `snr`."""
 
     def entropy(logits: jax.Array) -> jax.Array:
         logs = jax.nn.log_softmax(logits)
@@ -136,7 +137,7 @@ def _head_losses(
 
 
 def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
-    """Restores the outputs of the modules that the tree names, see `models.hooks`."""
+    """Restores the outputs of the modules named in the tree, see `models.hooks`."""
     del key
     return Hooked(images, contexts=(_restoring(tree),))
 
@@ -144,14 +145,14 @@ def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -
 def _restoring(
     layers: Mapping[str, PyTree], seen: MutableMapping[str, _Restored] | None = None
 ) -> AbstractContextManager:
-    """Returns a context in which outputs of modules are restored while they are traced.
+    """Returns a context in which traced modules have restored outputs.
 
-    `seen` takes what each layer makes of its map, in the order of calls.
+    `seen` collects the results of the layers in the order of calls.
     """
 
     def restored(name: str, x: jax.Array) -> jax.Array:
         if not is_spatial(x):
-            return x  # there are no positions to normalize over
+            return x  # no positions to normalize over
         parts = _restore(layers[name], x)
         if seen is not None:
             seen[name] = parts
@@ -161,10 +162,10 @@ def _restoring(
 
 
 def _restore(layer: PyTree, x: jax.Array) -> _Restored:
-    """Returns what a layer makes of a map f[B, ..., C], in at least float32.
+    """Returns a layer's result for a map f[B, ..., C], in at least float32.
 
-    n is s x + t for each sample, and its mean the instance norm's bias: so the gate needs only the
-    map's mean, and x+ is an affine map of x.
+    For each sample n = s x + t, and the mean of n is the instance norm's bias. The gate thus needs
+    only the map's mean, and x+ is an affine map of x.
     """
     if len(layer["scale"]) != x.shape[-1]:
         raise ValueError(
@@ -187,7 +188,7 @@ def _restore(layer: PyTree, x: jax.Array) -> _Restored:
 
 
 def _layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
-    """Starts an instance norm and the two dense layers of a gate as PyTorch does."""
+    """Draws an instance norm and the two dense layers of a gate as PyTorch does."""
     hidden = max(channels // _REDUCTION, 1)
     keys = jax.random.split(key, 4)
 

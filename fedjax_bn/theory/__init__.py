@@ -1,4 +1,4 @@
-"""What FedBN and UniFed prove, in numbers: kernels, eigenvalues, rates, bounds; and figures."""
+"""The theory of FedBN and UniFed in numbers: kernels, eigenvalues, rates, bounds, figures."""
 
 from fedjax_bn.theory import bounds as bounds
 from fedjax_bn.theory.convergence import Course as Course

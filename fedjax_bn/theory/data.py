@@ -1,7 +1,7 @@
-"""Small data sets in the form of `fedjax_bn.theory`: Gaussian clients, and real handwriting.
+"""Small data sets for `fedjax_bn.theory`: Gaussian clients, and real handwriting.
 
-All have N `clients` with as many points `each` of d dimensions, one client after the other. Each
-needs more than d points for its covariance to be positive definite.
+Every set has N `clients`, one after another, with `each` points of d dimensions. A client needs
+more than d points for a positive definite covariance.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from fedjax_bn.theory.convergence import Data, data_from
 
 
 def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension: int = 10) -> Data:
-    """Draws Gaussian points whose covariance differs by client, with targets of one rule."""
+    """Draws Gaussian points whose covariance differs by client, with targets from one rule."""
     random = np.random.default_rng(seed)
     mixing = random.normal(size=(clients, dimension, dimension)) / np.sqrt(dimension)
     mixing += 0.5 * np.eye(dimension)
@@ -23,11 +23,11 @@ def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension:
 def shifted_points(
     seed: int = 0, clients: int = 6, each: int = 180, dimension: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws Gaussian clients that differ in the mean and scale of every feature alone.
+    """Draws Gaussian clients that differ only in the mean and scale of each feature.
 
     Returns:
-      Points f[N * each, d] and labels i[N * each], 0 or 1 by a half-space of the points before they
-      were shifted.
+      Points f[N * each, d], and labels i[N * each], 0 or 1 by a half-space of the points before
+      shift and scale.
     """
     random = np.random.default_rng(seed)
     standard = random.normal(size=(clients, each, dimension))
@@ -40,11 +40,11 @@ def shifted_points(
 def scanner_points(
     clients: int = 5, each: int = 20, dimension: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns embedded digits of up to 6 scanners, on d principal axes of all together.
+    """Returns digits from up to 6 scanners, projected to the first d principal axes of all.
 
     Returns:
-      Points f[N * each, d], scaled by their standard deviation, and whether the number is odd,
-      i[N * each].
+      Points f[N * each, d], divided by their standard deviation, and labels i[N * each], 1 for odd
+      digits, 0 for even ones.
     """
     splits = [domain.train for domain in scanners.load().domains[:clients] if domain.train]
     images = np.concatenate([np.asarray(split.images[:each]) for split in splits])
@@ -57,6 +57,6 @@ def scanner_points(
 
 
 def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
-    """Returns `scanner_points` with the targets 1 for even numbers and -1 for odd."""
+    """Returns `scanner_points` with targets 1 for even digits and -1 for odd digits."""
     points, odd = scanner_points(clients, each, dimension)
     return data_from(points, np.repeat(np.arange(clients), each), 1.0 - 2 * odd)

@@ -1,4 +1,4 @@
-"""Figures of the theory, as PNG bytes; the numbers are those of `fedjax_bn.theory`."""
+"""Figures of the theory as PNG bytes, with numbers from `fedjax_bn.theory`."""
 
 from collections.abc import Mapping
 
@@ -12,13 +12,13 @@ from fedjax_bn.theory.convergence import Course, gram, same_client, sampled_gram
 
 
 def gram_matrices(key: jax.Array, points: jax.Array, client: jax.Array, samples: int) -> bytes:
-    """Draws G and G* in closed form, and Monte Carlo's deviation from G in its standard errors.
+    """Draws G, G* and the deviation of a Monte Carlo estimate from G in standard errors.
 
     Args:
       key: random key.
       points: f[P, d].
       client: i32[P], sorted, so that G* is block diagonal.
-      samples: of the Monte Carlo estimate.
+      samples: number of draws of the Monte Carlo estimate.
     """
     exact = gram(points)
     estimate, error = sampled_gram(key, points, samples)
@@ -40,7 +40,7 @@ def gram_matrices(key: jax.Array, points: jax.Array, client: jax.Array, samples:
 
 
 def spectra(matrices: Mapping[str, jax.Array]) -> bytes:
-    """Draws eigenvalues of Gram matrices in rising order, a line a matrix."""
+    """Draws eigenvalues of Gram matrices in rising order, one line for each matrix."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name, matrix in matrices.items():
@@ -53,10 +53,10 @@ def spectra(matrices: Mapping[str, jax.Array]) -> bytes:
 
 
 def courses(by_data: Mapping[str, Mapping[str, Course]]) -> bytes:
-    """Draws |f(t) - y|^2 of both networks, solid, beside the predicted linear rate, dashed.
+    """Draws |f(t) - y|^2 of both networks (solid) and the predicted linear rate (dashed).
 
     Args:
-      by_data: title of a panel -> what `theory.race` returns.
+      by_data: title of a panel -> result of `theory.race`.
     """
     figure = Figure(figsize=(6 * len(by_data), 4.6), layout="constrained")
     panels = figure.subplots(1, len(by_data), squeeze=False)[0]
@@ -73,7 +73,7 @@ def courses(by_data: Mapping[str, Mapping[str, Course]]) -> bytes:
 
 
 def toy_errors(toy: ToyRegression) -> bytes:
-    """Draws errors over w, without batch norm and with each client's own (FedBN, Fig. 1)."""
+    """Draws errors over w, without batch norm and with local batch norm (FedBN, Fig. 1)."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     titles = ("without batch norm", "with local batch norm")
@@ -89,7 +89,7 @@ def toy_errors(toy: ToyRegression) -> bytes:
 
 
 def toy_surfaces(toy: ToyRegression) -> bytes:
-    """Draws errors over w and gamma, a panel a client, and those of the means (FedBN, Fig. 2)."""
+    """Draws each client's errors over w and gamma, and marks the means (FedBN, Fig. 2)."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     weight, gamma = toy.best.mean(), toy.local_gammas.mean()
