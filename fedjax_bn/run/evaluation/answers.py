@@ -88,7 +88,7 @@ def answering(task: Task) -> Task:
 
 
 def _measure(answers: Answers) -> dict[str, float]:
-    """Returns name -> value of each measure; NaN where it is not defined.
+    """Returns name -> value of each measure; NaN if it is not defined.
 
     loss is the mean cross entropy. balanced_accuracy is the share of right answers in each class,
     averaged over the classes that occur (Brodersen et al. 2010). auc is the area under the curve of

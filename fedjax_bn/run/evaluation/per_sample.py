@@ -96,7 +96,7 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
     """Writes `plots/boxes.png`, the first test images with the boxes that a detector finds.
 
     Internal clients predict with their own models, by the method's rule. Unseen domains predict
-    with what an unseen client receives, by its running statistics.
+    with what an unseen client receives, by the received running statistics.
     """
 
     def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[Picture]]:

@@ -34,7 +34,7 @@ _THREADS = 8
 # On a mesh a batch is on the device that has its client's model ("clients"), or the devices share
 # all batches evenly ("parts"), or each device has all of them ("copies").
 Where = Literal["clients", "parts", "copies"]
-_Place = tuple[int, Split, int]  # of a batch: client, its split, number of the first sample
+_Place = tuple[int, Split, int]  # a batch: client, split, first sample's number
 
 
 class TestData(NamedTuple):
@@ -222,7 +222,7 @@ def score_clients(
     Args:
       model: linen module, images -> outputs.
       prepare: stored images -> what the model reads.
-      num_clients: K; a client without samples scores what its task gives for none.
+      num_clients: K; a client without samples gets the task's score of no samples.
       task: how outputs are judged; by default `task.classification`.
       statistics: how the method's clients predict, its `FederatedMethod.statistics`; None for
         their running statistics.

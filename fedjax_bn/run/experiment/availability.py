@@ -78,8 +78,8 @@ class Cohort(NamedTuple):
 def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array) -> Cohort:
     """Returns the clients of a round; traceable.
 
-    Unavailable clients are drawn only if too few are available. By size, the next client is drawn
-    with a probability of its share of the samples of all clients not yet drawn.
+    Unavailable clients are drawn only if too few are available. By size, a client's probability to
+    be drawn next is its share of the samples of all clients not yet drawn.
 
     Args:
       how: who takes part.

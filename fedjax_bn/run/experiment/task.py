@@ -65,7 +65,7 @@ def _is_nnx(kind: type) -> bool:
 
 
 def choose_task(text: str, model: Any, internal: Dataset, score: str, **gains: float) -> Task:
-    """Returns `detection` where images have boxes, else `classification`.
+    """Returns `detection` if images have boxes, else `classification`.
 
     Args:
       text: `config.model`, which made the model.

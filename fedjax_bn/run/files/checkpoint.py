@@ -115,7 +115,7 @@ def _rounds(workdir: Path, kind: str) -> list[int]:
 def _delete(paths: Iterable[Path]) -> None:
     for path in paths:
         # Renamed first: a kill must not leave half a checkpoint under the name of a whole one.
-        # Orbax deletes what has this name when it opens the folder.
+        # Orbax deletes folders with such a name when it opens their parent.
         doomed = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
         try:
             path.rename(doomed)
@@ -188,7 +188,7 @@ def settle(manager: Folder) -> None:
     """Waits until the disk has what was saved.
 
     Raises:
-      WorkdirError: it could not be written; no part of it is left.
+      WorkdirError: a checkpoint could not be written; no part of it is left.
     """
     with _faults_named(manager):
         manager.wait()
@@ -227,7 +227,7 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
       round: one of `steps(manager)`.
 
     Raises:
-      CheckpointError: it is missing, damaged, or it holds other arrays.
+      CheckpointError: the checkpoint is missing or damaged, or holds other arrays.
     """
     if not (found := steps(manager)):
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
@@ -257,7 +257,7 @@ def all_arrays(folder: Path) -> PyTree:
     """Returns all arrays of a checkpoint, in nested dicts, on this process's first device.
 
     Raises:
-      CheckpointError: it is damaged.
+      CheckpointError: the checkpoint is damaged.
     """
     with open_folder(folder.parent, keep=2) as manager, _damage_named(folder):
         return _loaded(manager, folder, _shapes(manager, folder))

@@ -21,7 +21,7 @@ from fedjax_bn.data.regular_files import Refused, read_regular, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.run.errors import WorkdirError
 
-Record = dict[str, Any]  # what a JSON file holds: of a round, a run, an evaluation
+Record = dict[str, Any]  # the content of a JSON file: of a round, a run or an evaluation
 _MOST_LINES = 2**30  # bytes of metrics.jsonl
 _OF_CLIENTS = {"loss", "weights", "accuracy", "validation", "unseen", "mask_l1"}  # by client
 _WRITING = RLock()  # held while a file is written, so that a process can end between two writes
@@ -198,7 +198,7 @@ def sync(path: Path) -> None:
     """Waits until the disk has a file's content, or a folder's names.
 
     Raises:
-      WorkdirError: it could not be written.
+      WorkdirError: the system cannot write it to the disk.
     """
     with faults_named(path):
         number = os.open(path, os.O_RDONLY)
@@ -217,7 +217,7 @@ def read_json(path: Path, form: Form = _OBJECT) -> dict[str, Any]:
     """Reads a JSON file of a run, by default any object.
 
     Raises:
-      WorkdirError: it is missing, not a regular file, damaged, or of another form.
+      WorkdirError: the file is missing, not a regular file, damaged, or of another form.
     """
     try:
         content = json.loads(read_text(path))
@@ -233,7 +233,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz that a report shows.
 
     Raises:
-      WorkdirError: it is damaged.
+      WorkdirError: the file is damaged.
     """
     try:
         return read_npz(path, names_in_npz(path))
@@ -256,7 +256,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """Appends one JSON line; `sync` waits until the disk has it.
 
     Raises:
-      WorkdirError: it could not be written; no part of it stays.
+      WorkdirError: the line could not be written; no part of it stays.
     """
     data = (json.dumps(record) + "\n").encode()
     with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:

@@ -168,7 +168,7 @@ def by_first(act: Callable[[], Any]) -> Any:
     All processes must call it, in the same order, outside of other threads.
 
     Args:
-      act: returns what JSON can write.
+      act: must return a value that JSON can hold.
 
     Raises:
       UserError: as `act`, in all processes.

@@ -3,7 +3,7 @@
 JAX names an entry by the program, the versions, XLA's options and the hardware, including the
 features of the CPU, so different machines can share a folder. JAX writes an entry in place: a
 reader may find it half written, and a killed run leaves it so. Here the size is limited, which
-makes JAX lock the folder, and entries that a killed run left half written are deleted first.
+makes JAX lock the folder, and entries that a killed run left half written are deleted.
 """
 
 import os

@@ -232,7 +232,7 @@ def _scalars(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
 
 @contextmanager
 def _tracked(plan: Plan, folder: Path) -> Iterator[Callable[[Record], Any]]:
-    """Reports rounds to Weights & Biases; a run that continues keeps its id, made of its path."""
+    """Reports rounds to Weights & Biases; a run that continues keeps its id."""
     import wandb
 
     place = folder.resolve()

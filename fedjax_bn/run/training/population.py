@@ -71,7 +71,7 @@ class RowStore:
         """Returns the rows [C, ...] of some clients, in one part.
 
         Args:
-          part: its name.
+          part: the part's name.
           slots: u8[N], the slot of each client.
           client: i[C], the numbers of the clients.
           first: the row of a client that has not trained yet, a tree without the leading axis.
@@ -145,7 +145,7 @@ class RowStore:
                 try:
                     data = self._packed(part, rows[part])
                     self._open(part, create=True).vindex[numbers].write(data).result()
-                except ValueError as error:  # tensorstore raises the system's errors so
+                except ValueError as error:  # tensorstore raises system errors as this
                     raise OSError(textwrap.shorten(str(error), 200)) from error
 
     def keep(self, kind: str, slots: np.ndarray) -> None:

@@ -148,6 +148,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
         like = jax.eval_shape(lambda data: feed(draw(keys, state.round), data), data) | kept
         return Rounds(note, jax.tree.map(_one_row, like), compile)
 
+    # `[1:3]` are `rows` and `samples`.
     drawn_rows = partial(jax.jit(lambda keys, number: draw(keys, number)[1:3]), keys)
     shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
     rows = own_rows(shape[0], over)
