@@ -1,4 +1,4 @@
-"""What the commands `train`, for one target or each in turn, and `evaluate` do and print."""
+"""Runs the commands `train`, for one target or for each in turn, and `evaluate`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +19,10 @@ from fedjax_bn.run.training import train
 
 
 def train_all(config: ConfigDict, folder: Path) -> None:
-    """Trains, writes reports and prints tables; `target=each` leaves out every domain in turn.
+    """Trains, writes reports and prints tables; `target=each` leaves out each domain in turn.
 
-    Then each target has a workdir of its own in `folder`, and `folder` a table of all,
-    targets.json. If there are several processes, the first one writes and prints.
+    With `target=each`, `folder` has one workdir for each target, and a table of all targets,
+    targets.json. If there are several processes, only the first one writes and prints.
     """
     if config.target != "each":
         summaries = _train_one(config, folder)
@@ -54,7 +54,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
 
 def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
-    # Baselines have the same modules, so only the sums of their leaves are printed.
+    # Baselines have the same modules, so for them only sums over leaves are printed.
     summaries = [
         train.run(one, place, modules=place == folder) for one, place in runs(config, folder)
     ]
@@ -65,7 +65,7 @@ def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
 
 
 def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
-    """Yields the runs of one command: the method, then its baselines in folders of their own."""
+    """Yields (configuration, workdir) of the method, then of each of its baselines."""
     yield config, folder
     for method in config.baselines:
         baseline = config.copy_and_resolve_references()
@@ -75,7 +75,7 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
 
 
 def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
-    """Tests a finished run without training, and prints what was written."""
+    """Tests a finished run without training, and prints its scores and the files written."""
     result, files = evaluate_finished.run(folder, request)
     texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
     outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}

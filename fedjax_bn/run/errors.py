@@ -9,12 +9,12 @@ class UserError(Exception):
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration, or data it names, that cannot be run."""
+    """The configuration, or the data that it names, cannot be used."""
 
 
 @contextmanager
 def as_config_errors() -> Iterator[None]:
-    """Turns what readers and options raise, and a missing package, into a ConfigError."""
+    """Raises a ValueError, OSError or ImportError from the block as a ConfigError."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
@@ -22,15 +22,15 @@ def as_config_errors() -> Iterator[None]:
 
 
 class WorkdirError(UserError):
-    """A folder that this run must not write to."""
+    """A workdir cannot be used: it is damaged, not writable, or belongs to another run."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be read."""
+    """A checkpoint is missing or cannot be read."""
 
 
 class NotFiniteError(UserError):
-    """An update was not finite, and the configuration asks to stop then."""
+    """A client's update or the server's step is not finite, and the run stops."""
 
 
 class RiskError(UserError):

@@ -34,7 +34,7 @@ def listing(names: Sequence[str]) -> str:
 
 
 def _rows(kind: str) -> Iterable[_Line]:
-    """Yields the lines of a list; imports what it reads here, because most of it needs JAX."""
+    """Yields the rows of a list; imports modules where they are read, because most need JAX."""
     if kind == "methods":
         from fedjax_bn.run.experiment.method import METHODS, group_of
 
@@ -62,7 +62,7 @@ def _rows(kind: str) -> Iterable[_Line]:
             default = ",".join(key.default) if key.kind is tuple else key.default
             of = {tuple: "texts", str: "text"}.get(key.kind, key.kind.__name__)
             allowed = key.range.text if key.range.names else f"{of} {key.range.text}".strip()
-            # Only the first sentence; the dot of "Eq. 3" ends none.
+            # Only the first sentence; the dot in "Eq. 3" does not end it.
             sentence = re.split(r"(?<!Eq)\. ", key.meaning, maxsplit=1)[0].removesuffix(".")
             yield name, "" if default is None else str(default), allowed, sentence
 
@@ -70,13 +70,13 @@ def _rows(kind: str) -> Iterable[_Line]:
 def _functions(
     table: Mapping[str, Callable[..., Any]], given: Sequence[str] = ()
 ) -> Iterable[_Line]:
-    """Yields name, first line of the docstring, and `:key=default` of the arguments."""
+    """Yields (name, first line of the docstring, `:key=default` of the arguments)."""
     for name, function in table.items():
         yield name, _first_line(function), _arguments(plain_arguments(function, given))
 
 
 def _arguments(options: Mapping[str, Argument]) -> str:
-    """Returns `:key=default` of each argument, with the range where it has one of its own."""
+    """Returns `:key=default` for each argument, with its range unless that is the usual one."""
     texts = []
     for key, (_, default, allowed, _) in options.items():
         value = "..." if default is REQUIRED or default is None else default

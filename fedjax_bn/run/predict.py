@@ -1,4 +1,4 @@
-"""The command `predict`: probabilities of classes by a served model, as CSV.
+"""The command `predict`: writes a served model's class probabilities as CSV.
 
 It imports no training code. Rows are `image,class,PROBABILITIES...`, one column per class.
 """
@@ -32,11 +32,11 @@ class Request(NamedTuple):
 
     Attributes:
       model: a folder that `serve` wrote.
-      data: an image, a folder of images, a `.npz` with an array `images`, or "-" for names of image
-        files from the standard input, line by line, each answered before the next is read.
-      adapt: the adaptation; empty: the first of those served.
+      data: an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
+        image files from the standard input, one a line; each is answered before the next is read.
+      adapt: the adaptation; empty: the first one served.
       out: the file to write; empty: the standard output.
-      resize: whether an archive's bytes of another size are stretched to the model's.
+      resize: whether u8 images of another size in an archive are stretched to the model's.
     """
 
     model: str
@@ -50,8 +50,8 @@ def run(request: Request) -> None:
     """Predicts and writes the CSV.
 
     Raises:
-      ConfigError: the model, the images or the adaptation are not as they must be, or the CSV
-        cannot be written.
+      ConfigError: the model, the images or the adaptation cannot be used, or the CSV cannot be
+        written.
     """
     try:
         folder = Path(request.model)
@@ -80,12 +80,12 @@ def run(request: Request) -> None:
 def _open_samples(
     path: Path, shape: Sequence[int], resize: bool = False, orientation: str = UPRIGHT
 ) -> tuple[Sequence[str], Callable[[np.ndarray], np.ndarray]]:
-    """Returns names and `read(index i64[n]) -> images` of an image, a folder of them, or a `.npz`.
+    """Returns the names of the samples in `path`, and `read(index i64[n]) -> images`.
 
-    Image files are stretched to the model's square, as the readers of image folders do in
-    training. Hidden files and folders are left out, as in `evaluate`. An archive has one array
-    `images`, or `NAME__images`; its samples have numbers for names. `shape` and `orientation` are
-    those of the model's samples.
+    The path is an image, a folder of images, or a `.npz`. Image files are stretched to the model's
+    square, as in training. Hidden files and folders are left out, as in `evaluate`. An archive has
+    one array `images`, or `NAME__images`, and its samples are named by their numbers. `shape` and
+    `orientation` describe the model's samples.
     """
     if path.suffix == ".npz":
         if not path.is_file():
@@ -122,7 +122,7 @@ def _open_samples(
 def _file_reader(
     shape: Sequence[int], root: Path, orientation: str
 ) -> Callable[[Sequence[Path]], np.ndarray]:
-    """Returns `read(files) -> u8[n, H, H, 3]`; names in errors count from `root`."""
+    """Returns `read(files) -> u8[n, H, H, 3]`; file names in errors are relative to `root`."""
     if len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
         raise ValueError(
             f"the model reads samples of shape {list(shape)}, which image files do not give: give "
@@ -135,9 +135,9 @@ def _file_reader(
 def _stream(
     folder: Path, adapt: str, shape: Sequence[int], orientation: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the probabilities f[classes] of each image file named on the standard input."""
+    """Yields (name, probabilities f[classes]) of each image named on the standard input."""
     predict, names = load(folder, adapt, batch_size=1), []
-    if isinstance(sys.stdin, TextIOWrapper):  # names of files may not be text
+    if isinstance(sys.stdin, TextIOWrapper):  # file names may not be valid text
         sys.stdin.reconfigure(errors="surrogateescape")
     read = _file_reader(shape, Path(), orientation)
 
@@ -150,15 +150,13 @@ def _stream(
 
 
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes the table, each row before the next is computed.
-
-    Bytes of names that are not text are written as \\udcff, as Python reads them, and characters
-    that the file's encoding lacks as \\u4eac.
-    """
+    """Writes the table, each row before the next is computed."""
     encoding = getattr(file, "encoding", None) or "utf-8"
     table = csv.writer(file, lineterminator="\n")
 
     def encodable(text: str) -> str:
+        # A byte of a file name that is not text becomes \udcff, and a character that the encoding
+        # lacks becomes, for example, \u4eac.
         return cell(text).encode(encoding, "backslashreplace").decode(encoding)
 
     head = tuple(map(encodable, head))

@@ -1,4 +1,4 @@
-"""The command `serve`: what an unseen client receives of a finished run, as a folder."""
+"""The command `serve`: writes what an unseen client receives from a finished run."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -31,18 +31,18 @@ def run(
     say: Callable[[str], None] = print,
     trust: bool = False,
 ) -> None:
-    """Writes what a client receives: the model of the selected round, and how it is used.
+    """Writes what an unseen client receives: the selected round's model, and how to use it.
 
     Args:
       folder: the run's workdir.
       to: the folder that is written.
-      changes: (key, text) pairs; the only key is `adaptations`, those that are served.
-      say: where messages go.
-      trust: whether code is imported that the run's folder names.
+      changes: (key, text) pairs; the only key allowed is `adaptations`, those to serve.
+      say: prints a message.
+      trust: whether to import code that the run's folder names.
 
     Raises:
       WorkdirError, CheckpointError: the workdir holds no finished run, or a damaged one.
-      ConfigError: an adaptation does not suit, or the folder cannot be written.
+      ConfigError: an adaptation does not suit the run, or the folder cannot be written.
     """
     about = finished.read_about(folder)
     own = finished.remembered(about, trust)
@@ -64,7 +64,7 @@ def run(
     config.adaptations = tuple(kept) or ("running",)
     check(config)
     check_adaptations(own, config.adaptations)
-    own.adaptations = ()  # those that are served are chosen when they are written
+    own.adaptations = ()  # those of `config` are built below
     with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
         experiment, state, number = finished.restore(folder, own, about["form"])
         for note in _notes(experiment, state, private=config.privacy.clip > 0):
@@ -93,7 +93,7 @@ def run(
             choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
             try:
                 programs[text] = export(choice, variables, experiment.prepare, shape, facts.dtype)
-            except ImportError as error:  # without flatbuffers
+            except ImportError as error:  # flatbuffers is not installed
                 if not served.is_ours(config.model):
                     raise ConfigError(
                         f"config.model={brief(config.model)} is your own, served as a program: "
@@ -109,7 +109,7 @@ def run(
 
 
 def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) -> Iterator[str]:
-    """Yields what the user should know of the served model; raises ConfigError for a detector."""
+    """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not experiment.task.classifies:
         raise ConfigError(
             "serve writes a model whose outputs are probabilities of classes, and this run has a "

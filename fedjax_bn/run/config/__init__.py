@@ -1,4 +1,4 @@
-"""Configuration: what a config file needs to begin with and to change keys."""
+"""Configuration: the functions with which a config file starts and changes keys."""
 
 from fedjax_bn.run.config.keys import base, check, choose, override
 

@@ -1,7 +1,7 @@
-"""All keys of the configuration: type, default, range and meaning; each has one meaning everywhere.
+"""Defines all keys of the configuration: type, default, range and meaning.
 
-The keys of methods, such as `fedprox.mu`, come from the methods' signatures and docstrings, and
-`fedjax-bn list keys` prints all.
+A key means the same everywhere. The keys of methods, such as `fedprox.mu`, come from the methods'
+signatures and docstrings. `fedjax-bn list keys` prints all keys.
 """
 
 import inspect
@@ -45,7 +45,8 @@ def _is_path(text: str) -> bool:
 
 
 def _is_folder(text: str) -> bool:
-    """Returns whether a path has a beginning such as ./, so that a slip as None makes no folder."""
+    """Returns whether a text is empty or a path that begins with /, ./, ../ or ~."""
+    # Without such a beginning, a slip such as "None" would make a folder of that name.
     begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
     return not text or (begins and _is_path(text))
 
@@ -73,7 +74,7 @@ _WINDOW = Range("0, or from 2 to 1000000", lambda value: value == 0 or 2 <= valu
 
 
 def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
-    """Returns a key of its default's type; `allowed` is a Range or a type of `arguments.ranges`."""
+    """Returns a key; `allowed` is a Range, a type, or None for the default's type."""
     if isinstance(allowed, Range):
         return Argument(type(default), default, allowed, meaning)
     kind = getattr(allowed, "__origin__", allowed or type(default))
@@ -292,7 +293,7 @@ _KEYS = {
     "abide.atlas": _key("", "such as cc200, where the folder has several"),
 }
 
-# Arguments that the configuration sets by other keys, or that make another method.
+# Arguments that other keys set, or that turn the method into another one.
 _ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
 
 
@@ -302,14 +303,14 @@ def keys() -> dict[str, Argument]:
 
     A method's keys are the keyword arguments whose default is a bool, a number or a text.
     """
-    from fedjax_bn import methods  # imports JAX, for which mistakes in flags need not wait
+    from fedjax_bn import methods  # imports JAX; errors in flags need not wait for it
 
     found = {}
     for name in methods.__all__:
         method = getattr(methods, name)
         meanings = _meanings(inspect.getdoc(method) or "")
         for key, argument in plain_arguments(method, _ELSEWHERE).items():
-            # An argument without a value of its own has a key for all methods, such as weigh.
+            # An argument without a default value, such as weigh, has a key shared by all methods.
             if argument.default not in (None, REQUIRED):
                 found[f"{name}.{key}"] = argument._replace(meaning=meanings.get(key, ""))
     usual = _KEYS["method"]._replace(default=methods.USUAL)
@@ -317,7 +318,7 @@ def keys() -> dict[str, Argument]:
 
 
 def _meanings(docstring: str) -> dict[str, str]:
-    """Returns the text on each argument in the section `Args:` of a docstring, on one line."""
+    """Returns argument -> its text in the section `Args:` of a docstring, on one line."""
     section = re.search(r"^Args:\n((?:  .*\n|\n)*)", docstring + "\n", re.MULTILINE)
     parts = re.split(r"^  (?=\S)", section[1] if section else "", flags=re.MULTILINE)
     pairs = (part.split(":", 1) for part in parts if ":" in part)

@@ -1,4 +1,4 @@
-"""Reading configurations: files of one's own, those of the package, and changes of the keys."""
+"""Reads configurations: a user's files, those of the package, and changes of keys."""
 
 import os
 import re
@@ -25,8 +25,8 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
       changes: further (key, value) pairs, from `--config.key=value`.
 
     Raises:
-      ConfigError: the file is missing or fails, a key is unknown, or a value is of another type or
-        out of its range.
+      ConfigError: the file is missing or fails, a key is unknown, or a value has the wrong type or
+        is out of its range.
     """
     name, _, inline = source.partition(":")
     path = _find_config(name)
@@ -61,7 +61,7 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
 
 
 def _find_config(name: str) -> Path:
-    """Returns the file of that name, or the packaged `pacs`, `pacs.py` or `configs/pacs.py`."""
+    """Returns the file `name`, or a packaged config: `pacs`, `pacs.py` or `configs/pacs.py`."""
     if os.path.isfile(name):
         return Path(name)
     ours = packaged_configs()
@@ -75,7 +75,7 @@ def _find_config(name: str) -> Path:
 
 
 def packaged_configs() -> dict[str, Path]:
-    """Returns the configs of the package, name -> file; in a checkout they are next to it."""
+    """Returns the packaged configs, name -> file; in a checkout they are beside the package."""
     inside = _PACKAGE / "configs"
     folder = inside if inside.is_dir() else _PACKAGE.parent / "configs"
     return {file.stem: file for file in sorted(folder.glob("*.py"))}
@@ -85,7 +85,7 @@ def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
     """Returns (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
 
     Raises:
-      ConfigError: an argument is neither.
+      ConfigError: an argument is not of this form, or has no value.
     """
     changes, left = [], iter(arguments)
     for argument in left:

@@ -1,4 +1,4 @@
-"""Changing and checking a configuration, by the table of `defaults`."""
+"""Changes and checks a configuration by the table of keys in `defaults`."""
 
 import difflib
 import re
@@ -14,8 +14,8 @@ from fedjax_bn.run.errors import ConfigError, as_config_errors
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
-# How earlier versions wrote a value, in config.json of finished runs and in commands: key, pattern
-# of the whole value, and how it is written now.
+# Values as earlier versions wrote them, in commands and in config.json of finished runs:
+# (key, pattern of the whole value, today's keys and values).
 _OLD = (
     ("cpu_kernels", "table", {}),
     ("mesh", "auto", {"mesh.clients": "0", "mesh.batch": "0"}),
@@ -27,10 +27,11 @@ _OLD = (
     ("data.sizes", r"lognormal:([^:=]+)(:.*)?", {"data.sizes": r"lognormal:sigma=\1\2"}),
     ("data.sizes", r"dirichlet:([^:=]+)(:.*)?", {"data.sizes": r"dirichlet:alpha=\1\2"}),
 )
-# What runs did before there was a key for it, where its default is something else.
+# What runs did before these keys existed, where today's default differs.
 _BEFORE = {"data.orientation": "stored"}
 _MOST = 3  # keys in a suggestion
-# Names of other programs and papers for a key or its last part, without capitals and underscores.
+# Names that other programs and papers use for a key or its last part, in lower case and without
+# underscores.
 _SYNONYMS = {
     "optimizer.learning_rate": "lr stepsize clientlr locallr baselr initlr",
     "optimizer.weight_decay": "wd decay l2 weightdecay",
@@ -82,11 +83,11 @@ _SYNONYMS = {
 def override(config: ConfigDict, changes: str) -> ConfigDict:
     """Applies `key=value,key=value` (as in `configs/digits.py:rounds=3,data.path=x`) in place.
 
-    A comma that no `key=` follows belongs to the value: `adaptations=running,batch`.
+    A comma belongs to the value unless a `key=` follows it: `adaptations=running,batch`.
 
     Raises:
-      ConfigError: an unknown key, a value of another type or out of its range, or a part without
-        '='.
+      ConfigError: a key is unknown, a value has the wrong type or is out of its range, or a part
+        has no '='.
     """
     # A comma ends a value only before the next "key=".
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
@@ -98,10 +99,10 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
 
 
 def assign(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a dotted key to the value that a text means; spellings of 0.2.0 are read too.
+    """Sets a dotted key to the value of a text; forms of version 0.2.0 are accepted too.
 
     Raises:
-      ConfigError: an unknown key, or a value of another type or out of its range.
+      ConfigError: the key is unknown, or the value has the wrong type or is out of its range.
     """
     renewed = _renewed(key, text)
     for name, new in {key: text}.items() if renewed is None else renewed.items():
@@ -113,7 +114,7 @@ def assign(config: ConfigDict, key: str, text: str) -> None:
 
 
 def _renewed(key: str, value: Any) -> dict[str, str] | None:
-    """Returns today's keys and texts for a value of 0.2.0; None for a value of today."""
+    """Returns today's keys and texts for a value in a form of 0.2.0; None for other values."""
     for old, pattern, new in _OLD:
         found = re.fullmatch(pattern, value) if key == old and isinstance(value, str) else None
         if found:
@@ -122,9 +123,9 @@ def _renewed(key: str, value: Any) -> dict[str, str] | None:
 
 
 def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys that an earlier version recorded, in the form of today's.
+    """Returns all keys and values of a configuration from an earlier version, in today's form.
 
-    Keys that came later have their defaults, or what was done `_BEFORE`.
+    Keys that came later have their default, or the value in `_BEFORE`.
     """
     found = {name: key.default for name, key in keys().items()} | _BEFORE
     for name, value in flat.items():
@@ -140,10 +141,10 @@ def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(config: ConfigDict) -> None:
-    """Checks keys, types and ranges of all values that need no data, and what excludes what.
+    """Checks all that needs no data: keys, types, ranges, and which values exclude each other.
 
     Raises:
-      ConfigError: naming the key, its value and what is allowed.
+      ConfigError: a check fails; the message has the key, its value and what is allowed.
     """
     check_complete(config)
     for name, value in flatten(config):
@@ -216,13 +217,13 @@ def _likely_keys(name: str) -> list[str]:
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Raises ConfigError if a value has another type than its key, or is out of the range."""
+    """Raises ConfigError if a value has the wrong type for its key, or is out of its range."""
     if why := misfit(value, keys()[name]):
         raise ConfigError(f"config.{name}={brief(value)} {why}")
 
 
 def _check_optimizer(optimizer: ConfigDict, rounds: int) -> None:
-    """Raises ConfigError where keys of the clients' optimizer exclude each other."""
+    """Raises ConfigError if keys of the clients' optimizer exclude each other."""
     schedule, warmup = optimizer.schedule, optimizer.warmup_rounds
     by_factor = schedule in ("step", "exponential")
     if by_factor and not optimizer.decay_rounds:
@@ -270,7 +271,7 @@ def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
     """Returns `table[name]`.
 
     Raises:
-      ConfigError: there is no such name; the message names the nearest right one.
+      ConfigError: there is no such name; the message suggests the nearest one.
     """
     if name not in table:
         raise ConfigError(f"config.{key}={brief(name)} is unknown{nearest(name, table)}")

@@ -1,4 +1,4 @@
-"""Which code a finished run may import: what its user has named, never what its files name alone.
+"""Decides which code a finished run may import: what its user names, not only its files.
 
 A workdir may come from anybody. Its config.json names a model and more, possibly as
 `package.module:name`, and the folder where the run was started.
@@ -17,7 +17,7 @@ from typing import Any
 from fedjax_bn.arguments.choices import imports_refused
 from fedjax_bn.run.files.workdir import Record
 
-_PACKAGE = Path(__file__).resolve().parents[3]  # that holds `fedjax_bn`
+_PACKAGE = Path(__file__).resolve().parents[3]  # the folder that holds `fedjax_bn`
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -26,14 +26,15 @@ def recorded_code(
 ) -> AbstractContextManager[None]:
     """Returns a context in which a run's own configuration imports only what its user allows.
 
-    Allowed are names that the user has typed, and modules on his own path: in a folder of
-    `sys.path` that is neither the current one nor Python's, nor holds installed packages.
+    The user allows the names that they have typed, and modules in a folder of `sys.path` that is
+    not Python's, this package's, or one of installed packages. The current folder counts only if
+    PYTHONPATH has it as an absolute path.
 
     Args:
       folder: the workdir.
       about: its config.json.
-      typed: values of keys that the user has given, texts or tuples of them.
-      trust: whether everything is allowed; modules are found where the run was started too.
+      typed: values of keys that the user has given, texts or tuples of texts.
+      trust: whether everything is allowed; then modules where the run was started are found too.
     """
     place = started_in(about)
     if trust:
@@ -54,7 +55,7 @@ def recorded_code(
 
 
 def started_in(about: Record) -> Path | None:
-    """Returns the folder where a run was started; None where it is not here."""
+    """Returns the folder where a run was started; None if it does not exist here."""
     place = Path(about.get("started_in", ""))
     return place if place.is_absolute() and place.is_dir() else None
 
@@ -72,7 +73,7 @@ def _on_own_path(module: str) -> bool:
     top, *rest = module.split(".")
     for entry in sys.path:
         found = PathFinder.find_spec(top, [entry])
-        if found and found.origin:  # else a mere folder
+        if found and found.origin:  # any folder is found as a namespace package, without an origin
             break
     else:
         return False

@@ -1,10 +1,11 @@
-"""The answers of classifiers: what is measured of them, and what a run's folder keeps of them.
+"""Measures the answers of classifiers, and writes and reads those that a run's folder keeps.
 
 Measures are percentages, except the loss (nats) and the area under the curve (0 to 1).
 
 `answers/internal.npz` has a row per client, `answers/unseen.npz` one per unseen domain and
-adaptation: confusions, which samples were answered right, and the most confident mistakes with
-small pictures. The probabilities of all samples are written on request (`config.predictions`).
+adaptation. A row has the confusion matrix, which samples were answered right, and the most
+confident mistakes with small pictures. The probabilities of all samples are written on request
+(`config.predictions`).
 """
 
 import csv
@@ -27,9 +28,9 @@ from fedjax_bn.task import Score, Task, confusion
 
 _FOLDER = "answers"
 _FILES = ("internal", "unseen")
-_MISTAKES = 6  # of a row
-_MOST_CLASSES = 100  # above it no confusion is kept
-_PIXELS = 64  # the longer side of a picture at most
+_MISTAKES = 6  # kept in a row
+_MOST_CLASSES = 100  # with more, no confusion matrix is kept
+_PIXELS = 64  # the longest side of a picture
 _BINS = 15  # of confidence, for the calibration error
 
 
@@ -51,7 +52,7 @@ class Answers(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """Percent, as `task.classification` scores it; 0 without samples."""
+        """The accuracy in percent, as `task.classification` scores it; 0 without samples."""
         return float(100 * self.right.sum() / max(len(self.label), 1))
 
     @property
@@ -72,7 +73,7 @@ Keep = dict[tuple[str, str], Kept]  # (client, "") or (unseen domain, adaptation
 
 
 def answering(task: Task) -> Task:
-    """Returns the task with a score that gives `Answers`, if its score is accuracy."""
+    """Returns the task with `Answers` as its score if it scores by accuracy, else unchanged."""
     if not task.classifies or task.score.name != "accuracy":
         return task
 
@@ -87,13 +88,13 @@ def answering(task: Task) -> Task:
 
 
 def _measure(answers: Answers) -> dict[str, float]:
-    """Returns name -> value of each measure; NaN where it is not defined.
+    """Returns name -> value of each measure; NaN if it is not defined.
 
-    loss is the mean cross entropy; balanced_accuracy the mean share of right answers of each class
-    that occurs (Brodersen et al. 2010); auc the area of the second class of two, else the mean
-    over classes of one against all others; ece the expected calibration error (Guo et al. 2017,
-    Eq. 3) over 15 bins of confidence. Without samples nothing is defined, with samples of one
-    class alone the area is not.
+    loss is the mean cross entropy. balanced_accuracy is the share of right answers in each class,
+    averaged over the classes that occur (Brodersen et al. 2010). auc is the area under the curve of
+    the second of two classes, else the mean over classes of one against all others. ece is the
+    expected calibration error (Guo et al. 2017, Eq. 3) over 15 bins of confidence. Without samples
+    no measure is defined; with samples of only one class, auc is not.
     """
     label, count = answers.label, len(answers.label)
     if not count:
@@ -104,7 +105,7 @@ def _measure(answers: Answers) -> dict[str, float]:
     occurs = matrix.sum(1) > 0
     recall = (matrix.diagonal()[occurs] / matrix.sum(1)[occurs]).mean()
     confidence = p.max(-1)
-    # A bin (lower, upper] counts by its samples, so sums of gaps are enough.
+    # Bins (lower, upper] are weighted by their number of samples, so sums of gaps are enough.
     place = np.ceil(confidence * _BINS).clip(1, _BINS).astype(int) - 1
     gaps = np.bincount(place, confidence - answers.right, _BINS)
     return {
@@ -117,14 +118,14 @@ def _measure(answers: Answers) -> dict[str, float]:
 
 def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
     """Returns the area under the receiver operating characteristic (Mann and Whitney)."""
-    # scikit-learn gives the same numbers (tests/run/test_answers.py) in 20 times the time, which
-    # each client takes at each evaluation: 50 ms instead of 2.5 for 200 samples and 7 classes.
+    # scikit-learn gives the same numbers (tests/run/test_answers.py) but takes 20 times as long,
+    # for each client and evaluation: 50 ms instead of 2.5 for 200 samples and 7 classes.
     areas, classes = [], probabilities.shape[1]
     for one in [1] if classes == 2 else range(classes):
         own = label == one
         others, mine = np.sort(probabilities[~own, one]), probabilities[own, one]
         if len(others) and len(mine):
-            # Others below a sample of the class count as 1, those that are equal as a half.
+            # Others below a sample of the class count as 1, equal ones count as a half.
             below = sum(np.searchsorted(others, mine, side).sum() for side in ("left", "right"))
             areas.append(below / (2 * len(others) * len(mine)))
     return float(np.mean(areas)) if areas else float("nan")
@@ -133,7 +134,7 @@ def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
 def measures_by_client(
     names: Sequence[str], scores: Sequence[Answers | float], limit: int
 ) -> dict[str, Any]:
-    """Returns {"measures": {name: {client: value, "mean": ...}}}; {} where scores are numbers.
+    """Returns {"measures": {name: {client: value, "mean": ...}}}; {} if scores are numbers.
 
     Means are over the clients that have a value. `limit` is the configuration's `clients_named`.
     """
@@ -149,10 +150,10 @@ def measures_by_client(
 
 
 def measures_of(scores: Mapping[str, Answers | float]) -> dict[str, dict[str, float | None]]:
-    """Returns adaptation -> measure -> value, None where it is not defined.
+    """Returns adaptation -> measure -> value, None if it is not defined.
 
-    The measures are "loss", "balanced_accuracy", "auc" and "ece". The result is {} where scores are
-    numbers.
+    The measures are "loss", "balanced_accuracy", "auc" and "ece". The result has no entry for a
+    score that is a number.
     """
     return {
         text: {name: v if np.isfinite(v) else None for name, v in _measure(answers).items()}
@@ -179,7 +180,7 @@ class Mistake(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What a folder keeps of the answers of one client, or of one unseen domain and adaptation.
+    """The answers of one client, or of one unseen domain and adaptation, as a folder keeps them.
 
     Attributes:
       right: bool[N].
@@ -193,7 +194,7 @@ class Answered(NamedTuple):
 
 
 def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
-    """Writes the files of `answers/`, those of internal and of unseen clients if there are any.
+    """Writes the files of `answers/` for internal and for unseen clients, if there are any.
 
     Args:
       folder: the workdir.
@@ -214,7 +215,7 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
                 arrays[f"confusion{i}"] = matrix.astype(np.int32)
             wrong = np.flatnonzero(~answers.right)
             sure = answers.probabilities[wrong].max(-1)
-            # Stable: of equal confidence the first samples, on every machine.
+            # A stable sort, so that every machine keeps the first of equally confident samples.
             first = np.argsort(-sure, kind="stable")[:_MISTAKES]
             worst = wrong[first]
             columns = worst, answers.label[worst], answers.logits[worst].argmax(-1)
@@ -233,7 +234,7 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
 
 
 def read_answers(folder: Path) -> dict[tuple[str, str], Answered]:
-    """Returns what a workdir keeps by (client, "") or (unseen domain, adaptation); may be {}.
+    """Returns (client, "") or (unseen domain, adaptation) -> its answers in a workdir; may be {}.
 
     Raises:
       WorkdirError: a file is damaged.
@@ -246,7 +247,7 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered]:
         try:
             for i, key in enumerate(json.loads(str(stored["names"]))):
                 count, bits = int(stored[f"samples{i}"]), np.unpackbits(stored[f"right{i}"])
-                if not 0 <= count <= len(bits):  # `packbits` has filled the last byte
+                if not 0 <= count <= len(bits):  # `packbits` pads the last byte
                     raise ValueError(f"it holds {len(bits)} answers of {count} samples")
                 confidence = stored[f"confidence{i}"].tolist()
                 mistakes = [
@@ -302,7 +303,7 @@ def _picture_of(split: Split, sample: int) -> np.ndarray:
     stored = np.asarray(split.images[sample : sample + 1])[0]
     if stored.ndim < 3:
         return stored.astype(np.float32).reshape(-1)
-    if stored.dtype != np.uint8:  # floats have no white: their own range is shown
+    if stored.dtype != np.uint8:  # floats have no fixed range, so their own is shown
         low, high = float(stored.min()), float(stored.max())
         stored = ((stored - low) / ((high - low) or 1) * 255).astype(np.uint8)
     picture = Image.fromarray(stored if stored.shape[-1] == 3 else stored[..., 0])

@@ -1,7 +1,7 @@
-"""The scores of a federation, between the rounds of a run and of a finished run alike.
+"""Scores a federation, between rounds or after the run.
 
-Every internal client is tested with its own model, every unseen one by each adaptation. With
-`config.personalize` each adapts to a few labelled samples first.
+Every internal client is tested with its own model, every unseen client with each adaptation. With
+`config.personalize` each client first adapts to a few labelled samples.
 
 Internal clients predict by the method's rule (`FederatedMethod.statistics`). A client that has
 never taken part has no leaves of its own yet: it is tested with what an unseen client receives.
@@ -43,19 +43,19 @@ from fedjax_bn.sharing import Variables, join
 from fedjax_bn.task import Task
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
-# so far, None for all; `keep` is a dict that takes the answers of a classifier, or None.
+# so far, None for all; `keep` is a dict to which a classifier's answers are added, or None.
 Evaluate = Callable[..., Record]
 _State = FederatedState | population.Held
 _Trained = np.ndarray | None
-_BLOCK = 64  # clients, or batches, at a time where no cohort gives their number
-_SAMPLE = 5  # of the generator's streams
+_BLOCK = 64  # clients, or batches, at a time, if no cohort sets the number
+_SAMPLE = 5  # which of the generator's streams draws the sample
 
 
 def evaluator(experiment: Experiment) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
 
     Test data that take at most `data.device_megabytes` stay on the device; others are streamed.
-    Unseen clients are left out where the configuration tests them once, when the run has ended.
+    Unseen clients are left out if the configuration tests them only once, after the run.
     """
     internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
     if experiment.evaluation.eval_unseen == "once":
@@ -72,7 +72,7 @@ def clients_tested(how: Evaluation, num_clients: int) -> np.ndarray:
     """Returns the numbers of the clients that are evaluated, i[n], ascending.
 
     Args:
-      how: `clients` of them are drawn from `seed`, the same in every round; 0: all.
+      how: `clients` of them (0: all) are drawn from `seed`, the same in every round.
       num_clients: K.
     """
     if not how.clients:
@@ -83,18 +83,19 @@ def clients_tested(how: Evaluation, num_clients: int) -> np.ndarray:
 def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
-    The record has "accuracy", "validation" where there is one, and "measures" of a classifier's
-    answers to the test samples (`answers.measures_of`), which `keep` takes too.
+    The record has "accuracy", "validation" if clients have validation samples, and "measures" of a
+    classifier's answers to the test samples (`answers.measures_by_client`). `keep` takes these
+    answers too.
 
     A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
-    blocks as large as a cohort, so that what is on the device does not grow with their number.
+    blocks as large as a cohort, so that the device's memory does not grow with their number.
 
     Args:
       experiment: the clients, the model, and how clients are tested.
       train_loss: whether the record has "train_loss" too, the loss of FedBN's Fig. 3: over a
         client's training samples, after aggregation, with its own model in evaluation mode.
-        Differs from the authors' code: a mean over samples, not over batches of which the last
-        is smaller.
+        Differs from the authors' code: the mean is over samples, not over batches, of which the
+        last is smaller.
     """
     how, limit = experiment.evaluation, experiment.plan.clients_named
     tested = clients_tested(how, len(experiment.internal.domains))
@@ -107,11 +108,11 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         return set_aside(splits, how.personalization) if how.personalization else ((), splits)
 
     own = how.validate_with == "own"
-    # A split that validates and tests is evaluated once.
+    # If every client is tested on its validation samples, these are evaluated once.
     once = own and all(domain.test is domain.validation for domain in domains)
     adapt = _adapted_rows(experiment) if how.personalization else None  # compiled once for all
     labelled, tests = aside([domain.test for domain in domains])
-    # For each score: whether a client answers with its own model, or with the aggregated one.
+    # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
     if not once and all(domain.validation is not None for domain in domains):
         labelled, rest = aside([domain.validation for domain in domains])
@@ -124,7 +125,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         found: dict[str, list[float | Answers]] = {key: [] for key in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
-            # The last block is filled up, so that all blocks have one shape.
+            # The last block repeats clients, so that all blocks have one shape.
             client = tested[np.resize(places, size)] if size else None
             models = {
                 of_own: _models_of(state, client, trained, of_own, experiment)
@@ -153,9 +154,10 @@ def _scoring(
     labelled: Sequence[Split] = (),
     adapt: Callable[[FederatedState, Sequence[Split]], FederatedState] | None = None,
 ) -> Callable[[FederatedState, np.ndarray], list[float | Answers]]:
-    """Returns `score(state, places)`, of the clients at these places, in the rows of the state.
+    """Returns `score(state, places)`, the scores of the clients at `places`.
 
-    A block has `size` clients, 0 for all at once. Before, each adapts to its `labelled` samples.
+    Their models are the rows of `state`. A block has `size` clients; 0 for all at once. With
+    `adapt`, each client first adapts to its `labelled` samples.
     """
     model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
     rule, rows = experiment.method.statistics, size or padded(len(splits), mesh)
@@ -186,9 +188,9 @@ def _steps(experiment: Experiment) -> Callable[..., Variables]:
 def _adapted_rows(
     experiment: Experiment,
 ) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
-    """Returns `adapt(state, labelled)`: each client's own model after its steps, all personal.
+    """Returns `adapt(state, labelled)`, the state after each client's steps.
 
-    There is one labelled split for each row of the state.
+    All its leaves are personal. There is one labelled split for each row of the state.
     """
     steps = _steps(experiment)
 
@@ -243,7 +245,7 @@ def _models_of(
 
 @jax.jit
 def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedState:
-    """Returns the state whose clients have these rows where known bool[C], else their mean."""
+    """Returns the state with `rows` where known bool[C], else the mean of `state.personal`."""
     personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
     mean = weighted_mean(personal, state.weights)
 
@@ -254,10 +256,10 @@ def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedS
 
 
 def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
-    """Returns `evaluate(state, keep)`: what unseen domains score by each adaptation.
+    """Returns `evaluate(state, keep)`, the scores of unseen domains with each adaptation.
 
-    The record is {"unseen": {domain: {adaptation: percent}}}, for classifiers with
-    "unseen_measures" too, {domain: {adaptation: {name: value}}}; {} without unseen domains.
+    The record is {"unseen": {domain: {adaptation: percent}}}. For classifiers it also has
+    "unseen_measures", {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
     """
     if not experiment.unseen:
         return lambda state, keep=None: {}
@@ -291,7 +293,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
         for name, split in tested.items():
             variables, found = adapt[name](received) if how else received, {}
             for text, choice in choices.items():
-                # A stream whose batches depend on those before is judged whole by each device.
+                # If each batch depends on earlier ones, every device scores the whole stream.
                 carry = jax.eval_shape(choice.adaptation.init, variables)
                 where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
                 parts = batches(name, choice.batch_size, choice.order, where)
@@ -309,7 +311,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
 
 
 def _percent(score: Answers | float) -> float:
-    """Returns the accuracy of answers; a number as it is."""
+    """Returns the accuracy of answers, and a number unchanged."""
     return score.accuracy if isinstance(score, Answers) else score
 
 
@@ -320,7 +322,7 @@ def _in_split_order(answers: Answers, order: int) -> Answers:
 
 
 def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
-    """Returns what an unseen client receives; with the clients' batch norms for `ensemble`.
+    """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
     Raises:
       ConfigError: `ensemble` is chosen, but the clients' rows are on the disk.

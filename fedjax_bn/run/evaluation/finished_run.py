@@ -1,13 +1,13 @@
-"""The command `evaluate`: tests a finished run without training, on domains new to it too.
+"""The command `evaluate`: tests a finished run without training, also on new domains.
 
-Training data are needed only where the internal clients are tested.
+Training data are needed only if the internal clients are tested.
 
-A published dataset has domains of known names, and a hospital is not among them. So an archive or
-a folder of another place is read by its own names:
+A published dataset has fixed names of domains, and a new hospital is not among them. So an archive
+or a folder at another path is read with the domain names that it has:
 
     PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
 
-with the run's classes in the run's order, of which a new domain need not have all.
+The classes are the run's, in the run's order; a new domain need not have all of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -63,8 +63,8 @@ class Request(NamedTuple):
       internal: whether the internal clients are tested too (FedIG, Table 12).
       alphas: whether alphas are recorded and plotted (FedIG, Fig. 4a, 7 to 9).
       tsne: whether features are plotted (FedIG, Fig. 4b).
-      resize: whether bytes of another size than the run's are stretched to it.
-      trust: whether code is imported that the run's folder names.
+      resize: whether u8 images of another size are stretched to the run's.
+      trust: whether to import code that the run's folder names.
     """
 
     source: str = ""
@@ -103,7 +103,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         for key, text in request.changes:
             assign(config, key, text)
     check(config)
-    # The user may have another machine than the one that trained: devices and cache are today's.
+    # This machine may differ from the one that trained, so devices and cache are the test's.
     own.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
     if "adaptations" in typed:  # the run's are not tested
         own.adaptations = ()
@@ -113,7 +113,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
             result, contents = _tested(folder, request, about, own, config, say)
         except (ValueError, OSError, ImportError) as error:
             raise ConfigError(str(error)) from error
-    # No name may begin as the file of another evaluation does.
+    # A name such as "a-tsne" would look like a file of the evaluation "a".
     start = file_name(request.name)
     for kind in _KINDS:
         start = start.replace(f"-{kind}", f"%2D{kind}")
@@ -134,7 +134,7 @@ def _tested(
     config: ConfigDict,
     say: Callable[[str], None],
 ) -> tuple[Record, dict[str, bytes | str]]:
-    """Returns the content of NAME.json, and those of further files by their name's ending."""
+    """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, own, form)
     if request.tsne and not experiment.task.classifies:
@@ -191,9 +191,9 @@ def _tested(
 def _domains_to_test(
     config: ConfigDict, own: ConfigDict, form: Record, request: Request
 ) -> Dataset:
-    """Returns the domains to test, each whole: `target`, and all where that is empty.
+    """Returns the domains to test, each whole: those of `target`, or all if it is empty.
 
-    The run's own target counts for its own data only.
+    The run's own target applies only to the run's own data.
 
     Raises:
       ConfigError: there is nothing to test, or the samples have another form than the run's.
@@ -233,7 +233,7 @@ def _domains_to_test(
 
 
 def _read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dataset:
-    """Returns the data of a test.
+    """Returns the data to test.
 
     Raises:
       ConfigError: there is no such dataset; the folder holds no class of the run, or no domain that
@@ -245,7 +245,7 @@ def _read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dat
     moved = config.data.path and config.data.path != own.data.path
     if not moved or not (name == own.data.name or name in _OWN):
         return load(config)
-    numbers = [str(label) for label in range(form["num_classes"])]  # names of classes without
+    numbers = [str(label) for label in range(form["num_classes"])]  # if the run recorded no names
     if path.suffix == ".npz":
         return npz.load(path, domains=wanted, classes=form.get("classes") or numbers)
     inside, classes = folders.subfolders(path), {}
@@ -257,9 +257,9 @@ def _read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dat
     elif name == "folders":
         given = config.data.classes or form.get("classes", ())
         classes = dict.fromkeys(given if given or own.data.name in _OWN else numbers, ())
-    if not classes:  # another reader, or a run of a version that did not write its classes down
+    if not classes:  # another reader, or an older run, which did not record its classes
         return load(config)
-    # Each folder that holds classes is a domain; where the path itself holds them, it is the one.
+    # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
     matching = (one for one in inside if folders.match_folders(folders.subfolders(one), classes))
     found = {one.name: one for one in matching}
     if not found and folders.match_folders(inside, classes):
@@ -306,7 +306,7 @@ def _served_scores(
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
     domains = [domains[k] for k in evaluate.clients_tested(built.evaluation, len(domains))]
-    # Clients of one domain have one test split, and the same global model.
+    # Clients of one domain share a test split and the global model, so each split is tested once.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     served = experiment._replace(unseen=tuple(tests.values()))
     scores, names = evaluate.unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
@@ -324,7 +324,7 @@ def _plots(
     request: Request,
     dataset: str,
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields (ending of the file's name, its bytes) of alphas and of the plots asked for."""
+    """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
     variables = evaluate.served_variables(state)
     makers, rule = {"running": adaptation.running}, experiment.method.statistics
     if rule is not None:

@@ -1,4 +1,4 @@
-"""How values of clients are recorded: by name for few clients, else by quantiles and domains."""
+"""Records values of clients: by name for few clients, else by quantiles and domains."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,14 @@ _MOST_GROUPS = 20  # domains
 def by_client(
     names: Sequence[str], values: Sequence[float], limit: int, mean: bool = True
 ) -> dict[str, float | None]:
-    """Returns client -> its value (None where it is not finite), or a summary of many clients.
+    """Returns client -> its value (None if it is not finite), or a summary of many clients.
 
     The summary of more than `limit` clients is {"mean", "min", "q10", ..., "max"} over those with
-    a value, and "DOMAIN/*" -> mean for each domain with several clients, up to 20 domains.
+    a value, and "DOMAIN/*" -> mean for each domain with several clients, unless these are more than
+    20 domains.
 
     Args:
-      names: of the clients, "DOMAIN/NUMBER" where a domain has several.
+      names: of the clients, "DOMAIN/NUMBER" if a domain has several.
       values: f[K].
       limit: the configuration's `clients_named`.
       mean: whether few clients have an entry "mean" too, their plain mean.
@@ -45,5 +46,5 @@ def by_client(
 
 
 def some_of(count: int, most: int) -> np.ndarray:
-    """Returns at most `most` of the numbers 0..count-1, evenly spaced, both ends among them."""
+    """Returns at most `most` of the numbers 0..count-1, evenly spaced, both ends included."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))

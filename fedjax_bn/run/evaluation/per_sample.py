@@ -1,4 +1,4 @@
-"""What models compute for single samples: features, alphas of the adapter, boxes in pictures."""
+"""Computes features, alphas of the adapter, and boxes in pictures, for single samples."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.sharing import Variables
 
 _IMAGES = 6  # of a client
-_CLIENTS = 8  # internal ones, and at most as many unseen ones
+_CLIENTS = 8  # internal clients, and at most as many unseen ones
 
 
 def alphas_of(
@@ -95,8 +95,8 @@ def shows_boxes(experiment: Experiment) -> bool:
 def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> None:
     """Writes `plots/boxes.png`, the first test images with the boxes that a detector finds.
 
-    Clients are served by their own models, unseen domains by what an unseen client receives, with
-    its running statistics.
+    Internal clients predict with their own models, by the method's rule. Unseen domains predict
+    with what an unseen client receives, by the received running statistics.
     """
 
     def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[Picture]]:

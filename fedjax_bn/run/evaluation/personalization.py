@@ -1,8 +1,8 @@
-"""Testing after personalization: a client adapts its model by a few labelled samples of its own.
+"""Sets aside labelled samples, to which a client adapts its model before it is tested.
 
-Per-FedAvg trains a start for it (Fallah et al. 2020), and UniFed tests that method so, internal
-clients and external ones (sections 4.1.2 and 4.1.3). The labelled samples are drawn at random from
-the samples that are evaluated and never count in the accuracy.
+Per-FedAvg (Fallah et al. 2020) trains a start for this, and UniFed tests that method this way, on
+internal and external clients (sections 4.1.2 and 4.1.3). The labelled samples are drawn at random
+from the split that is evaluated, and never count in the accuracy.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def check_labelled(
 def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
 
-    Samples with one name, such as windows of a recording, are never on both sides: where some are
+    Samples with one name, such as windows of a recording, are never on both sides: if some are
     labelled, the others of that name are not tested.
     """
     # The same samples in every round and every command, whatever else the run draws.
@@ -74,7 +74,7 @@ def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, n
 def set_aside(
     parts: Sequence[Split], choice: Personalization
 ) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
-    """Returns the labelled samples of each split, and those that are tested, in the split's order.
+    """Returns the labelled samples of each split, and the tested ones in the split's order.
 
     A split that several clients have (the same object) stays one object, which is stored once.
     """

@@ -1,7 +1,7 @@
-"""Scores of internal clients, each with its own model, and of unseen clients by adaptation.
+"""Scores internal clients with their own models, and unseen clients with an adaptation.
 
 Test samples are put on the device as batches, all at once or block after block. One program judges
-the batches, and the host joins what a task keeps of each (`task.score.of_batch`).
+the batches, and the host joins what the task's score keeps of each (`task.score.of_batch`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,11 +34,11 @@ _THREADS = 8
 # On a mesh a batch is on the device that has its client's model ("clients"), or the devices share
 # all batches evenly ("parts"), or each device has all of them ("copies").
 Where = Literal["clients", "parts", "copies"]
-_Place = tuple[int, Split, int]  # of a batch: client, its split, number of the first sample
+_Place = tuple[int, Split, int]  # a batch: client, split, first sample's number
 
 
 class TestData(NamedTuple):
-    """Test samples of some clients as batches, none of which mixes two clients.
+    """Batches of test samples of some clients; no batch mixes two clients.
 
     Clients of one domain may test on the same batches, so T client batches point to U stored ones.
 
@@ -46,8 +46,8 @@ class TestData(NamedTuple):
       images: u8[U, B, H, W, C] or f32[U, B, F].
       labels: i32[U, B], or a tree of arrays [U, B, ...].
       valid: bool[U, B].
-      client: i32[T], whose batch it is; -1 for padding, which counts for nothing.
-      batch: i32[T], which of the batches stored on its device it is.
+      client: i32[T], the client of each batch; -1 for padding, which does not count.
+      batch: i32[T], the number of each batch among those stored on its device.
     """
 
     images: jax.Array
@@ -61,15 +61,15 @@ Blocks = TestData | Iterable[TestData]  # all on the device at once, or block af
 
 
 class SplitBatches:
-    """The splits of clients, cut into batches in order; each client's last one is padded.
+    """Cuts the splits of clients into batches, in order, and pads each client's last one.
 
     Args:
       splits: of the clients. One that several clients have (the same object) is stored once on
         each device.
-      batch_size: B; at most the largest split, unless `rows` are given.
+      batch_size: B; at most the largest split, unless `rows` is given.
       mesh: the devices; None for one.
       where: on a mesh, which devices have which batches.
-      rows: of the state that answers, where it has room for more clients.
+      rows: of the state, if it has more rows than there are splits; 0 if not.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SplitBatches:
             self._parts = [places[d * each : (d + 1) * each] for d in range(mesh.size)]
         else:
             each = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]  # clients of a device
-            beside = mesh.size // mesh.shape[CLIENTS]  # devices that have the same clients, in turn
+            beside = mesh.size // mesh.shape[CLIENTS]  # with the same clients, for batches in turn
             self._parts = [[] for _ in range(mesh.size)]
             for number, place in enumerate(places):
                 self._parts[place[0] // each * beside + number % beside].append(place)
@@ -141,8 +141,8 @@ class SplitBatches:
         return partial(self.blocks, length)
 
     def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> TestData:
-        """Returns the batches of each device; empty ones fill them to U = `width`, T = `length`."""
-        # By identity: to compare the arrays of two splits would read all of them.
+        """Returns each device's batches, padded by empty ones to U = `width` and T = `length`."""
+        # Splits are compared by identity, because comparing their arrays would read all of them.
         stored = [{(id(one[1]), one[2]): one for one in part} for part in parts]
         alone = self._mesh is None or self._where == "copies"
         spread = None if alone else over_all(self._mesh)
@@ -168,9 +168,9 @@ class SplitBatches:
 
 
 def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
-    """Returns images [B, ...], labels [B, ...] and valid bool[B] from a sample on.
+    """Returns images [B, ...], labels [B, ...] and valid bool[B] from sample `start` of a split.
 
-    Zeros fill the batch after the last sample. Whole numbers among the labels become i32.
+    Zeros pad the batch after the last sample. Whole numbers among the labels become i32.
     """
     images = np.asarray(split.images[start : start + batch_size])
     count = len(images)
@@ -188,8 +188,8 @@ def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, 
 def as_stored(split: Split) -> Split:
     """Returns the split in the order of storage, in which `predict` reads the same samples.
 
-    Image files come in the order of their paths, rows of an array in that of the array; any others
-    keep their order.
+    Image files are ordered by their paths, and rows of an array by their numbers in it; other
+    samples keep their order.
     """
     images, _, names = split
     if names is not None and len(names) and is_image(str(names[0])):
@@ -215,14 +215,14 @@ def score_clients(
     statistics: StatisticsRule | None = None,
     mesh: Mesh | None = None,
 ) -> Callable[[FederatedState, Blocks], list[float | Answers]]:
-    """Returns `score(state, blocks)`: percent of each client, with its own model.
+    """Returns `score(state, blocks)`, the percentage of each client with its own model.
 
-    With a task of `answers.answering` it is the client's answers.
+    With a task of `answers.answering`, each client's score is its answers.
 
     Args:
       model: linen module, images -> outputs.
       prepare: stored images -> what the model reads.
-      num_clients: K; a client without samples scores what its task gives for none.
+      num_clients: K; a client without samples gets the task's score of no samples.
       task: how outputs are judged; by default `task.classification`.
       statistics: how the method's clients predict, its `FederatedMethod.statistics`; None for
         their running statistics.
@@ -241,16 +241,16 @@ def score_clients(
 def score_unseen(
     adaptation: Adaptation, prepare: Prepare, task: Task | None = None, mesh: Mesh | None = None
 ) -> Callable[[Variables, Blocks], float | Answers]:
-    """Returns `score(variables, blocks)`: percent of one unseen client, or its answers.
+    """Returns `score(variables, blocks)`, the percentage of one unseen client, or its answers.
 
-    The batches pass in order through the adaptation, which starts afresh at each call. On a mesh
-    each device judges some of them where nothing is carried from one to the next, and else all.
-    Arguments are those of `score_clients`.
+    The batches pass in order through the adaptation, which starts again at each call. On a mesh,
+    each device judges a part of them if nothing is carried from one to the next, else all of them.
+    The other arguments are as in `score_clients`.
     """
     score = (task or classification()).score
     judged = _judging(adaptation, prepare, score, mesh)
     begin = adaptation.init
-    if mesh is not None:  # as `judge` returns the carry, so that it is compiled once
+    if mesh is not None:  # where `judge` returns the carry, so that `judge` compiles once
         begin = jax.jit(begin, out_shardings=copies_on(mesh))
 
     def score_one(variables: Variables, blocks: Blocks) -> float | Answers:
@@ -264,10 +264,10 @@ def score_unseen(
 def _judging(
     adaptation: Adaptation, prepare: Prepare, score: Score, mesh: Mesh | None
 ) -> Callable[[PyTree, PyTree, PyTree, Blocks], tuple[np.ndarray, PyTree]]:
-    """Returns `judged(shared, personal, carry, blocks)`, on the host.
+    """Returns `judged(shared, personal, carry, blocks) -> (client, kept)`, on the host.
 
-    It gives the clients i32[T] of all batches that hold samples, and what the score keeps of them,
-    arrays [T, ...].
+    `client` i32[T] has the clients of all batches that hold samples, and `kept` has what the score
+    keeps of these batches, arrays [T, ...].
     """
 
     def on_device(common: tuple, personal: PyTree, data: TestData) -> tuple[PyTree, tuple]:
@@ -275,7 +275,7 @@ def _judging(
 
         def one(carry: PyTree, place: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
             client, batch = place
-            # Each device has the same number of rows, in the order of the clients.
+            # Devices have equally many rows, in the clients' order, so the remainder is the row.
             own = jax.tree.map(lambda leaf: leaf[client % leaf.shape[0]], personal)
             variables, valid = join(shared, own), data.valid[batch]
             images = prepare(data.images[batch], parameter_dtype(variables))
@@ -286,7 +286,7 @@ def _judging(
         carry, kept = jax.lax.scan(one, carry, (data.client, data.batch))
         return carry, (data.client, data.valid.any(1)[data.batch] & (data.client >= 0), kept)
 
-    # Every process reads all results, whichever device has made them.
+    # Every process reads all results, whichever device made them.
     @partial(jax.jit, out_shardings=copies_on(mesh))
     def judge(shared: PyTree, personal: PyTree, carry: PyTree, data: TestData) -> tuple:
         if jax.tree.leaves(carry):  # each batch depends on the one before: all devices judge all
@@ -299,7 +299,7 @@ def _judging(
         found = []
         for block in [blocks] if isinstance(blocks, TestData) else blocks:
             carry, one = judge(shared, personal, carry, block)
-            # To NumPy, which waits for the device: so one block is in flight at a time.
+            # Conversion to NumPy waits for the device, so only one block is in flight at a time.
             client, used, kept = jax.tree.map(np.asarray, one)
             found.append(jax.tree.map(lambda leaf, used=used: leaf[used], (client, kept)))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
@@ -308,7 +308,7 @@ def _judging(
 
 
 def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | Answers:
-    """Returns the score over the batches that bool[T] chooses."""
+    """Returns the score over the batches where `rows` bool[T] is True."""
     total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
     if isinstance(total, Answers):
         return total

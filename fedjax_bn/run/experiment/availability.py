@@ -1,12 +1,12 @@
-"""Who takes part in a round: drawn, available by a trace, and not dropped out.
+"""Draws the clients of a round: who is drawn, available by a trace, and does not drop out.
 
-A trace file lists the clients that are available in each round; a client that is drawn and not
-available, or that drops out, is in the round's cohort and takes no part. After the last round of a
-trace it begins again. It is
+A trace file lists the clients that are available in each round. A client that is drawn but not
+available, or that drops out, is in the round's cohort and takes no part. After its last round the
+trace starts again. It is
 
-- text: a line a round, numbers of clients (from 0, in the order of the clients) between commas or
-  blanks, `3-17` for a range, `all` for all; what follows # is a comment, and a line that holds
-  nothing else is skipped; or
+- text: one line per round, with numbers of clients (from 0, in the order of the clients) between
+  commas or blanks, `3-17` for a range, `all` for all; # starts a comment, and a line with nothing
+  else is skipped; or
 - `.npz` with `available` bool[rounds, clients].
 """
 
@@ -26,7 +26,7 @@ from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.run.errors import ConfigError
 
-_MOST_ON_DEVICE = 1000  # clients, with population=auto
+_MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the disk
 
 
 class Participation(NamedTuple):
@@ -34,8 +34,8 @@ class Participation(NamedTuple):
 
     Attributes:
       drawn: clients drawn for a round; 0 for all.
-      draw: "uniform", or "by_size" with chances by their samples.
-      dropout: chance of a client to drop out of a round for which it was drawn.
+      draw: "uniform", or "by_size" in proportion to their samples.
+      dropout: probability that a drawn client drops out of the round.
       trace: as `read_trace` returns it.
       on_disk: whether the clients' own parts are kept on the disk, see `run.training.population`.
     """
@@ -51,7 +51,7 @@ def kept_on_disk(population: str, drawn: int, clients: int) -> bool:
     """Returns whether the clients' own parts are kept on the disk.
 
     Args:
-      population: the key; `auto` takes the disk for more than 1000 clients of which some sit out.
+      population: the key; `auto` uses the disk for more than 1000 clients if some sit out.
       drawn: clients of a round; 0 for all.
       clients: K.
     """
@@ -71,15 +71,15 @@ class Cohort(NamedTuple):
     participates: jax.Array | None
 
     def entries(self) -> dict[str, jax.Array]:
-        """Returns the entries of batches for it, see `fedjax_bn.engine.batches`."""
+        """Returns the entries of batches for this cohort, see `fedjax_bn.engine.batches`."""
         return {} if self.participates is None else {"participates": self.participates}
 
 
 def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array) -> Cohort:
     """Returns the clients of a round; traceable.
 
-    Clients that are not available are drawn only where there are too few others. By size, the
-    chance of the next one is its share of the samples of those not yet drawn.
+    Unavailable clients are drawn only if too few are available. By size, a client's probability to
+    be drawn next is its share of the samples of all clients not yet drawn.
 
     Args:
       how: who takes part.
@@ -95,13 +95,13 @@ def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: ja
         available = jnp.unpackbits(bits)[:total].astype(bool)
     if 0 < how.drawn < total:
         if how.draw == "by_size":
-            # The order of log size + Gumbel is that of draws one by one without replacement.
+            # Sorting by log size + Gumbel noise equals drawing one by one without replacement.
             draws = jax.random.gumbel(stream(key, "cohort by size"), (total,))
             chances = jnp.log(jnp.asarray(sizes, draws.dtype)) + draws
             ranks = jnp.argsort(jnp.argsort(-chances)).astype(jnp.int32)
         else:
             ranks = jax.random.permutation(key, total).astype(jnp.int32)
-        if available is not None:  # the others come after all of these
+        if available is not None:  # unavailable clients come last
             ranks = jnp.where(available, ranks, ranks + total)
         # Ascending, so that sums over a cohort do not depend on the order of the draws.
         client = jnp.sort(jnp.argsort(ranks)[: how.drawn]).astype(jnp.int32)
@@ -115,14 +115,14 @@ def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: ja
 
 
 def read_trace(text: str, num_clients: int) -> np.ndarray | None:
-    """Returns the trace in a file, u8[rounds, ceil(K / 8)] of bits, as the module describes it.
+    """Returns the trace in a file, in the form above, as bits u8[rounds, ceil(K / 8)].
 
     Args:
-      text: the file's path; None is returned for an empty one.
+      text: the file's path; if it is empty, the result is None.
       num_clients: K.
 
     Raises:
-      ConfigError: it cannot be read, or names no client or one that does not exist.
+      ConfigError: the file cannot be read, or a round has no client or one that does not exist.
     """
     if not text:
         return None
@@ -143,7 +143,7 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
     empty = np.flatnonzero(~rows.any(1))
     if len(empty):
         raise ConfigError(f"{what}: no client is available in round {empty[0] + 1} of it")
-    # A bit each: the whole trace is on the device, and may have millions of entries.
+    # One bit per entry: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 
 

@@ -1,6 +1,6 @@
 """Builds what a configuration names and checks it: data, model, method and adaptations.
 
-From here on the values of the configuration travel in an `Experiment`.
+A run reads the configuration's values from the resulting `Experiment`.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ from fedjax_bn.run.experiment.values import Experiment, read_values
 from fedjax_bn.run.processes.mesh import choose_mesh
 from fedjax_bn.run.training.population import refuse_ensemble
 
-_MOST_DRAWS = 2**28  # samples a round: 2 GB of numbers
+_MOST_DRAWS = 2**28  # samples in a round: 2 GB of numbers
 HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
@@ -178,7 +178,7 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
 
 
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
-    """Returns the common start of all clients, at random."""
+    """Returns the random variables from which all clients start."""
     return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
 
 
@@ -189,7 +189,7 @@ def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Arr
 
 
 def _check_batch_sizes(experiment: Experiment) -> None:
-    """Raises ConfigError if a batch norm would see a single value a channel, in a batch of one."""
+    """Raises ConfigError if a batch of one sample gives a batch norm one value per channel."""
     internal, (batch_size, steps, _) = experiment.internal, experiment.work
     for domain in internal.domains:
         size = len(domain.train.images)

@@ -1,4 +1,4 @@
-"""The table of data sets, and the clients and unseen domains of `data.*` and `target`."""
+"""Lists the datasets, and makes the clients and unseen domains of `data.*` and `target`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -53,7 +53,7 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
 
     Args:
       load: the reader.
-      *own: keys of `data` that are arguments of this reader alone, given where they are not empty.
+      *own: keys of `data` that only this reader takes, passed if they are not empty.
     """
 
     def read(config: ConfigDict) -> Source:
@@ -67,7 +67,7 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
 
 
 def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
-    """Returns `read(config)` for the digits, which draw their own fraction; `targets` is a name."""
+    """Returns `read(config)` for the digits; `targets` names their argument for the target."""
 
     def read(config: ConfigDict) -> Dataset:
         keys, names = config.data, filter(None, map(str.strip, config.target.split(",")))
@@ -78,7 +78,7 @@ def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
 
 
 def _read_own(config: ConfigDict) -> Source:
-    """Reads a user's own data: a tree of image folders, or an archive where the path is `.npz`."""
+    """Reads a user's own data: a tree of image folders, or an archive if the path is `.npz`."""
     if Path(config.data.path).suffix == ".npz":
         if config.data.classes:
             raise ValueError(
@@ -148,9 +148,9 @@ DATASETS: dict[str, _Read] = {
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
     **_TFDS,
 }
-# Datasets that have taken truncation and fraction themselves.
+# Datasets whose readers apply `truncate` and `fraction` themselves.
 _REDUCED = ("digits", "digits_morpho")
-# Keys of `data` that choose something, and the datasets that have it to choose.
+# Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
     "domains": {"folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", *_TFDS},
     "classes": {"domainnet", "folders", *_BOXES, *_TFDS},
@@ -160,7 +160,7 @@ _CHOICES = {
 
 
 def describe_datasets() -> dict[str, str]:
-    """Returns one line on each name of `DATASETS`."""
+    """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
     for module in (*named, driving, scanners, signs, synthetic):
@@ -177,7 +177,7 @@ def describe_datasets() -> dict[str, str]:
 
 
 def check_data_keys(config: ConfigDict) -> None:
-    """Raises ConfigError if the dataset needs a path or has none, or if it lacks a key's choice."""
+    """Raises ConfigError if a path is missing or useless, or if a selecting key has no effect."""
     name, path = config.data.name, config.data.path
     if name in EMBEDDED and path:
         raise ConfigError(
@@ -185,7 +185,7 @@ def check_data_keys(config: ConfigDict) -> None:
             "embedded: choose another data.name, or leave data.path empty"
         )
     if not path and name not in EMBEDDED | _TFDS:
-        # The reader's own message for a missing folder has its layout, and where to get it.
+        # The reader's own message for a missing folder has its layout, and where to get the data.
         with config.unlocked():
             missing = config.copy_and_resolve_references()
         missing.data.path, layout = "PATH", f"see the file {name} in fedjax_bn/data/sets"
@@ -270,7 +270,7 @@ def _check_names(names: Sequence[str], dataset: str) -> None:
 
 
 def domain_names(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the names of all domains of the configured data; raises ConfigError if wrong."""
+    """Returns the names of all domains of the configured data; ConfigError if they are wrong."""
     data = _read_data(config, target="")
     names = tuple(part.name for part in _parts(data))
     _check_names(names, data.name)
@@ -278,7 +278,7 @@ def domain_names(config: ConfigDict) -> tuple[str, ...]:
 
 
 def clients_without_validation(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the names of clients that have no samples by which to choose a round or a rate.
+    """Returns the names of the clients without validation samples.
 
     Raises:
       ConfigError: the data are missing, or wrong.

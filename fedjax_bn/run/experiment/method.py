@@ -1,4 +1,4 @@
-"""The method of a configuration: optimizer, rules of sharing and weighing, own arguments."""
+"""Builds a configuration's method: optimizer, sharing and weighing rules, own arguments."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -55,15 +55,15 @@ OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]]
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
     "adam": lambda keys, rate: optax.adam(rate),
 }
-# Arguments of every method for which the configuration has keys of its own.
+# Arguments of every method that are set by keys outside the method's group.
 GIVEN = ("clients", "keep_optimizer", "local_epochs")
 
 
 def group_of(method: str) -> str:
     """Returns the group of keys that are a method's arguments.
 
-    A method without arguments of its own is a variant of the one that its file is named after, and
-    has the keys of that one.
+    A method without arguments of its own is a variant of the method that its file is named after,
+    and uses that method's keys.
     """
     if method not in METHODS or any(key.startswith(f"{method}.") for key in keys()):
         return method
@@ -73,18 +73,18 @@ def group_of(method: str) -> str:
 def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     """Returns `make(model, prepare, load, task, mesh=None)` for the configured method.
 
-    A method's own arguments are the configuration's keys of its group, such as `fedprox.mu`, see
-    `group_of`. A user's own method, `package.module:function:key=value`, is a function
+    A method's own arguments come from the keys of its group, such as `fedprox.mu`, see `group_of`.
+    A user's own method, `package.module:function:key=value`, is a function
     `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`; on
-    several devices it is given `mesh` too.
+    several devices it also gets `mesh`.
 
     Raises:
-      ConfigError: an unknown name, module or argument.
+      ConfigError: a name, a module or an argument is unknown.
     """
     method, options = choose_method("method", config.method)
     what, keys = f"config.method={brief(config.method)}", config.privacy
     options |= dict(config.get(group_of(config.method), {}))
-    # What is not given has the method's own default, which may be another one than FedAvg's.
+    # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
     if config.weigh:
@@ -100,7 +100,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             given = type(perturb).__name__
             raise ConfigError(f"{named} gives {given}, not a function (key, x, valid) -> x")
     optimizer = local_optimizer(config)
-    # The method needs the most epochs of a client; the sampler leaves the others' last ones empty.
+    # The method gets the most epochs of a client; the sampler leaves the last ones of others empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
     if config.optimizer.keep:
         options["keep_optimizer"] = True
@@ -109,7 +109,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         model: nn.Module, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
     ) -> FederatedMethod:
         given = options | {"prepare": prepare, "load": load}
-        if not task.classifies:  # else it is what methods learn anyway
+        if not task.classifies:  # classification is the default of every method
             given["task"] = task
         if mesh is not None:
             known = inspect.signature(method).parameters.values()
@@ -122,8 +122,8 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             given["mesh"] = mesh
 
         def validating(measure: Callable[..., Score]) -> Score:
-            # Clients validate as they predict: by a rule that the method has once it is made,
-            # which is before a round is traced.
+            # Clients validate as they predict, by `made.statistics`. `made` is set below, before a
+            # round is traced.
             return lambda *state: measure(model, prepare, task, made.statistics)(*state)
 
         if config.local_selection:
@@ -142,10 +142,10 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
-    """Returns the method in a value of `key`, and the arguments in it (a user's own method only).
+    """Returns the method that a text names, and its arguments (of a user's own method only).
 
     Raises:
-      ConfigError: an unknown name or module, or arguments of a method that has keys for them.
+      ConfigError: a name or module is unknown, or the text has arguments that have own keys.
     """
     method, options = choice_of(key, text, METHODS, GIVEN)
     if options and method in METHODS.values():
@@ -177,8 +177,8 @@ def _choose_sharing(text: str) -> sharing.SharingRule:
 def _choose_weighing(text: str) -> aggregation.WeighingRule:
     """Returns the rule that a text such as `risk_extrapolation:eta=0.3` chooses.
 
-    A user's own, `package.module:function`, is a rule `(sizes, risks, *, ...) -> weights`, or a
-    function without required arguments that returns one.
+    A user's own rule, `package.module:function`, is a function `(sizes, risks, *, ...) -> weights`,
+    or a function without required arguments that returns one.
     """
     function, options = choice_of("weigh", text, WEIGHING)
     what = f"config.weigh={brief(text)}"
@@ -188,7 +188,7 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
         rule = call_chosen(what, function, **options)
     if not isinstance(rule, aggregation.Weighing):
         with naming(what):
-            # Two clients show whether each gets a weight; nothing is computed.
+            # Traced for two clients, to see whether each gets a weight; nothing is computed.
             weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
             if getattr(weights, "shape", None) != (2,):
                 raise ConfigError(f"{what} must give a weight f[K] to each of K clients")
@@ -201,21 +201,21 @@ def weighs_by_validation(config: ConfigDict) -> bool:
 
 
 def what_validates(config: ConfigDict) -> str:
-    """Returns the key for which clients need validation samples while they train; "" for none."""
+    """Returns the key that needs validation samples during training; "" for none."""
     if config.local_selection:
         return f"config.local_selection={config.local_selection}"
     return f"config.weigh={brief(config.weigh)}" if weighs_by_validation(config) else ""
 
 
 def own_rules(method: str, private: bool = False) -> dict[str, str]:
-    """Returns {"share": rule, "weigh": rule}, the names of a method's rules where keys are empty.
+    """Returns {"share": name, "weigh": name} of the rules that a method uses by default.
 
     A rule is the default in the method's signature. If there is no default, the annotation names
     the function that makes the rule: `Annotated[WeighingRule | None, risk_extrapolation]`.
 
     Args:
-      method: as in the configuration; {} for a user's own, of which nothing is known.
-      private: whether updates are clipped; then all clients count alike.
+      method: as in the configuration; the result is {} for a user's own.
+      private: whether updates are clipped; then all clients have equal weights.
     """
     if method not in METHODS:
         return {}
@@ -228,12 +228,12 @@ def own_rules(method: str, private: bool = False) -> dict[str, str]:
 
 
 def has_own_weighing(method: str) -> bool:
-    """Returns whether a method of the library weighs otherwise than FedAvg by default."""
+    """Returns whether the default weighing of a method of the library differs from FedAvg's."""
     return own_rules(method).get("weigh", "by_size") != "by_size"
 
 
 def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Returns the clients' optimizer; by round with `optimizer.schedule` or a warm-up."""
+    """Returns the clients' optimizer; a schedule or a warm-up changes its rate by round."""
     keys = config.optimizer
     make = OPTIMIZERS[keys.name]
     # A constant rate stays a number: the program of a round then does not compute it.
@@ -250,8 +250,8 @@ def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
     """Returns the learning rate as a function of the round, from 0.
 
-    In W rounds of warm-up it is (round + 1) / (W + 1) of the full rate; the first round after it
-    has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the run.
+    During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate. The schedule begins
+    with the full rate in the round after them. A cosine without `decay_rounds` ends with the run.
     """
     warmup, full = keys.warmup_rounds, keys.learning_rate
     end = keys.decay_rounds or max(rounds - warmup, 1)
@@ -274,7 +274,7 @@ def local_epochs(config: ConfigDict) -> tuple[int, ...]:
 
 
 def follows_rounds(config: ConfigDict) -> str:
-    """Returns the key whose plan follows from the number of rounds, such as a cosine's; or ""."""
+    """Returns the key whose schedule depends on the number of rounds, such as a cosine; or ""."""
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds:
         return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
     plans = weighs_by_validation(config)
@@ -295,7 +295,7 @@ def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
 
 
 def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of the adaptations for which the configured method trains all they need."""
+    """Returns the adaptations for which the configured method trains all that they need."""
     names = {text: text.partition(":")[0] for text in adaptations}
     if NEEDS.keys().isdisjoint(names.values()):
         return tuple(names)

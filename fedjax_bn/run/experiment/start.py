@@ -1,7 +1,7 @@
-"""What a run needs before its first round: the experiment, the random keys, the first state.
+"""Prepares a run: the experiment, the random keys, and the state before the first round.
 
-With `start_from` the first state has the model of a finished run. It is read from the arrays of a
-checkpoint alone: nothing that the other workdir names is imported.
+With `start_from` the first state has the model of a finished run. Only the arrays of its checkpoint
+are read: no code that the other workdir names is imported.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class Keys(NamedTuple):
 
 def make_keys(seed: int) -> Keys:
     """Returns the random keys of a run, from its `config.seed`."""
-    # All numbers of a run depend on the order of the fields and on how many there are.
+    # Every random number of a run depends on the order of the fields and on their number.
     return Keys(*jax.random.split(jax.random.key(seed), len(Keys._fields)))
 
 
@@ -69,12 +69,12 @@ def prepare(
     Args:
       config: the run's.
       make: builds the experiment.
-      traced: whether a round is traced to see that it works, which takes a second or more.
-      clients: how many there are in all, where the experiment has one of them and the state one
-        row; 0 for those that it has.
+      traced: whether to trace a round as a check, which takes a second or more.
+      clients: K, if the experiment has only one of the clients and the state only one row; 0 for
+        the number of clients in the experiment.
 
     Raises:
-      ConfigError: whatever is wrong with the configuration or the data it names.
+      ConfigError: the configuration or the data that it names cannot be used.
     """
     keep_compiled(config.compilation_cache)
     if config.wandb and importlib.util.find_spec("wandb") is None:
@@ -107,9 +107,9 @@ def make_start(
     Args:
       experiment: the run's.
       keys: its random keys.
-      fixed: the model's collections where they do not start at random; None for other leaves.
-      rows: of the state; by default one a client, or one in all where they are kept on the disk.
-      clients: of the server's part of the state; by default those of the experiment.
+      fixed: the model's collections, with None for leaves that start at random; None if all do.
+      rows: of the state; by default one per client, or a single one if rows are kept on the disk.
+      clients: number of clients in the server's part; by default the experiment's.
     """
     clients = clients or len(experiment.internal.domains)
     rows = rows or (1 if experiment.participation.on_disk else clients)
@@ -121,7 +121,7 @@ def make_start(
         whole = experiment.method.init(keys.method, variables, clients)
         if rows == clients:
             return whole
-        # Compiled, it makes nothing of the others' rows, which nothing reads.
+        # XLA removes the rows of `whole` from the compiled program, because nothing reads them.
         state = experiment.method.init(keys.method, variables, rows)._replace(server=whole.server)
         own = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
         return state._replace(personal=own[0], memory=own[1])
@@ -129,7 +129,7 @@ def make_start(
     mesh = experiment.mesh
     if mesh is None:
         return partial(for_one_run(begin), fixed)
-    # Each device makes its own clients' rows: none holds the state of all.
+    # Each device makes its own clients' rows, so no device holds the state of all clients.
     form = jax.eval_shape(begin, fixed)
     spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
     begin = for_one_run(begin, out_shardings=spread)
@@ -141,7 +141,7 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
 
     Raises:
       ConfigError: the state is larger than this machine's memory.
-      ValueError: model, method and what they are given do not suit each other.
+      ValueError: the model, the method and their arguments do not suit each other.
     """
     method, plan = experiment.method, experiment.plan
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
@@ -151,7 +151,7 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
         limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
         with suppress(AttributeError, ValueError, OSError):  # no POSIX system
             limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        # On CPU all devices are one machine.
+        # On CPU all devices share one machine's memory, which `limit` already counts whole.
         memory = (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
         if size > memory:
             raise ConfigError(
@@ -184,7 +184,7 @@ def batches_of_one(experiment: Experiment) -> Batches:
         "client": _Form((), jnp.int32),
         "source": _Form((longest, *images.shape[1:]), images.dtype),
     }
-    if experiment.validates:  # as `sampling.validation_batches` has them
+    if experiment.validates:  # in the form of `sampling.validation_batches`
         splits = [domain.validation for domain in domains]
         longest = max(len(split.images) for split in splits)
         size = min(experiment.evaluation.batch_size, longest)
@@ -198,10 +198,8 @@ def batches_of_one(experiment: Experiment) -> Batches:
 
 
 def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
-    """Raises ConfigError where a weighing rule begins rows differently that are kept on the disk.
-
-    Personal leaves and memory begin alike by what `federate` is.
-    """
+    """Raises ConfigError if a weighing rule starts clients with unequal rows, kept on the disk."""
+    # `federate` starts the personal leaves and the memory of all clients alike.
     start = make_start(experiment, keys, rows=len(experiment.internal.domains))
     if not jax.eval_shape(start).weighing:
         return
@@ -214,7 +212,7 @@ def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
 
 
 def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, ...]]:
-    """Returns variables from `start_from` or `pretrained`, None for other leaves, and notes."""
+    """Returns the variables from `start_from` or `pretrained` (None for others), and notes."""
     network, model = inspect.unwrap(experiment.model), experiment.plan.model
     start_from, weights = experiment.plan.start_from, experiment.plan.pretrained
     like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
@@ -236,13 +234,13 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     """Returns the collections of `like` from the selected round of the run `config.start_from`.
 
     They are what an unseen client would receive: the shared leaves, and the mean of the personal
-    ones with the last round's weights. What clients remember, and what the other method trained
-    in addition to the model, is not taken.
+    leaves with the last round's weights. The clients' memory, and what the other method trained in
+    addition to the model, are left out.
     """
     what = f"config.start_from={brief(start_from)}"
     try:
         tree = checkpoint.all_arrays(_checkpoint_of(Path(start_from)))
-        tree = tree.get("state", tree)  # the rows of a population are elsewhere
+        tree = tree.get("state", tree)  # a population has its rows in other files
         count = len(tree["weights"])
         personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
         found = join(tree["shared"], weighted_mean(personal, tree["weights"]))
@@ -270,7 +268,7 @@ def starting_record(start_from: str) -> Record:
     """Returns the entry of config.json for the start, {"start_from": {"round", "sha256"}}, or {}.
 
     Raises:
-      ConfigError: there is no finished run.
+      ConfigError: `start_from` is not the workdir of a finished run.
     """
     if not start_from:
         return {}
@@ -298,7 +296,7 @@ def _checkpoint_of(workdir: Path) -> Path:
 
 
 def data_hash(experiment: Experiment) -> str:
-    """Returns a SHA-256 of the data split, unseen clients included, and of the trace if any."""
+    """Returns the SHA-256 of the data split, unseen clients included, and of the trace if any."""
     domains = experiment.internal.domains + experiment.unseen
     data, trace = fingerprint(experiment.internal._replace(domains=domains)), b""
     if experiment.participation.trace is not None:
@@ -314,7 +312,7 @@ def partition_table(
     Args:
       experiment: the run's.
       state: before the next round.
-      modules: whether the table has a line for each module, or sums alone.
+      modules: whether the table has a line for each module, or only sums.
     """
     own = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
     variables = join(state.shared, own)

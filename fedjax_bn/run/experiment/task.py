@@ -1,4 +1,4 @@
-"""The model of a configuration, what it learns, and how its training images are augmented."""
+"""Builds a configuration's model, its task, and the augmentation of its training images."""
 
 import inspect
 from collections.abc import Callable
@@ -22,14 +22,14 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.task import Task, classification
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
-OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
+OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
 
 
 def model_maker(text: str, compute_dtype: str, seed: int) -> Callable[[int], Any]:
     """Returns `make(num_classes)` for `config.model`, such as `ResNet18:width=16`.
 
-    A user's own model is `package.module:Class`, a linen module with a field `num_classes` or an
-    nnx module that takes `num_classes` and `rngs`, which are made of the seed.
+    A user's own model is `package.module:Class`, a linen module with a field `num_classes`, or an
+    nnx module that takes `num_classes` and `rngs`, which come from the seed.
 
     Raises:
       ConfigError: there is no such model, or it has no such field.
@@ -65,12 +65,12 @@ def _is_nnx(kind: type) -> bool:
 
 
 def choose_task(text: str, model: Any, internal: Dataset, score: str, **gains: float) -> Task:
-    """Returns `detection` where images have boxes, else `classification`.
+    """Returns `detection` if images have boxes, else `classification`.
 
     Args:
       text: `config.model`, which made the model.
-      model, internal: what learns, and from which clients.
-      score, **gains: `config.detection`.
+      model, internal: the model, and the clients that train it.
+      score, **gains: the keys of `config.detection`.
 
     Raises:
       ConfigError: images have boxes and the model is a classifier, or the other way round.
@@ -103,17 +103,17 @@ AUGMENTATIONS = {
 
 
 def choose_augmentation(text: str, size: int) -> augment.Augment | box_augment.BoxAugment | None:
-    """Returns the augmentation `config.data.augment`, such as `randaug:magnitude=5`.
+    """Returns the augmentation that a text such as `randaug:magnitude=5` chooses.
 
     Raises:
-      ConfigError: an unknown name or key, or a value of the wrong type or out of its range.
+      ConfigError: a name or key is unknown, or a value has the wrong type or is out of its range.
     """
     make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
     return call_chosen(f"config.data.augment={brief(text)}", make, size, **options)
 
 
 def choose_loading(text: str, size: int, internal: Dataset) -> Load:
-    """Returns how a batch is found and augmented, its boxes too where images have some.
+    """Returns the function that looks up a batch and augments its images, and their boxes if any.
 
     Raises:
       ConfigError: as `choose_augmentation`, or the augmentation does not suit the labels.

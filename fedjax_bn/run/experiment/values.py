@@ -1,4 +1,4 @@
-"""What a run needs, built and checked: `Experiment`, and the values of a configuration in it."""
+"""Defines `Experiment`, all that a run needs, and reads a configuration's values into it."""
 
 import inspect
 from collections.abc import Callable
@@ -25,17 +25,20 @@ from fedjax_bn.task import Task, classification
 
 
 class LocalWork(NamedTuple):
-    """What a client does in a round: `steps` if above 0, else epochs, of each client or of all."""
+    """A client's training in a round: `steps` steps if above 0, else `epochs`.
+
+    `epochs` has one number for all clients, or one for each.
+    """
 
     batch_size: int
     steps: int
     epochs: tuple[int, ...]
 
     def sampler(self, smallest: int, longest: int) -> Sampler:
-        """Returns what draws the samples of a round.
+        """Returns the function that draws the samples of a round.
 
         Args:
-          smallest, longest: training samples of the smallest and of the largest client.
+          smallest, longest: numbers of training samples of the smallest and the largest client.
         """
         if self.steps:
             return by_steps(self.batch_size, self.steps, smallest)
@@ -43,12 +46,12 @@ class LocalWork(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the loop over rounds does, and what it writes; the meanings are those of the keys.
+    """What the loop over rounds does and writes; other fields mean what their keys mean.
 
     Attributes:
       keys: dotted key -> value of the whole configuration, as config.json has it.
-      follows: the key whose plan follows from the number of rounds, see `method.follows_rounds`.
-      privacy: `privacy(rounds)` is the record of `describe_privacy` after so many rounds.
+      follows: the key whose schedule depends on the number of rounds, see `method.follows_rounds`.
+      privacy: `privacy(rounds)` returns the record of `describe_privacy` after that many rounds.
     """
 
     method: str
@@ -71,12 +74,12 @@ class Plan(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How clients are tested; the meanings are those of the keys.
+    """How clients are tested; other fields mean what their keys mean.
 
     Attributes:
       clients: how many are evaluated, drawn from `seed`; 0 for all.
-      device_megabytes: up to which test data stay on the device.
-      personalization: how a client adapts first; None where none does.
+      device_megabytes: test data up to this size stay on the device.
+      personalization: how a client adapts first; None if clients do not adapt.
     """
 
     batch_size: int
@@ -90,24 +93,24 @@ class Evaluation(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """Everything a run needs, built and checked: no other room reads the configuration.
+    """Everything that a run reads from the configuration, built and checked.
 
     Attributes:
-      model: a linen module, or what `models.from_nnx` makes; in `models.precision.in_dtype` where
-        it computes in another dtype.
+      model: a linen module, or what `models.from_nnx` makes; wrapped by `models.precision.in_dtype`
+        if it computes in another dtype.
       method: the federated method, whose batches hold images or numbers of samples in a source.
       internal: the clients, as the domains of a dataset.
       unseen: the domains that do not train.
       prepare: stored images -> what the model reads.
       adaptations: text -> how unseen clients predict.
-      notes: sentences for the user on the data and the start.
+      notes: messages for the user about the data and the start.
       participation: who takes part in a round.
       work: what a client does in a round.
       plan: the rounds, and what is written.
       evaluation: how clients are tested.
       mesh: the devices over which the method's clients are shared out; None for one.
       task: what is learned and reported.
-      validates: the key for which clients need validation samples while they train; "" for none.
+      validates: the key that needs validation samples during training; "" for none.
     """
 
     model: Any
@@ -126,7 +129,7 @@ class Experiment(NamedTuple):
     validates: str = ""
 
     def sampler(self) -> Sampler:
-        """Returns what draws the samples of a round."""
+        """Returns the function that draws the samples of a round."""
         sizes = [len(domain.train.images) for domain in self.internal.domains]
         return self.work.sampler(min(sizes), max(sizes))
 
@@ -134,7 +137,7 @@ class Experiment(NamedTuple):
 def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
     """Returns who takes part by `clients_per_round`, `participation` and `population`.
 
-    The trace is not read: `read_trace` does that.
+    It does not read the trace; `read_trace` does.
     """
     keys, drawn = config.participation, config.clients_per_round
     disk = kept_on_disk(config.population, drawn, num_clients)
@@ -142,7 +145,7 @@ def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
 
 
 def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
-    """Returns the fields of `Experiment` that are values of a configuration, by their names."""
+    """Returns the fields of `Experiment` that come straight from the configuration, by name."""
     flat = dict(flatten(config))
     plan = Plan(
         **{name: flat[name] for name in Plan._fields if name in flat},
@@ -161,7 +164,7 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 
 
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
-    """Returns how clients are tested; `personalize.*` has the method's own values where empty."""
+    """Returns how clients are tested; empty `personalize.*` keys take the method's own values."""
     keys = config.personalize
     usual = inspect.signature(personalize).parameters["inner_rate"].default
     samples, rate = method.personalize or (0, usual)
@@ -181,17 +184,17 @@ def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
 
 
 def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
-    """Returns {"privacy": ...} for config.json and summary.json; {} where nothing is clipped.
+    """Returns {"privacy": ...} for config.json and summary.json; {} if nothing is clipped.
 
-    Without noise nothing bounds epsilon, and its entry is null.
+    Without noise epsilon is unbounded, and its entry is null.
 
     Raises:
-      ConfigError: dp-accounting is not installed, and there is noise.
+      ConfigError: there is noise, but dp-accounting is not installed.
     """
     keys = config.privacy
     if not keys.clip:
         return {}
-    # Who takes part hides a client only if it is drawn at random and unknown to the server.
+    # Sampling hides a client only if the cohort is drawn at random and the server does not know it.
     drawn, how = config.clients_per_round, config.participation
     hides = how.draw == "uniform" and not how.trace and not how.dropout and keys.at == "server"
     cohort = (drawn, clients) if 0 < drawn < clients and hides else ()

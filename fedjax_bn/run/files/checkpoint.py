@@ -1,7 +1,7 @@
-"""Orbax checkpoints of a run: its latest rounds, and the round selected by validation.
+"""Saves and restores a run's Orbax checkpoints: its latest rounds, and the selected round.
 
-Each checkpoint has a file of checksums. They show damage before Orbax reads the arrays: Orbax does
-not notice a flipped bit, and its parallel readers print tracebacks of what they do notice.
+Each checkpoint has a file of checksums, which show damage before Orbax reads the arrays: Orbax does
+not notice a flipped bit, and its parallel readers print tracebacks of damage that they notice.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from fedjax_bn.run.processes.together import by_first
 PyTree = Any
 Folder = ocp.training.Checkpointer
 CHECKSUMS = "SHA256SUMS"  # in a checkpoint's folder, as `sha256sum --check` reads them
-_ITEM = "default"  # its part with the arrays, the name that Orbax's first interface gave it
+_ITEM = "default"  # the part with the arrays; the name is that of Orbax's first interface
 
 
 def open_folder(folder: Path, keep: int) -> Folder:
@@ -49,11 +49,11 @@ def open_folder(folder: Path, keep: int) -> Folder:
                 "another --workdir"
             )
     options = ocp.Context()
-    # Weights hardly shrink by compression, which takes longer than all else that a save does.
+    # Compression hardly shrinks weights, and takes longer than the rest of a save.
     options.array.saving.use_compression = False
-    # `_difference` checks all other sizes, so only rows of padding are cut or filled up.
+    # `_difference` checks all other sizes, so only padding rows are cut or added.
     options.array.loading.enable_padding_and_truncation = True
-    # Several processes may be writing in two folders at once, and must not mix them up.
+    # Processes may save to two folders at once; the prefix keeps their barriers apart.
     options.multiprocessing.barrier_sync_key_prefix = folder.name
     options.asynchronous.post_finalization_callback = partial(_add_checksums, folder)
     newest = ocp.training.preservation_policies.LatestN(keep)
@@ -70,9 +70,9 @@ def open_folder(folder: Path, keep: int) -> Folder:
 
 @contextmanager
 def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]:
-    """Opens the latest and the selected checkpoints of a workdir, and deletes later rounds.
+    """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds.
 
-    When the block ends, the disk has what was saved.
+    At the end of the block, the disk has what was saved.
 
     Raises:
       CheckpointError: as `open_folder`.
@@ -89,14 +89,14 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
             settle(manager)
     finally:
         for manager in both:
-            with suppress(Exception):  # the fault of a save, which `settle` has raised
+            with suppress(Exception):  # `settle` has already raised the error of a save
                 manager.close()
 
 
 def delete_earlier(folder: Path) -> None:
     """Deletes the checkpoints that a finished run no longer needs.
 
-    The selected round stays, and the last round if it is another one: more rounds start from it.
+    The selected round stays, and so does the last round, from which more rounds would continue.
 
     Raises:
       WorkdirError: a checkpoint cannot be deleted.
@@ -115,7 +115,7 @@ def _rounds(workdir: Path, kind: str) -> list[int]:
 def _delete(paths: Iterable[Path]) -> None:
     for path in paths:
         # Renamed first: a kill must not leave half a checkpoint under the name of a whole one.
-        # Orbax deletes what has this name when it opens the folder.
+        # Orbax deletes folders with such a name when it opens their parent.
         doomed = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
         try:
             path.rename(doomed)
@@ -126,21 +126,21 @@ def _delete(paths: Iterable[Path]) -> None:
 
 
 def steps(manager: Folder) -> list[int]:
-    """Returns the rounds of which an open folder holds a checkpoint, the oldest first."""
+    """Returns the rounds that have a checkpoint in an open folder, the oldest first."""
     return [one.step for one in manager.checkpoints]
 
 
 def resume(
     folder: Path, start: Callable[[], PyTree], rounds: int, mesh: Mesh | None = None
 ) -> PyTree:
-    """Returns the state from which a workdir's run continues: of its latest checkpoint, else start.
+    """Returns the state from which a run continues: its latest checkpoint's, or `start()`.
 
-    A finished run whose last round was the selected one has a selected checkpoint alone.
+    A finished run whose last round was the selected one has only a selected checkpoint.
 
     Args:
       folder: the workdir.
       start: makes the state before the first round.
-      rounds: that have records. A checkpoint of a later round is taken only if it is the only one.
+      rounds: how many have records. A later checkpoint is used only if `latest` has no earlier one.
       mesh: the devices over which the clients are spread; None for one device.
 
     Raises:
@@ -156,7 +156,7 @@ def resume(
 
 
 def saved(folder: Path) -> str:
-    """Returns words for a message: which rounds of a workdir are saved."""
+    """Returns a message on which rounds of a workdir are saved."""
     if rounds := _rounds(folder, "latest"):
         return f"rounds 1 to {rounds[-1]} are saved in {folder}"
     return f"no round is saved in {folder} yet"
@@ -174,8 +174,8 @@ def save(manager: Folder, round: int, state: PyTree) -> None:
     def kept(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return np.array(leaf)
-        # On CPU the files would be written from buffers that the next round donates. Orbax copies
-        # those of accelerators itself.
+        # On CPU the files would be written from buffers that the next round donates. Orbax itself
+        # copies the buffers of accelerators.
         return jnp.copy(leaf) if on_cpu() else leaf
 
     settle(manager)
@@ -188,7 +188,7 @@ def settle(manager: Folder) -> None:
     """Waits until the disk has what was saved.
 
     Raises:
-      WorkdirError: it could not be written; no part of it is left.
+      WorkdirError: a checkpoint could not be written; no part of it is left.
     """
     with _faults_named(manager):
         manager.wait()
@@ -204,7 +204,7 @@ def _faults_named(manager: Folder) -> Iterator[None]:
     except Exception as error:
         for left in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(left, ignore_errors=True)
-        # The system's own error may be the cause of others, or a part of their text.
+        # The system's own error may be the cause of Orbax's error, or a part of its text.
         words = "No space left on device|Read-only file system|Disk quota exceeded|File too large"
         found, cause = re.search(words, str(error)), error
         reason = found[0] if found else _shortened(error)
@@ -221,13 +221,13 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
 
     Args:
       manager: an open folder.
-      like: a tree of arrays or of `jax.ShapeDtypeStruct`, of the structure that was saved. A leaf
-        is placed as its `sharding` says, by default on this process's first device. A federation's
-        rows of padding, which follow from its devices, may be more or fewer than were saved.
+      like: a tree of arrays or of `jax.ShapeDtypeStruct`, with the structure that was saved. Each
+        leaf is placed by its `sharding`, by default on this process's first device. The number of
+        padding rows, which depends on the devices, may differ from what was saved.
       round: one of `steps(manager)`.
 
     Raises:
-      CheckpointError: it is missing, damaged, or it holds other arrays.
+      CheckpointError: the checkpoint is missing or damaged, or holds other arrays.
     """
     if not (found := steps(manager)):
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
@@ -257,7 +257,7 @@ def all_arrays(folder: Path) -> PyTree:
     """Returns all arrays of a checkpoint, in nested dicts, on this process's first device.
 
     Raises:
-      CheckpointError: it is damaged.
+      CheckpointError: the checkpoint is damaged.
     """
     with open_folder(folder.parent, keep=2) as manager, _damage_named(folder):
         return _loaded(manager, folder, _shapes(manager, folder))
@@ -282,8 +282,8 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
         place = getattr(leaf, "sharding", None) or device
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
-    # Orbax reads in threads of its own, which the context `jax.enable_x64` of this one does not
-    # reach: they would make float32 of float64.
+    # Orbax reads in threads of its own, which do not see this thread's context `jax.enable_x64` and
+    # would convert float64 to float32.
     here = jax.config.jax_enable_x64
     with ThreadPoolExecutor(1) as pool:
         elsewhere = pool.submit(getattr, jax.config, "jax_enable_x64").result()
@@ -295,13 +295,13 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
 
 
 def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
-    """Returns how a checkpoint's leaves differ from those of a tree; "" where they do not."""
+    """Returns how a checkpoint's leaves differ from those of a tree; "" if they do not."""
 
     def leaves(tree: PyTree) -> dict[str, str]:
         found = {}
         for path, leaf in jax.tree.leaves_with_path(tree):
             name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("state/")
-            # Rows of padding do not count. The number of clients is in the shape of `weights` too.
+            # Padding rows do not count. The shape of `weights` also has the number of clients.
             rows = name.startswith(("personal/", "memory/"))
             found[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
         return found
@@ -325,7 +325,7 @@ def _add_checksums(folder: Path) -> None:
     The disk has all these files before the checkpoint gets its name.
     """
     for place in folder.iterdir():
-        # Names that are numbers have been committed, or a killed run was deleting them.
+        # Folders with numbers for names are committed already, or a killed run was deleting them.
         if place.is_dir() and not place.name.isdecimal():
             (place / CHECKSUMS).write_text(_checksums(place))
             for path in (*place.rglob("*"), place):
@@ -333,7 +333,7 @@ def _add_checksums(folder: Path) -> None:
 
 
 def _checksums(folder: Path) -> str:
-    """Returns a line for each file of the arrays; Orbax still writes its own files beside them."""
+    """Returns a line for each file of the arrays, not for those that Orbax has yet to write."""
     files, lines = (path for path in sorted(folder.glob("*/**/*")) if path.is_file()), []
     for path in files:
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""A finished run read back from its workdir: its configuration, its model, its selected round.
+"""Reads a finished run from its workdir: its configuration, its model, its selected round.
 
-A run's config.json holds the form of its samples, so that neither its training data nor their path
-are needed.
+A run's config.json holds the form of its samples, so neither its training data nor their path is
+needed.
 """
 
 import textwrap
@@ -32,7 +32,7 @@ def read_about(folder: Path) -> Record:
     """Returns the content of a finished run's config.json.
 
     Raises:
-      WorkdirError: there is no finished run.
+      WorkdirError: there is no finished run, or its config.json is damaged.
     """
     if not (folder / "config.json").exists():
         # `target=each` leaves a folder of workdirs.
@@ -56,11 +56,11 @@ def configuration(flat: Record) -> ConfigDict:
     """Returns the configuration that a config.json holds.
 
     Raises:
-      WorkdirError: it holds none.
+      WorkdirError: the record is not a valid configuration.
     """
     config = base()
     known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
-    for key in ("compilation_cache", "data.cache"):  # once any text was a folder
+    for key in ("compilation_cache", "data.cache"):  # earlier versions accepted any text
         if type(known.get(key)) is str and not keys()[key].range.holds(known[key]):
             known[key] = ""
     try:
@@ -76,12 +76,14 @@ def configuration(flat: Record) -> ConfigDict:
 
 
 def remembered(about: Record, trust: bool = False) -> ConfigDict:
-    """Returns the configuration of a finished run; its relative paths begin where it was started.
+    """Returns a finished run's configuration, with relative paths taken from where it was started.
+
+    A path that exists here stays as it is.
 
     Args:
       about: the run's config.json.
-      trust: whether to run compiled programs of the folder that the run names. They are code, so
-        that folder is not used otherwise.
+      trust: whether to use the folder of compiled programs that the run names. These programs are
+        code, so without trust a folder other than the default is not used.
 
     Raises:
       WorkdirError: as `configuration`.
@@ -108,7 +110,7 @@ def restore(
     Raises:
       CheckpointError: as `restore_state`.
       WorkdirError: no samples can have this form.
-      ConfigError, ValueError: the configuration names what is missing.
+      ConfigError, ValueError: the configuration names something that does not exist.
     """
     keep_compiled(config.compilation_cache)
     if what := impossible(form):
@@ -124,7 +126,7 @@ def restore(
 
 
 def dataset_of(form: Record) -> Dataset:
-    """Returns clients of a form, as `domain.form_of` makes it, each with one blank sample."""
+    """Returns the clients of a form (`domain.form_of`), each with one blank sample."""
     sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), no_labels(form.get("boxes", 0)))
     domains = tuple(Domain(name, sample, sample, sample) for name in form["clients"])
     mean, std = tuple(form["mean"]), tuple(form["std"])
@@ -140,14 +142,14 @@ def impossible(form: Record) -> str:
 
 
 def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
-    """Returns the state of a run's selected round, or of its latest without one, and the round.
+    """Returns the state of a run's selected round, or else of its latest one, and its number.
 
     Args:
       folder: the run's workdir.
       like: a state of the same form, arrays or `jax.ShapeDtypeStruct`.
 
     Raises:
-      CheckpointError: the folder has no checkpoint, or a damaged one, or one of another model.
+      CheckpointError: the folder has no checkpoint, or one that is damaged or of another model.
     """
     for name in ("selected", "latest"):
         checkpoints = folder / "checkpoints" / name

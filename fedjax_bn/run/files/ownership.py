@@ -1,6 +1,7 @@
-"""Whose workdir a folder is: of one configuration and its data, and of one process at a time.
+"""Ties a workdir to one configuration and its data, and to one process at a time.
 
-The owner's name is in a hidden file. config.json records the configuration and what bits depend on.
+The owner's name is in a hidden file. config.json records the configuration, the data's hash and the
+machine.
 """
 
 import json
@@ -27,8 +28,9 @@ from fedjax_bn.run.files.workdir import (
 
 LOCK, OWNER = ".lock", ".owner.json"  # a folder that holds only hidden files is still unused
 PATIENCE = 30.0  # seconds that a report or an evaluation waits for another one's files
-# These change no result: where data and compiled programs are kept, what is too large to be read,
-# what is written in addition, and the devices, but for the order of sums (`machine.difference`).
+# These keys do not change results: where data and compiled programs are kept, which images are too
+# large, what is written in addition, and the devices, except for the order of sums
+# (`machine.difference`).
 _MAY_DIFFER = {
     "compilation_cache",
     "data.cache",
@@ -44,13 +46,13 @@ _MAY_DIFFER = {
 def owned(folder: Path, wait: bool = False) -> Iterator[None]:
     """Makes this process the owner of a folder, which is made if it is missing.
 
-    The lock is the kernel's (flock): it ends with the process, however that ends, and on NFS it
-    holds between hosts. Only where a file system has no flock does filelock use a file, which stays
-    after a kill on another host.
+    The lock is the kernel's (flock): it ends with the process, however the process ends, and holds
+    between hosts on NFS. If a file system has no flock, filelock uses a file, which stays after a
+    kill on another host.
 
     Args:
       folder: the workdir.
-      wait: for another owner, at most `PATIENCE` seconds.
+      wait: whether to wait for another owner, at most `PATIENCE` seconds.
 
     Raises:
       WorkdirError: another process owns the folder, or it cannot be written to.
@@ -81,7 +83,7 @@ def owner_of(folder: Path) -> str:
         return ""
     try:
         with FileLock(folder / LOCK, timeout=0):
-            return ""  # whoever wrote its name there was killed
+            return ""  # the process that wrote its name there was killed
     except Timeout:
         return _name(folder)
 
@@ -102,7 +104,7 @@ def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> st
       workdir, config, about, follows: as in `check_claim`; `about` is recorded at the first start.
 
     Returns:
-      A message on what differs from a run that was given so many rounds at first; mostly "".
+      A message on the difference from a run that had this number of rounds at first; mostly "".
 
     Raises:
       WorkdirError: as `check_claim`, or the folder cannot be written to.
@@ -118,7 +120,7 @@ def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> st
         return ""
     promised = {name: about[name] for name in ("privacy",) if name in about}
     write_json(path, {**old, **promised, "config": {**old["config"], "rounds": now}})
-    (workdir / "summary.json").unlink(missing_ok=True)  # that of a run which is not finished now
+    (workdir / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
     if rounds_recorded(workdir / "metrics.jsonl") < was or not was % config["eval_every"]:
         return ""
     return (
@@ -129,22 +131,22 @@ def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> st
 
 
 def check_claim(workdir: Path, config: Record, about: Record, follows: str = "") -> None:
-    """Checks, and writes nothing, that a folder may be or is the workdir of a configuration.
+    """Checks that a folder is or can become the workdir of a configuration; writes nothing.
 
     Args:
       workdir: the folder, new or of an earlier start of the same run.
-      config: flat configuration, dotted key -> value. It must be equal at every start, but for keys
-        that change no result (`_MAY_DIFFER`), and for `rounds`, which may not be fewer than are
-        done.
+      config: flat configuration, dotted key -> value. It must be equal at every start, except for
+        keys that do not change results (`_MAY_DIFFER`), and `rounds`, which may not be below the
+        number of rounds done.
       about: versions, devices and data; only "data" and "start_from" must be equal.
-      follows: the key whose plan follows from `rounds`, which then must be equal too; "" for none.
+      follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
 
     Raises:
-      WorkdirError: the folder holds a run of another configuration or of other data, or files of
-        no run.
+      WorkdirError: the folder holds a run of another configuration or of other data, or files that
+        are not from a run.
     """
     if not (workdir / "config.json").exists():
-        # Hidden files are what a run leaves that was killed before it wrote its config.json.
+        # A run that was killed before it wrote its config.json leaves only hidden files.
         names = sorted(path.name for path in workdir.glob("*") if path.name[0] != ".")
         if workdir.exists() and not workdir.is_dir():
             raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")

@@ -1,9 +1,9 @@
-"""The files of a run: the forms of their JSON, and the one way in which they are written and read.
+"""Writes and reads the files of a run, and defines the forms of their JSON.
 
 A file is written beside its place, synced to the disk, and then renamed. Lines of metrics.jsonl are
-appended, and synced before a checkpoint counts them (`sync`). So after a power cut the files from
-which a run continues are whole, and later ones are dropped. Edited or damaged JSON is refused with
-an error message.
+appended, and synced before a checkpoint depends on them (`sync`). So after a power cut the files
+from which a run continues are whole, and later lines and checkpoints are dropped. Edited or damaged
+JSON is refused with an error message.
 """
 
 import json
@@ -21,9 +21,9 @@ from fedjax_bn.data.regular_files import Refused, read_regular, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.run.errors import WorkdirError
 
-Record = dict[str, Any]  # what a JSON file holds: of a round, a run, an evaluation
+Record = dict[str, Any]  # the content of a JSON file: of a round, a run or an evaluation
 _MOST_LINES = 2**30  # bytes of metrics.jsonl
-_OF_CLIENTS = {"loss", "weights", "accuracy", "validation", "unseen", "mask_l1"}  # of a line
+_OF_CLIENTS = {"loss", "weights", "accuracy", "validation", "unseen", "mask_l1"}  # by client
 _WRITING = RLock()  # held while a file is written, so that a process can end between two writes
 
 # The form of a JSON value: a _Kind, a list of one form, or a dict from key to form. A key that ends
@@ -39,7 +39,7 @@ class _Kind(NamedTuple):
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a float, NaN (of a client without samples) included, or an int of 64 bits."""
+    """Returns whether it is a float, NaN (a client without samples) included, or a 64-bit int."""
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
@@ -147,7 +147,7 @@ def misfit(value: Any, form: Form, place: str = "it") -> str:
 
 @contextmanager
 def no_write_under_way(seconds: float) -> Iterator[None]:
-    """Waits, for at most so many seconds, until no file is being written, and lets none start."""
+    """Waits at most `seconds` until no file is being written, and lets no new write start."""
     held = _WRITING.acquire(timeout=seconds)
     try:
         yield
@@ -169,13 +169,13 @@ def faults_named(place: Path | str) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file so that readers see all of it or nothing, whenever process or power ends.
+    """Writes a file so that readers see all of it or nothing, also after a kill or a power cut.
 
     Only the owner of a workdir writes there (`ownership.owned`), so the temporary name is free, and
     a file of that name that a kill left is overwritten.
 
     Raises:
-      WorkdirError: the disk is full, or the folder cannot be written to; no part of it stays.
+      WorkdirError: the disk is full, or the folder cannot be written to; no part of the file stays.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.partial")
@@ -198,7 +198,7 @@ def sync(path: Path) -> None:
     """Waits until the disk has a file's content, or a folder's names.
 
     Raises:
-      WorkdirError: it could not be written.
+      WorkdirError: the system cannot write it to the disk.
     """
     with faults_named(path):
         number = os.open(path, os.O_RDONLY)
@@ -217,7 +217,7 @@ def read_json(path: Path, form: Form = _OBJECT) -> dict[str, Any]:
     """Reads a JSON file of a run, by default any object.
 
     Raises:
-      WorkdirError: it is missing, no regular file, damaged, or of another form.
+      WorkdirError: the file is missing, not a regular file, damaged, or of another form.
     """
     try:
         content = json.loads(read_text(path))
@@ -233,7 +233,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz that a report shows.
 
     Raises:
-      WorkdirError: it is damaged.
+      WorkdirError: the file is damaged.
     """
     try:
         return read_npz(path, names_in_npz(path))
@@ -253,10 +253,10 @@ def _reason(error: Exception) -> str:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Appends one JSON line; `sync` waits for it.
+    """Appends one JSON line; `sync` waits until the disk has it.
 
     Raises:
-      WorkdirError: it could not be written; no part of it stays.
+      WorkdirError: the line could not be written; no part of it stays.
     """
     data = (json.dumps(record) + "\n").encode()
     with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:
@@ -283,7 +283,7 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
 
     for number in range(1, rounds + 1):
         record = records.get(number, {})
-        # Clients' names may have been edited. Not each record has all parts.
+        # Clients' names may have been edited. Only parts that both records have are compared.
         both = _OF_CLIENTS & record.keys() & records.get(1, {}).keys()
         if not record or any(names(record[key]) != names(records[1][key]) for key in both):
             raise WorkdirError(
@@ -294,13 +294,13 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def rounds_recorded(path: Path) -> int:
-    """Returns how many rounds have their lines, from the first on without a gap."""
+    """Returns how many rounds have lines, from round 1 to the first gap."""
     numbers = {record["round"] for record in _whole_lines(path)}
     return next(n for n in range(len(numbers) + 1) if n + 1 not in numbers)
 
 
 def keep_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Rewrites a file of lines if it holds others than these records."""
+    """Rewrites a file of lines if its lines differ from these records."""
     lines = [json.dumps(record).encode() for record in records]
     if path.exists() and _lines_of(path) != lines:
         write_atomically(path, b"".join(line + b"\n" for line in lines))

@@ -1,4 +1,4 @@
-"""The machine of a run: what its last bits depend on, apart from configuration, data, seed."""
+"""Describes the machine of a run, on which the last bits of its results depend."""
 
 import os
 import platform
@@ -14,19 +14,19 @@ from fedjax_bn.run.files.workdir import read_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _OPTIONS = ("enable_x64", "default_matmul_precision", "disable_most_optimizations")
-_VARIABLES = ("XLA_FLAGS", "NPROC")  # NPROC is how many threads XLA takes on CPU
-# By these XLA's compiler chooses its vectors, and its libraries their kernels.
+_VARIABLES = ("XLA_FLAGS", "NPROC")  # NPROC is the number of threads that XLA uses on CPU
+# XLA's compiler chooses its vectors by these features, and its libraries their kernels.
 _FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns versions, devices, and all else that orders and rounds sums, for config.json."""
+    """Returns versions, devices, and all else that affects how sums are ordered and rounded."""
     devices = jax.devices()
-    path = Path("/proc/cpuinfo")  # of Linux; elsewhere the features stay unknown
+    path = Path("/proc/cpuinfo")  # only Linux has it; elsewhere the features are unknown
     lines = path.read_text().splitlines() if path.exists() else []
     about = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     flags = about.get("flags", about.get("Features", "")).split()
-    # XLA divides a sum among the cores that this process may use, and so orders it.
+    # XLA splits a sum among the cores that this process may use, which determines its order.
     several = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if several else os.cpu_count() or 1
     return {
@@ -47,11 +47,11 @@ def describe_machine() -> dict[str, Any]:
 
 
 def difference(workdir: Path, about: dict[str, Any]) -> str:
-    """Returns a message on what has changed since a run began; "" if its bits stay the same.
+    """Returns a message on what has changed since a run began; "" if nothing has.
 
     Args:
       workdir: with the config.json of a run.
-      about: as `describe_machine` makes it, of now.
+      about: what `describe_machine` returns now, or more.
 
     Raises:
       WorkdirError: config.json is damaged.
@@ -73,7 +73,7 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
 
 
 def _leaves_of_both(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields (name, text there, text here) of the leaves in both; older runs recorded fewer."""
+    """Yields (name, text there, text here) of leaves that both have; older runs recorded fewer."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in sorted(there.keys() & here.keys()):
             yield from _leaves_of_both(there[key], here[key], f"{name}.{key}" if name else key)

@@ -1,7 +1,7 @@
-"""Over which devices a run is spread, and where its arrays are placed.
+"""Spreads a run over devices, and places its arrays there.
 
-Rows of clients are spread over the mesh's axis "clients"; every device has a copy of all else. Of
-several processes each reads and places the rows of its own devices alone.
+Rows of clients are spread over the mesh's axis "clients"; every device has a copy of all else. If
+there are several processes, each reads and places only the rows of its own devices.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
 
     Args:
       clients: devices over which clients are shared out; 0 for all there are.
-      batch: devices over which each batch is split; 0 for as many as go evenly where there are
-        more devices than rows.
+      batch: devices over which each batch is split; 0 for devices // rows, but at least 1
+        and at most `batch_size`.
       rows: clients of a round.
       batch_size: samples of a step.
 
     Raises:
-      ConfigError: there are fewer devices, or a process would have none of them.
+      ConfigError: there are too few devices, or a process would have none of the chosen ones.
     """
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
@@ -68,12 +68,12 @@ def copies_on(mesh: Mesh | None) -> NamedSharding | None:
 
 
 def over_all(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of rows over all devices, also over those of a client's batch."""
+    """Returns the sharding of rows over all devices, those of the batch axis included."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def mesh_note(mesh: Mesh | None) -> str:
-    """Returns words for a message: the devices of a run."""
+    """Returns the devices of a run in words, for a message."""
     if mesh is None:
         return "one device"
     kind, shape = mesh.devices.flat[0].device_kind, dict(mesh.shape)
@@ -84,16 +84,16 @@ def mesh_note(mesh: Mesh | None) -> str:
 
 
 def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
-    """Returns the sharding of each leaf: the clients' own, [K, ...], over their axis."""
+    """Returns the sharding of each leaf; the clients' own [K, ...] are spread over their axis."""
     spread = jax.tree.map(lambda leaf: copies_on(mesh), state)
     own = jax.tree.map(lambda leaf: clients_of(mesh), (state.personal, state.memory))
     return spread._replace(personal=own[0], memory=own[1])
 
 
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
-    """Returns the state's `jax.ShapeDtypeStruct`s, on a mesh with the sharding of each leaf.
+    """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh.
 
-    A state that has no row for each client has a copy on every device.
+    A state without a row for each client, a `Held`, has a copy on every device.
     """
     form = jax.eval_shape(lambda state: state, state)
     if mesh is None:
@@ -115,9 +115,9 @@ def place_rows(
     """Returns arrays [rows, ...] of which every device gets its own rows.
 
     Args:
-      read: `read(start, stop)` returns those rows, a tree of NumPy arrays; called for the rows of
-        this process's devices alone.
-      rows: a multiple of the places that the sharding has.
+      read: `read(start, stop)` returns those rows, a tree of NumPy arrays; only called for the rows
+        of this process's devices.
+      rows: a multiple of the number of shards.
       sharding: None for one device.
     """
     if sharding is None:
@@ -135,7 +135,7 @@ def place_rows(
 
 
 def place_own(own: np.ndarray, rows: int, sharding: NamedSharding | None, tree: PyTree) -> PyTree:
-    """Returns arrays [rows, ...], from NumPy arrays of the rows i64[n] that `own_rows` names."""
+    """Returns arrays [rows, ...] from NumPy arrays of the rows `own` i64[n], see `own_rows`."""
     first = {row: position for position, row in enumerate(own.tolist())}
 
     def read(start: int, stop: int) -> PyTree:
@@ -146,7 +146,7 @@ def place_own(own: np.ndarray, rows: int, sharding: NamedSharding | None, tree: 
 
 
 def own_rows(rows: int, sharding: NamedSharding | None) -> np.ndarray:
-    """Returns i64[n], which of so many rows are on devices of this process, in order."""
+    """Returns i64[n], the numbers of the rows on devices of this process, in order."""
     if sharding is None:
         return np.arange(rows)
     return np.concatenate([np.arange(*place) for place, _ in _own_places(rows, sharding)])
@@ -165,12 +165,12 @@ def _own_places(
 
 
 def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Returns the arrays, or random keys, of each process on every device of the mesh."""
+    """Returns arrays, or random keys, with a copy on every device of the mesh."""
     if mesh is None:
         return jax.device_put(tree)
 
     def copied(leaf: Any) -> jax.Array:
-        # Random keys have no form in NumPy, so their words are placed.
+        # NumPy has no dtype for random keys, so their words are placed.
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             numbers = copied(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
@@ -181,11 +181,11 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Returns the tree as every process can read it: with copies of all rows on each device."""
+    """Returns the tree with a copy of all rows on each device, so every process can read it."""
     return tree if mesh is None else _gather(mesh)(tree)
 
 
 @cache
 def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
-    """Returns one function for a mesh, which is compiled once for a form of trees."""
+    """Returns one function for each mesh, so that it compiles once for each form of tree."""
     return jax.jit(lambda tree: tree, out_shardings=copies_on(mesh))

@@ -1,8 +1,8 @@
-"""What may end a run: requests to stop (Ctrl-C and SIGTERM), and an output that cannot be written.
+"""Handles what may end a run: requests to stop (Ctrl-C, SIGTERM), and unwritable output.
 
-A run ends after the current round, whose state it saves; before and after the rounds the process
-ends at once. A separate thread does that: while XLA compiles, Python runs no handler of signals,
-and an exception that a handler raises while modules are imported may be lost.
+A run ends after the current round, once its state is saved; before and after the rounds the process
+ends at once. A separate thread ends it, because Python runs no signal handlers while XLA compiles,
+and an exception that a handler raises during an import may be lost.
 """
 
 import io
@@ -17,10 +17,10 @@ from typing import Any
 from fedjax_bn.run.files.workdir import no_write_under_way
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
-_PATIENCE = 2.0  # seconds that a file which is being written may take
+_PATIENCE = 2.0  # seconds to wait for a file that is being written
 _listening = threading.Event()
 _rounds: list[threading.Event] = []  # the requests of the rounds under way
-_saved: list[Callable[[], str]] = []  # what is printed about the runs under way
+_saved: list[Callable[[], str]] = []  # functions that return what the runs under way have saved
 
 
 def listen() -> None:
@@ -28,7 +28,7 @@ def listen() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in _NUMBERS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and `&` have it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup and `&`
             signal.signal(number, lambda number, frame: None)
     # C code writes the number of a signal there at once, also while the main thread compiles.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -69,7 +69,7 @@ def end(why: str, status: int) -> None:
 
 @contextmanager
 def saying(saved: Callable[[], str]) -> Iterator[None]:
-    """Prints `saved()`, words on what is saved, if the process ends at once."""
+    """Adds `saved()`, a text on what is saved, to the message if the process ends at once."""
     _saved.append(saved)
     try:
         yield
@@ -82,8 +82,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Takes Ctrl-C and SIGTERM as requests to stop after the round; a second one acts at once.
 
     Yields:
-      A function without arguments that returns whether a stop was requested. Python delivers
-      signals to the main thread alone; in others it returns False.
+      A function without arguments that returns whether a stop was requested. Unless `listen` was
+      called, signals reach only the main thread, and in others it returns False.
     """
     requested, old = threading.Event(), {}
 
@@ -122,7 +122,7 @@ class _Console(io.TextIOWrapper):
             self._forget()
 
     def _forget(self) -> None:
-        """Writes nothing from now on, also nothing that is buffered."""
+        """Discards all further output, and output that is still buffered."""
         # Python would try to write its buffer when it ends, and fail with a traceback.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
@@ -130,10 +130,10 @@ class _Console(io.TextIOWrapper):
 
 
 def endure() -> None:
-    """Lets printing never fail, and flushes each line; for the command line."""
+    """Makes printing never fail, and flush each line; for the command line."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
-        if old is not None:  # as without a terminal
+        if old is not None:  # None if the process has no such stream
             old.flush()
             new = _Console(old.buffer, old.encoding, "backslashreplace", line_buffering=True)
             setattr(sys, name, new)

@@ -1,11 +1,11 @@
-"""Several processes as one run: how they find each other, agree, and end.
+"""Runs several processes as one: how they find each other, agree, and end.
 
-With the flag --distributed this process is one of several. JAX finds the others on SLURM (a
-task each GPU), under Open MPI and on Cloud TPUs; elsewhere three variables name them.
+With the flag --distributed this process is one of several. JAX finds the others on SLURM (one
+task per GPU), under Open MPI and on Cloud TPUs; elsewhere three variables name them.
 
-All processes compute; process 0 alone writes to the workdir and prints. The others learn from it
-what the workdir holds (`by_first`), and its errors too. A process that fails ends at once; if one
-is lost, a collective fails in the others, or JAX ends them because no heartbeat arrives. The same
+All processes compute; only process 0 writes to the workdir and prints. The others receive from it
+what the workdir holds, and its errors (`by_first`). A process that fails ends at once; if one is
+lost, a collective fails in the others, or JAX ends them because no heartbeat arrives. The same
 command continues from the last checkpoint.
 """
 
@@ -32,9 +32,9 @@ from fedjax_bn.run.processes import stop
 
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _ADDRESS, _COUNT, _NUMBER = _VARIABLES
-# What a launcher, srun or mpirun, sets to how many tasks it started.
+# Variables that srun and mpirun set to the number of tasks that they started.
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-_HEARTBEAT = 60  # seconds of silence after which JAX takes a process for lost, and ends the others
+_HEARTBEAT = 60  # seconds without a heartbeat, after which JAX ends the other processes
 _GRACE = 4.0  # seconds in which the others can end before process 0 does
 
 
@@ -88,7 +88,7 @@ def _read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
 
 
 def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
-    """Calls `jax.distributed.initialize`, after checks of faults for which it ends the process."""
+    """Calls `jax.distributed.initialize` after checks for faults on which JAX ends the process."""
     address, count, number = place or (None, None, None)
     if address:
         _reach(address, number == 0, timeout)
@@ -97,7 +97,7 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
             address,
             count,
             number,
-            # Otherwise JAX asks Kubernetes for what the variables already say.
+            # Otherwise JAX asks Kubernetes for what the variables already set.
             cluster_detection_method="deactivate" if place else None,
             initialization_timeout=timeout,
             heartbeat_timeout_seconds=_HEARTBEAT,
@@ -108,7 +108,7 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
             f"{_COUNT} and {_NUMBER}, as launch/local.sh does, or leave --distributed out to train "
             "alone"
         ) from error
-    # JAX has just replaced the handler in C; this sets Python's again, which stops the run.
+    # JAX has just replaced the handler in C; this sets Python's again, which requests a stop.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     _meet()
 
@@ -137,9 +137,9 @@ def _reach(address: str, here: bool, timeout: int) -> None:
 
 
 def _meet() -> None:
-    """Connects all devices now: later, one may be busy longer than the others wait for it."""
+    """Connects all devices now; later, one may be busy for longer than the others wait."""
     counts = Counter(device.process_index for device in jax.devices())
-    if len(set(counts.values())) > 1:  # `multihost_utils` refuses it less clearly
+    if len(set(counts.values())) > 1:  # `multihost_utils` has a less clear message
         raise ConfigError(
             f"the processes have {', '.join(str(counts[i]) for i in sorted(counts))} devices: give "
             "all as many, by JAX_LOCAL_DEVICE_IDS or by the launcher's options"
@@ -158,7 +158,7 @@ def first() -> bool:
 
 
 def number() -> str:
-    """Returns " (process 1 of 2)", or nothing where there is one."""
+    """Returns " (process 1 of 2)"; "" if there is only one."""
     return f" (process {jax.process_index()} of {jax.process_count()})" if _several() else ""
 
 
@@ -168,7 +168,7 @@ def by_first(act: Callable[[], Any]) -> Any:
     All processes must call it, in the same order, outside of other threads.
 
     Args:
-      act: returns what JSON can write.
+      act: must return a value that JSON can hold.
 
     Raises:
       UserError: as `act`, in all processes.
@@ -184,7 +184,7 @@ def by_first(act: Callable[[], Any]) -> Any:
             result = {"error": type(error).__name__, "text": str(error)}
     content = json.dumps(result).encode()
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-    # A few sizes only, for each of which a program is compiled.
+    # Padded to one of a few sizes, because a program is compiled for each.
     row = np.zeros(max(256, 1 << (size - 1).bit_length()), np.uint8)
     if first():
         row[:size] = np.frombuffer(content, np.uint8)
@@ -196,7 +196,7 @@ def by_first(act: Callable[[], Any]) -> Any:
 
 @contextmanager
 def held_by_first(context: AbstractContextManager[None]) -> Iterator[None]:
-    """Enters a context in process 0 alone; all continue once it has."""
+    """Enters a context in process 0 only; the others continue once it has entered."""
     with ExitStack() as stack:
         by_first(lambda: stack.enter_context(context))
         yield
@@ -218,7 +218,7 @@ def require_same(what: str, value: Any) -> None:
     """
     if not _several():
         return
-    # Digests have one size, which a collective needs.
+    # Digests all have the same size, which a collective needs.
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
     if others := [i for i, row in enumerate(digests) if (row != digests[0]).any()]:
@@ -244,9 +244,9 @@ def together() -> Iterator[None]:
 
 
 def leave(status: int) -> None:
-    """Ends this process for a fault; alone it does nothing.
+    """Ends this process after a fault if it is one of several, else does nothing.
 
-    `jax.distributed` would wait at its end for the processes that wait for this one.
+    A normal exit would let `jax.distributed` wait for the processes that wait for this one.
     """
     if _several():
         _go_last()

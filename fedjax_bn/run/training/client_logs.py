@@ -1,9 +1,9 @@
-"""What a run keeps of its clients for its report: distances of batch norms, and masks.
+"""Writes what a run's report needs of its clients: distances of batch norms, and masks.
 
-`batch_norms/first.npz` has how far the clients' batch norms are from each other, by layer, after
-the first round, `selected.npz` in the selected one. Before training all clients have one model, and
-every distance is 0; it stays 0 where batch norms are shared. `masks/ROUND.npz` has the clients'
-masks, if they have any.
+`batch_norms/first.npz` has the distances of the clients' batch norms from their mean, by layer,
+after the first round, and `selected.npz` has those of the selected round. Before training all
+clients have the same model, so every distance is 0. Shared leaves have none. `masks/ROUND.npz` has
+the clients' masks, if they have any.
 """
 
 import io
@@ -34,7 +34,7 @@ from fedjax_bn.sharing import STATISTICS, join, path_names
 _KINDS = ("mean", "std", "scale", "bias")
 _FOLDER, _PARAMS = "batch_norms", "params"
 _EPSILON = 1e-5  # added to every variance, as in batch norm
-_SAMPLES = 256  # of a client, whose features are drawn
+_SAMPLES = 256  # test images of a client whose features are plotted
 
 
 class Distances(NamedTuple):
@@ -43,7 +43,7 @@ class Distances(NamedTuple):
     Attributes:
       layers: names, such as "layer1_0/norm1", in the order of the forward pass.
       clients: names.
-      values: kind of _KINDS -> f[L, K]; NaN where a layer shares it or has none.
+      values: kind of _KINDS -> f[L, K]; NaN where a layer shares that leaf or lacks it.
     """
 
     layers: list[str]
@@ -54,18 +54,18 @@ class Distances(NamedTuple):
 def log_batch_norms(
     experiment: Experiment, folder: Path, state: FederatedState | Held, name: str
 ) -> None:
-    """Writes `batch_norms/NAME.npz` of a state, if clients keep anything of their batch norms.
+    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
 
-    If there are more clients than `clients_named`, so many of them are written, evenly spaced.
+    At most `clients_named` clients are written, evenly spaced.
 
     Args:
       experiment: the run's.
       folder: the workdir.
-      state: its clients' rows; if they are on the disk nothing is written.
+      state: the run's; nothing is written if its clients' rows are on the disk.
       name: of the file.
 
     Raises:
-      WorkdirError: it cannot be written.
+      WorkdirError: the file cannot be written.
     """
     if isinstance(state, Held):
         return
@@ -83,7 +83,7 @@ def log_batch_norms(
     names = [domain.name for domain in experiment.internal.domains]
     kept = some_of(len(names), experiment.plan.clients_named)
     found = _distances({path: np.asarray(rows)[: len(names)] for path, rows in own.items()})
-    # The order is that of a trace of one client's model.
+    # Layers are ordered by a trace of one client's model.
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
     images = sample_input(experiment.internal, experiment.prepare, 2)
     layers = in_forward_order(found, experiment.model, join(state.shared, one), images)
@@ -92,7 +92,7 @@ def log_batch_norms(
         kind: np.float32([found[layer].get(kind, nothing)[kept] for layer in layers])
         for kind in _KINDS
     }
-    # As bytes, because names of files need not be text.
+    # Names are stored as bytes, because those that come from files need not be valid text.
     clients = np.array([names[k].encode("utf-8", "surrogatepass") for k in kept])
     arrays = {"layers": np.array(layers), "clients": clients} | values
     _write_npz(folder / _FOLDER / f"{name}.npz", arrays)
@@ -101,10 +101,9 @@ def log_batch_norms(
 def _distances(leaves: dict[tuple[str, ...], Any]) -> dict[str, dict[str, np.ndarray]]:
     """Returns layer -> kind -> distance f[K] of each client from the mean of all clients.
 
-    All are root mean squares over the layer's channels.
-
-    mean: of (mean_k - mean) / std, in standard deviations of the layer; std: of log std_k minus its
-    mean over clients; scale and bias: of their difference from the mean.
+    Each is a root mean square over the layer's channels: for mean, of (mean_k - mean) / std, in
+    standard deviations of the layer; for std, of log std_k minus its mean over clients; for scale
+    and bias, of the difference from the mean.
 
     Args:
       leaves: (collection, ..., name) -> f[K, C], of batch norms.
@@ -152,16 +151,16 @@ def read_distances(folder: Path, name: str) -> Distances | None:
 def log_masks(
     experiment: Experiment, folder: Path, state: FederatedState | Held, last: bool = False
 ) -> Record:
-    """Writes the masks of a round, and after the last one a picture of what they do.
+    """Writes the masks of a round, and after the last one a picture of their effect on features.
 
-    `masks/ROUND.npz` holds, for each mask, NAME f[K, C] and NAME.mean f[C], which an unseen client
-    receives, and the names of the clients. `plots/masked_features.png` shows the first and the last
-    client. The clients of a population are those of the round's cohort.
+    `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
+    f[C], which an unseen client receives. `plots/masked_features.png` shows the first and the last
+    client. For a population, the clients are those of the round's cohort.
 
     Returns:
-      {"mask_l1": {client: L1 norm, "mean": their mean}}, the mean over a client's masks if it has
-      several (FedCD, Fig. 3). With more clients than `clients_named`, or with a cohort, it is a
-      summary (`run.evaluation.groups`). {} if there are no masks.
+      {"mask_l1": {client: L1 norm, "mean": their mean}}; a client's norm is the mean over its masks
+      if it has several (FedCD, Fig. 3). With more clients than `clients_named`, or with a cohort,
+      the entry is a summary (`run.evaluation.groups`). {} if there are no masks.
     """
     if not state.personal.get(COLLECTION):
         return {}
@@ -169,12 +168,12 @@ def log_masks(
     masks, weights = _masks_of(experiment, state), np.asarray(state.weights)
     mean = {name: (weights[:, None] * mask).sum(0) / weights.sum() for name, mask in masks.items()}
     names = [domain.name for domain in domains]
-    if isinstance(state, Held):  # its only row was the mean
+    if isinstance(state, Held):  # the only row in its state is the mean
         client = np.asarray(state.client)
         rows = rows_of_clients(state, client, ("personal",))["personal"]
         domains = [domains[k] for k in client]
         state = state.state._replace(personal=rows, weights=np.zeros(len(client)))
-        names, limit = [""] * len(names), 0  # each round's cohort has other names: no names
+        names, limit = [""] * len(names), 0  # each cohort has other names: only a summary is kept
         masks = _masks_of(experiment, state)
     if first():
         arrays = {"clients": np.array([domain.name for domain in domains])} | masks
@@ -198,7 +197,7 @@ def log_masks(
 
 
 def _masks_of(experiment: Experiment, state: FederatedState | Held) -> dict[str, np.ndarray]:
-    """Returns name -> masks f[K, F], where this process can read them, without padding."""
+    """Returns name -> masks f[K, F] without padding, readable by this process."""
     masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
     return jax.tree.map(lambda leaf: leaf[: len(state.weights)], masks)
 

@@ -1,9 +1,9 @@
-"""Compiled programs kept between runs: JAX's persistent cache, on by default and safe to share.
+"""Keeps compiled programs between runs in JAX's persistent cache, on by default, safe to share.
 
-JAX names an entry by the program, the versions, the options of XLA and what it is compiled for, the
-features of the CPU included, so that unlike machines can share a folder. It writes an entry in
-place: a reader may find it half written, and a killed run leaves it so. Here the size is limited,
-which makes JAX lock the folder, and what a killed run left is deleted at the start.
+JAX names an entry by the program, the versions, XLA's options and the hardware, including the
+features of the CPU, so different machines can share a folder. JAX writes an entry in place: a
+reader may find it half written, and a killed run leaves it so. Here the size is limited, which
+makes JAX lock the folder, and entries that a killed run left half written are deleted.
 """
 
 import os
@@ -15,10 +15,10 @@ from filelock import FileLock
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 _SETTINGS = {
-    "jax_compilation_cache_max_size": 2 * 2**30,  # bytes; the least recently used go first
-    "jax_persistent_cache_min_compile_time_secs": 0.1,  # what takes less is compiled again
+    "jax_compilation_cache_max_size": 2 * 2**30,  # bytes; JAX deletes the least recently used
+    "jax_persistent_cache_min_compile_time_secs": 0.1,  # programs that take less are compiled again
 }
-_ENTRY, _USED = "-cache", "-atime"  # JAX writes the time of use after the entry: it is complete
+_ENTRY, _USED = "-cache", "-atime"  # JAX writes -atime last, so an entry with it is complete
 
 
 def keep_compiled(folder: str) -> None:
@@ -29,7 +29,7 @@ def keep_compiled(folder: str) -> None:
     it is not used, with a warning.
 
     Args:
-      folder: a path, in which ~ is the home, or the address of a bucket (`gs://...`); "" for none.
+      folder: a path, in which ~ is the home folder, or a bucket (`gs://...`); "" for none.
     """
     name = "jax_compilation_cache_dir"
     if not jax.config.jax_enable_compilation_cache or name.upper() in os.environ:
@@ -39,7 +39,7 @@ def keep_compiled(folder: str) -> None:
     if place and not remote:
         try:
             _drop_torn(Path(place))
-        except (OSError, NotImplementedError) as error:  # not writable; without locks
+        except (OSError, NotImplementedError) as error:  # not writable, or without locks
             warnings.warn(
                 f"compiled programs are not kept in {place} ({error}): give another folder as "
                 "config.compilation_cache, or leave it empty",

@@ -1,4 +1,4 @@
-"""Where a run's rounds are reported: the terminal, TensorBoard, Weights & Biases if configured."""
+"""Reports a run's rounds: to the terminal, TensorBoard and, if configured, Weights & Biases."""
 
 import hashlib
 import struct
@@ -20,17 +20,17 @@ from fedjax_bn.run.training.records import Record, samples_a_round
 
 _EVENTS = "the workdir's folder events"
 _PNG = b"\x89PNG\r\n\x1a\n"
-_BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
-# Without tqdm's percentage and rounds a second, so that the whole text fits into 80 columns; and
-# without its time left, which counts compiling.
+_BETWEEN_LINES = 30.0  # seconds; an evaluated round always prints a line
+# Leaves out tqdm's percentage and rounds per second, so that the text fits into 80 columns, and its
+# time left, which counts compiling.
 _BAR = "{{desc}}: {{bar}} {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}{{postfix}}]"
 
 
 @contextmanager
 def hidden(name: str) -> Iterator[None]:
-    """Lets `import name` fail within the block, as if it were not installed.
+    """Lets `import name` fail within the block, as if the package were not installed.
 
-    A module that is there already stays; one that is imported after the block is the real one.
+    A module that is already imported stays. After the block, the real one can be imported.
     """
     if name in sys.modules:
         yield
@@ -46,7 +46,7 @@ def hidden(name: str) -> Iterator[None]:
 def watchers(
     experiment: Experiment, folder: Path, done: int
 ) -> Iterator[tuple[Callable[[Record], None], Callable[[], None]]]:
-    """Opens all reports for the rounds that are left; only the first process has any.
+    """Opens all reports for the remaining rounds; only the first process has any.
 
     Args:
       experiment: the run's.
@@ -54,7 +54,7 @@ def watchers(
       done: rounds done.
 
     Yields:
-      What to call with the record of each round, and what to call before a checkpoint counts it.
+      `report(record)`, to call after each round, and `settle()`, to call before a checkpoint.
 
     Raises:
       WorkdirError: events cannot be written.
@@ -89,17 +89,17 @@ def progress(
 ) -> Iterator[Callable[[Record], None]]:
     """Shows each round on standard error: a bar on a terminal, elsewhere plain lines.
 
-    A round has its mean loss, its mean score if it was evaluated, its pace and the time left.
+    Each round shows its mean loss, its mean score if it was evaluated, its pace and the time left.
 
     Args:
       title: of the run, such as its method.
       rounds: of the whole run.
-      done: of them, before.
-      samples: that a round trains on, for the pace.
+      done: rounds done before.
+      samples: training samples of a round, for the pace.
       score: what the run calls its accuracy.
 
     Yields:
-      A function of a round's record, a line of metrics.jsonl.
+      A function to call with each round's record, a line of metrics.jsonl.
     """
     title, left = shown(title), _time_left(rounds)
     if not sys.stderr.isatty():
@@ -129,10 +129,10 @@ def progress(
 
 
 def _time_left(rounds: int) -> Callable[[Record], float]:
-    """Returns a function from a round's record, when it is done, to the seconds of those to come.
+    """Returns `left(record)`, the estimated seconds of the rounds that follow the record's.
 
-    The mean is over the times from round to round, without the first round and the first evaluated
-    one, which compile. Until there are others, a round's own time is taken.
+    The estimate is the mean time between rounds, without the first round and the first evaluated
+    one, which compile. Until there are others, it is the round's own time.
     """
     seen, paces, before = set(), [], time.monotonic()
 
@@ -152,7 +152,7 @@ def _time_left(rounds: int) -> Callable[[Record], float]:
 def _in_words(record: Record, samples: float, score: str) -> str:
     """Returns a round in words: mean loss, the score if it was evaluated, samples a second."""
     losses = record["loss"]
-    losses = {"mean": losses["mean"]} if "mean" in losses else losses  # of many clients
+    losses = {"mean": losses["mean"]} if "mean" in losses else losses  # a summary of many clients
     present = [loss for loss in losses.values() if loss is not None]
     text = f"loss {sum(present) / len(present):.3f}" if present else "no client took part"
     if "accuracy" in record:
@@ -174,16 +174,16 @@ def _duration(seconds: float) -> str:
 def _open_events(folder: Path, rounds_done: int) -> Iterator[Any]:
     """Opens a new event file for TensorBoard, one for each start of the run.
 
-    Events of earlier files that are of rounds after `rounds_done`, which will come again, are
-    marked for TensorBoard to drop. The writer is the one below tensorboardX's `SummaryWriter`,
-    whose `flush` does not wait for what its thread has yet to write.
+    TensorBoard drops events of earlier files for rounds after `rounds_done`, which will be written
+    again. The writer is tensorboardX's `EventsWriter`, because the `flush` of its `SummaryWriter`
+    does not wait for what its thread has yet to write.
     """
-    with hidden("torch"):  # if it is installed, seconds for the name of a type
+    with hidden("torch"):  # tensorboardX would import it, for seconds, to name a type
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
     with faults_named(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # Files are named by the second, and read in the order of their names.
+        # Names have the time in seconds, and files are read in the order of their names.
         writer = EventsWriter(str(folder / "events"), f".{rounds_done:08}")
         start = SessionLog(status=SessionLog.START)
         writer.write_event(Event(wall_time=time.time(), step=rounds_done + 1, session_log=start))
@@ -197,13 +197,13 @@ def _open_events(folder: Path, rounds_done: int) -> Iterator[Any]:
 
 def _write_events(writer: Any, record: Record) -> None:
     """Writes the numbers of one record of metrics.jsonl, with tags such as `accuracy/mnist`."""
-    # Not by tensorboardX's `scalar`, which makes one tag of "a b" and "a_b".
+    # Not by tensorboardX's `scalar`, which would give "a b" and "a_b" the same tag.
     for tag, value in _scalars(record):
         _write_value(writer, record["round"], tag=tag, simple_value=value)
 
 
 def _write_pictures(writer: Any, folder: Path, done: int) -> None:
-    """Writes the pictures of a folder, *.png, as of the rounds that are done."""
+    """Writes the pictures of a folder, *.png, as events of the last round done."""
     for path in sorted(folder.glob("*.png")):
         data = path.read_bytes()
         if data[:8] == _PNG:
@@ -222,7 +222,7 @@ def _write_value(writer: Any, step: int, **value: Any) -> None:
 
 
 def _scalars(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
-    """Yields all (tag, number) pairs of a nested record but its round."""
+    """Yields all (tag, number) pairs of a nested record except its round."""
     for key, value in record.items():
         if isinstance(value, dict):
             yield from _scalars(value, f"{prefix}{shown(key)}/")
@@ -232,7 +232,7 @@ def _scalars(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
 
 @contextmanager
 def _tracked(plan: Plan, folder: Path) -> Iterator[Callable[[Record], Any]]:
-    """Reports rounds to Weights & Biases, where a run that continues has the same id."""
+    """Reports rounds to Weights & Biases; a run that continues keeps its id."""
     import wandb
 
     place = folder.resolve()

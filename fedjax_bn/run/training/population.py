@@ -1,12 +1,12 @@
-"""A population: far more clients than take part in a round, whose own parts are on the disk.
+"""Keeps the clients' own parts on the disk, for far more clients than take part in a round.
 
 `config.population` chooses where the clients' own parts of the state are kept (personal leaves,
 method memory, what a weighing rule remembers). On the device each client has a row. On the disk a
-`RowStore` has them, and a run carries a `Held`, not a `FederatedState`.
+`RowStore` has the rows, and the run's state is a `Held`, not a `FederatedState`.
 
 A client's new row is written to a slot that no checkpoint names, so that the rows of every
-checkpoint stay as they are. A checkpoint holds the slot of each client, u8[N]; whatever else was
-written before a kill is room for new rows.
+checkpoint stay as they are. A checkpoint holds the slot of each client, u8[N]. Rows that no
+checkpoint names, such as those written before a kill, may be overwritten.
 """
 
 import dataclasses
@@ -29,25 +29,26 @@ from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.workdir import faults_named, sync
 
 PyTree = Any
-# A client's own part, by arrays of its own: evaluation reads personal leaves alone.
+# Each part has an array of its own in the store, because evaluation reads only personal leaves.
 PARTS = ("personal", "memory", "weighing")
 UNTOUCHED = 255  # the slot of a client that has no row yet
-# Of checkpoints that a run can continue from: committed or being written.
+# How many checkpoints a run may continue from, committed or being written.
 _NAMED = {"latest": 3, "selected": 2}
-_SLOTS = sum(_NAMED.values()) + 1
+_SLOTS = sum(_NAMED.values()) + 1  # one more, so that a new row always has a free slot
 
 
 class RowStore:
-    """What N clients keep for themselves, in a folder that is made when a row is written.
+    """Stores the own parts of N clients in a folder, which is made when the first row is written.
 
-    Each part is an array u8[slots, N, bytes] in tensorstore (zarr 3), with a row as a chunk: a file
-    with a checksum, which gets its name when the disk has all of it. A client that has never
+    Each part is an array u8[slots, N, bytes] in tensorstore (zarr 3). Each row is a chunk: a file
+    with a checksum, which gets its name once the disk has all of it. A client that has never
     trained has no file. Only the owner of a workdir writes (`ownership.owned`). Rows that
-    checkpoints name (`keep`) are never written to.
+    checkpoints name (`keep`) are never overwritten.
 
     Args:
       folder: for the arrays.
-      parts: name -> one client's tree of `jax.ShapeDtypeStruct`s; an array each, unless empty.
+      parts: name -> one client's tree of `jax.ShapeDtypeStruct`s; each that is not empty gets an
+        array.
       num_clients: N.
     """
 
@@ -63,21 +64,20 @@ class RowStore:
         self.row_bytes = sum(record.itemsize for record in self._records.values())  # of a client
 
     def taken_bytes(self) -> int:
-        """Returns the bytes of the disk that the rows take now."""
+        """Returns how many bytes of the disk the rows take now."""
         return sum(path.stat().st_blocks * 512 for path in self.folder.rglob("*"))
 
     def read(self, part: str, slots: np.ndarray, client: np.ndarray, first: PyTree) -> PyTree:
-        """Returns the rows [C, ...] of some clients i[C], in one part.
+        """Returns the rows [C, ...] of some clients, in one part.
 
         Args:
-          part: its name.
-          slots: u8[N].
-          client: their numbers.
-          first: the row of a client that has none yet, a tree without the leading axis.
+          part: the part's name.
+          slots: u8[N], the slot of each client.
+          client: i[C], the numbers of the clients.
+          first: the row of a client that has not trained yet, a tree without the leading axis.
 
         Raises:
-          CheckpointError: a row is not what was written, its file is gone, or an earlier version
-            wrote it.
+          CheckpointError: a row is damaged, its file is missing, or an earlier version wrote it.
         """
         if part not in self._records:
             return self._parts[part]
@@ -111,9 +111,9 @@ class RowStore:
         return jax.tree.unflatten(jax.tree.structure(self._parts[part]), leaves)
 
     def new_slots(self, slots: np.ndarray, client: np.ndarray) -> np.ndarray:
-        """Returns the slots u8[N] once some clients i[C], unlike each other, have new rows.
+        """Returns the slots u8[N] after some clients i[C], all different, get new rows.
 
-        Theirs are the first ones that no checkpoint names.
+        Each of them gets the first slot in which no checkpoint names a row of this client.
         """
         taken = np.zeros((len(client), _SLOTS), bool)
         for named in (one for several in self._named.values() for one in several):
@@ -132,28 +132,28 @@ class RowStore:
           rows: part -> tree of arrays [C, ...].
 
         Raises:
-          WorkdirError: they could not be written.
+          WorkdirError: the rows could not be written.
         """
         for part in self._records.keys() & rows.keys() if len(client) else ():
             place, numbers = self.folder / part, (slots[client].astype(int), client.astype(int))
             with faults_named(place):
                 if not place.exists():
                     place.mkdir(parents=True)
-                    # tensorstore waits for the names in its own folder alone.
+                    # tensorstore syncs only the names in its own folder.
                     sync(self.folder)
                     sync(self.folder.parent)
                 try:
                     data = self._packed(part, rows[part])
                     self._open(part, create=True).vindex[numbers].write(data).result()
-                except ValueError as error:  # as tensorstore raises the system's errors
+                except ValueError as error:  # tensorstore raises system errors as this
                     raise OSError(textwrap.shorten(str(error), 200)) from error
 
     def keep(self, kind: str, slots: np.ndarray) -> None:
-        """Keeps the rows that a checkpoint names.
+        """Protects the rows that a checkpoint names from being overwritten.
 
         Args:
           kind: of checkpoint, latest or selected.
-          slots: u8[N] that it holds or will hold.
+          slots: u8[N] that the checkpoint holds or will hold.
         """
         self._named[kind].append(np.array(slots))
 
@@ -174,7 +174,7 @@ class RowStore:
                 "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
                 "codecs": [{"name": "bytes"}, {"name": "crc32c"}],
             },
-            # A row that is gone is an error, so rows of zeros need files too.
+            # A missing row is an error, so rows of zeros need files too.
             "fill_missing_data_reads": False,
             "store_data_equal_to_fill_value": True,
             "context": {"file_io_sync": True},  # a write ends when the disk has it
@@ -182,7 +182,7 @@ class RowStore:
         return tensorstore.open(spec, open=True, create=create).result()
 
     def _packed(self, part: str, rows: PyTree) -> np.ndarray:
-        """Returns u8[C, bytes] of arrays [C, ...], one after the other."""
+        """Returns u8[C, bytes] of arrays [C, ...], one array after the other."""
         leaves = jax.tree.leaves(rows)
         records = np.zeros(len(leaves[0]), self._records[part])
         for name, leaf in zip(records.dtype.names, leaves, strict=True):
@@ -197,13 +197,14 @@ class RowStore:
 )
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """What a run of a population carries from round to round, and what its checkpoints hold.
+    """The state that a population's run carries between rounds and saves in its checkpoints.
 
     Attributes:
-      state: what is not by client, in the form of a federation of one, whose personal leaves are
-        the mean over the last round that counted: what an unseen client receives.
+      state: all that is not kept per client, as the state of a federation of one client. Its
+        personal leaves are the mean over the last round in which any client counted, which an
+        unseen client receives.
       first: part -> the row that a client has before it trains, a tree without leading axis.
-      client: i32[C], who was drawn in the last round.
+      client: i32[C], the clients drawn in the last round.
       slots: u8[N], where in the store each client's row is; 255 for one that has never trained.
       store: the rows.
     """
@@ -214,7 +215,7 @@ class Held:
     slots: np.ndarray
     store: RowStore
 
-    # Readers of a federation's state find these here: a federation of one client.
+    # Code that reads a `FederatedState` finds these fields here, as of a federation of one.
     round = property(lambda self: self.state.round)
     shared = property(lambda self: self.state.shared)
     server = property(lambda self: self.state.server)
@@ -228,7 +229,7 @@ def start_held(
 ) -> Callable[[], FederatedState | Held]:
     """Returns `start`, or a function that makes the first `Held` if rows are kept on the disk.
 
-    Then `start` must make a state of one client; the rows are in a folder of the workdir `folder`.
+    In that case `start` must make a state of one client, and the rows are kept in `folder`.
     """
     if not experiment.participation.on_disk:
         return start
@@ -262,12 +263,12 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
 
 
 def disk_note(experiment: Experiment, start: Callable[[], FederatedState | Held]) -> str:
-    """Returns a message on the disk that the clients' rows will take; "" without such rows.
+    """Returns a message on how much disk the clients' rows will take; "" without such rows.
 
     `start` is what `start_held` returns.
 
     Raises:
-      ConfigError: the disk has less.
+      ConfigError: the disk has too little room.
     """
     held = jax.eval_shape(start)
     if not isinstance(held, Held):
@@ -277,7 +278,7 @@ def disk_note(experiment: Experiment, start: Callable[[], FederatedState | Held]
     place, size = store.folder.absolute(), _size(store.row_bytes)
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(there).free
-    # How many will have trained, on average, if all are drawn alike; each needs a row.
+    # The expected number of clients that will have trained, if drawn uniformly; each needs a row.
     least = store.row_bytes * total * (1 - (1 - drawn / total) ** rounds)
     most = store.row_bytes * min(drawn * rounds, _SLOTS * total)
     if max(0, least - store.taken_bytes()) > free:
@@ -303,7 +304,7 @@ def _size(count: float) -> str:
 
 
 def num_clients(state: FederatedState | Held) -> int:
-    """Returns K, or N of a population."""
+    """Returns the number of clients, K, or N of a population."""
     return len(state.slots) if isinstance(state, Held) else state.weights.shape[0]
 
 

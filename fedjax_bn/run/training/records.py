@@ -1,4 +1,4 @@
-"""The records of a run: a line of metrics.jsonl for a round, the selected round, the summary."""
+"""Makes the records of a run: lines of metrics.jsonl, the selected round, the summary."""
 
 from statistics import median
 from typing import Any
@@ -19,16 +19,16 @@ def round_record(
     seconds: float,
     limit: int = 100,
 ) -> Record:
-    """Returns one line of metrics.jsonl; a client that took no part has the loss None.
+    """Returns one line of metrics.jsonl; a client that did not take part has the loss None.
 
-    With more than `limit` clients it has a summary (`run.evaluation.groups`), and `clients`, the
-    numbers of those that took part, if not all did.
+    With more than `limit` clients the line has a summary (`run.evaluation.groups`) and, if not all
+    took part, `clients`, the numbers of those that did.
 
     Args:
       names: of the K clients.
       metrics: of the round, as a method's `round` returns them.
       number: of the round, from 1.
-      seconds: that it took.
+      seconds: how long it took.
       limit: the configuration's `clients_named`.
     """
     record = {
@@ -37,7 +37,7 @@ def round_record(
         "weights": by_client(names, metrics["weights"], limit, mean=False),
         "seconds": seconds,
     }
-    # The loss of a client whose update is not finite may not be either.
+    # A client with a loss that is not finite took part only if its update is not finite either.
     took_part = np.isfinite(metrics["loss"]) | ~metrics["finite"]
     if len(names) > limit and not took_part.all():
         record["clients"] = np.flatnonzero(took_part).tolist()
@@ -49,7 +49,7 @@ def round_record(
 
 
 def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
-    """Returns who has trained in at least one round, and kept it: bool[K].
+    """Returns bool[K], which clients have trained in at least one round, with a finite update.
 
     Args:
       records: of all rounds so far.
@@ -77,12 +77,13 @@ def require_usable(
       record: of the round.
       metrics: of the round, as a method's `round` returns them.
       names: of the K clients.
-      on_nonfinite: the configuration's. With "drop" a client whose update is not finite is left
-        out, if there are others, and so is a server's step that is not finite. With "stop" none is.
+      on_nonfinite: the configuration's. With "drop", clients whose update is not finite are left
+        out if others remain, and so is a server's step that is not finite. With "stop", either
+        raises an error.
 
     Raises:
       NotFiniteError: an update of a client or the server's step is not finite.
-      RiskError: the weighing rule gave no weights, because it cannot use a risk.
+      RiskError: the rule cannot use a risk, or gave weights that are not finite.
     """
     round, failed = f"round {record['round']}", ", ".join(record.get("not_finite", ()))
     lower = f"{round}: the update of {failed} is not finite; lower "
@@ -111,10 +112,10 @@ def require_usable(
 
 
 def select_round(records: list[Record]) -> int:
-    """Returns the evaluated round with the best mean validation accuracy, the first of equals.
+    """Returns the evaluated round with the best mean validation accuracy, the first if several are.
 
-    `config.validate_with` chooses whose models are validated. Without a validation split it is the
-    last evaluated round.
+    `config.validate_with` chooses whose models are validated. Without a validation split, this is
+    the last evaluated round.
     """
     evaluated = [record for record in records if "accuracy" in record]
     best = evaluated[-1]
@@ -128,7 +129,7 @@ def out_of_patience(records: list[Record], patience: int) -> bool:
 
     Args:
       records: of all rounds so far.
-      patience: `config.patience`; with 0 it never is.
+      patience: `config.patience`; with 0 the result is False.
     """
     if not patience or not records or "validation" not in records[-1]:
         return False
@@ -138,18 +139,18 @@ def out_of_patience(records: list[Record], patience: int) -> bool:
 def summarize(
     experiment: Experiment, records: list[Record], compile_seconds: float, **more: Any
 ) -> Record:
-    """Returns the content of summary.json; accuracies are percentages, of a detector mAPs.
+    """Returns the content of summary.json; accuracies are percentages, or mAPs of a detector.
 
-    `rounds` are those that were made, fewer than the plan's if the run ran out of patience,
-    which `stopped_early` says. `seconds_per_round` is the median over all rounds,
-    `samples_per_second` the training samples of a round divided by it, and `compile_seconds` those
-    of the last start, 0 if no round was left.
+    `rounds` counts the rounds that were made, fewer than planned if the run ran out of patience
+    (`stopped_early`). `seconds_per_round` is the median over all rounds, `samples_per_second` the
+    training samples of a round divided by that, and `compile_seconds` the time of the last start, 0
+    if no round was left.
 
     Args:
       experiment: the run's.
       records: of all rounds, in order.
-      compile_seconds: of the program of a round.
-      **more: further entries that are known at the start, such as `traffic={...}`.
+      compile_seconds: how long the program of a round took to compile.
+      **more: further entries, such as `traffic={...}`.
     """
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
@@ -177,7 +178,7 @@ def summarize(
 
 def _accuracies(record: Record) -> Record:
     """Returns the accuracies of one evaluated round: {"internal": ..., "unseen": ...}."""
-    if "accuracy" not in record:  # someone has edited the line
+    if "accuracy" not in record:  # the line was edited
         raise WorkdirError(
             f"metrics.jsonl has no accuracies of round {record['round']}, which was evaluated: "
             "move the workdir away and start again, or give another --workdir"
@@ -186,7 +187,7 @@ def _accuracies(record: Record) -> Record:
 
 
 def samples_a_round(experiment: Experiment) -> float:
-    """Returns how many samples a round trains on, on average, with clients of mean size."""
+    """Returns the mean number of samples that a round trains on, for clients of mean size."""
     work, who = experiment.work, experiment.participation
     sizes = [len(domain.train.images) for domain in experiment.internal.domains]
     total = len(sizes)

@@ -1,12 +1,12 @@
-"""The rounds of a run as compiled programs: data on the devices, or streamed from the host.
+"""Compiles the rounds of a run, with data on the devices or streamed from the host.
 
-On a mesh batches have rows of padding up to a multiple of its clients axis. Their numbers are those
-of no client. Each device holds and gets its own clients' rows.
+On a mesh, batches are padded with rows up to a multiple of the mesh's clients axis. Padding rows
+have the number K, which no client has. Each device gets and holds only its own clients' rows.
 
-Where the clients' own parts are on the disk (`population`), the device holds what the clients share
-and the rows of one cohort, in which rows of padding repeat the last client's. The batches of the
-next cohort are read while this one trains. Its rows are read afterwards, because a client may be in
-both cohorts. Each process reads the rows of its own devices, and the first writes all.
+If the clients' own parts are on the disk (`population`), the device holds what the clients share
+and the rows of one cohort; padding rows repeat those of the population's last client. The batches
+of the next cohort are read while this one trains. Its rows are read afterwards, because a client
+may be in both cohorts. Each process reads the rows of its own devices, and the first writes all.
 """
 
 import threading
@@ -45,7 +45,7 @@ from fedjax_bn.run.training.stream import forms_of, megabytes, stream_rounds
 
 # The metrics of clients that were not drawn for a round.
 _ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
-_PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # parts with rows of padding, and without
+_PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # with padding rows, and without
 
 
 class Rounds(NamedTuple):
@@ -64,12 +64,12 @@ class Rounds(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Who is drawn for a round, and on which samples.
+    """The clients drawn for a round, and their samples.
 
     Attributes:
       client: i32[C], numbers of the clients in order; None for all K.
-      rows: i32[P], the numbers of the clients that rows of batches have; K in rows of padding.
-      samples: of the rows; those of padding have none.
+      rows: i32[P], the client number of each row of batches; K for padding rows.
+      samples: of each row; padding rows have no valid ones.
       present: {"participates": bool[P]}, which of the rows take part; {} if all do.
     """
 
@@ -93,7 +93,7 @@ def _drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], _Drawn]:
         rows = jnp.pad(rows, (0, missing), constant_values=total)
         key = jax.random.fold_in(keys.data, number)
         samples = sample(jnp.asarray(sizes, jnp.int32)[rows], rows, longest, key)
-        # Rows of padding have no client, so that none of their samples is valid.
+        # Padding rows have no client, so none of their samples is valid.
         samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
         present = jax.tree.map(lambda one: jnp.pad(one, (0, missing)), cohort.entries())
         return _Drawn(client, rows, samples, present)
@@ -104,11 +104,11 @@ def _drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], _Drawn]:
 def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
-    Both ways train on the same samples in the same order. A population's are always streamed.
+    Both ways train on the same samples in the same order. A population's data are always streamed.
 
     Args:
       experiment: the run's.
-      keys: with the random keys `data`, `method` and `participation`.
+      keys: the run's random keys, of which `data`, `method` and `participation` are used.
       state: before the next round.
 
     Raises:
@@ -148,6 +148,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
         like = jax.eval_shape(lambda data: feed(draw(keys, state.round), data), data) | kept
         return Rounds(note, jax.tree.map(_one_row, like), compile)
 
+    # `[1:3]` are `rows` and `samples`.
     drawn_rows = partial(jax.jit(lambda keys, number: draw(keys, number)[1:3]), keys)
     shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
     rows = own_rows(shape[0], over)
@@ -177,13 +178,13 @@ def _one_row(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
-    """Returns arrays [P, ...] of a round's clients, each on the device that trains it."""
+    """Returns arrays [P, ...] of a round's clients, each row on the device that trains it."""
     rows = rows_of(data, client)
     return rows if mesh is None else jax.lax.with_sharding_constraint(rows, clients_of(mesh))
 
 
 def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
-    """Returns the memory of one device's samples, if each client has as many as the largest."""
+    """Returns the megabytes of one device's samples, each client padded to the largest."""
     longest = max(len(split.images) for split in splits)
     each = padded(len(splits), mesh) // padded(1, mesh)
     return splits[0].images[:1].nbytes * longest * each / 2**20
@@ -217,7 +218,7 @@ def _compile_round(
 
     spread = None if mesh is None else (shardings_of(state, mesh), copies_on(mesh))
     program = jax.jit(round, donate_argnums=0, out_shardings=spread)
-    # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
+    # Keys are arguments, so that runs with other seeds find this program in JAX's cache.
     compiled = compile_quickly(program.lower(state, data, kept, keys))
     return lambda state, data: compiled(state, data, kept, keys)
 
@@ -255,7 +256,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
         def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
             """Returns the next cohort's numbers, and the arguments of the compiled round."""
             client, numbers, _, present = drawn(int(held.round))
-            mine = np.minimum(numbers[own], num_clients - 1)  # padding has the number K
+            mine = np.minimum(numbers[own], num_clients - 1)  # padding rows have the number N
             batches = batches | {name: leaf[own] for name, leaf in present.items()}
             batches |= {"client": numbers[own]} | validation(mine)
             here = rows_of_clients(held, mine, _PADDED), batches
@@ -272,7 +273,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
             out_shardings=None if mesh is None else (copies, by_row, copies),
         )
         compiled = compile_quickly(program.lower(len(held.client), *first))
-        del first  # its rows are donated; each round places its own
+        del first  # it was only for lowering; each round places its own rows
 
         def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
             nonlocal waiting
@@ -281,7 +282,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
             state, rows, metrics = compiled(*given)
             several = jax.process_count() > 1  # each has rows that the first does not see
             rows, metrics = jax.device_get(gathered((rows, metrics), mesh if several else None))
-            # The others keep their rows: clients that sat out, and updates that are not finite.
+            # Clients that sat out, or whose update is not finite, keep their rows.
             trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
             new = jax.tree.map(lambda x: x[trained], rows)
             slots = held.store.new_slots(np.asarray(held.slots), client[trained])
@@ -311,14 +312,14 @@ def _stored_round(
 ) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
     """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
 
-    The state has the form of `Held.state`; `rows` are part -> tree [P, ...], with those of padding.
+    The state has the form of `Held.state`; `rows` are part -> tree [P, ...], with padding rows.
     """
     before = state.personal
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
     population = jnp.asarray(num_clients, jnp.int32)
     after, metrics = method.round(cohort, batches | {"population": population}, key)
     weights = metrics["weights"]
-    # If no client counts, an unseen client receives what it would have received before.
+    # If no client counts, an unseen client receives what it received before.
     counted = weights.sum() > 0
     mean = weighted_mean(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
     mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)

@@ -1,6 +1,6 @@
-"""Data that do not fit on the device: batches read on the host by `grain`, in parallel and ahead.
+"""Streams data that do not fit on the device: `grain` reads batches in parallel and ahead.
 
-What is read when is a pure function of the round, so a run that was stopped continues exactly.
+The batches of a round are a pure function of its number, so a stopped run continues exactly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ _THREADS = 8
 
 
 def megabytes(splits: Sequence[Split]) -> float:
-    """Returns the memory of the samples of all splits, a shared split counted once."""
+    """Returns the megabytes of the samples of all splits; a shared split is counted once."""
     return sum(split.images.nbytes for split in {id(s): s for s in splits}.values()) / 2**20
 
 
@@ -38,8 +38,8 @@ def stream_rounds(
 ) -> Iterator[Batches]:
     """Yields the batches of rounds `first` to `rounds` - 1, as NumPy arrays.
 
-    They have the samples that are gathered from data on the device, in the same order. While a
-    round trains, the next one is read.
+    The samples and their order are the same as for data on the device. While a round trains, the
+    next one is read.
 
     Args:
       splits: training samples of the K clients.
@@ -51,7 +51,7 @@ def stream_rounds(
 
     Yields:
       {"image": [C, S, B, ...], "label": i32[C, S, B] or a tree, "valid": bool[C, S, B],
-      "size": i32[C]}. A row whose number is that of no client is empty.
+      "size": i32[C]}. A row whose number is not that of a client is empty.
 
     Raises:
       ImportError: grain is not installed.
@@ -63,7 +63,7 @@ def stream_rounds(
             "data larger than data.device_megabytes are streamed by grain, which is not installed: "
             "pip install 'fedjax_bn[data]', or raise data.device_megabytes"
         ) from error
-    # Two, because samples of the next round are read before all of this one are taken.
+    # Two rounds, because samples of the next one are read before all of this one are taken.
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
     given, steps, batch_size = drawn(first)[1].index.shape
     own = np.arange(given) if own is None else np.asarray(own)

@@ -64,13 +64,13 @@ def run(
       config: as `fedjax_bn.run.config.keys.base` and a config file make it.
       folder: the workdir; see docs/workdir.md for its files.
       say: prints a message.
-      modules: whether to print for each module what is shared, or only sums.
+      modules: whether to print a line for each module on what is shared, or only sums.
 
     Raises:
-      ConfigError: the configuration or the data do not suit.
-      WorkdirError, CheckpointError: the workdir is another run's or damaged.
+      ConfigError: the configuration or the data cannot be used.
+      WorkdirError, CheckpointError: the workdir belongs to another run or is damaged.
       NotFiniteError: an update of a client or the server's step is not finite and
-        `config.on_nonfinite` is "stop", or all clients' updates are not.
+        `config.on_nonfinite` is "stop", or no client's update is finite.
       RiskError: the weighing rule cannot use a client's risk.
       InterruptedRun: Ctrl-C, after the state was saved.
     """
@@ -98,8 +98,8 @@ def run(
         say(f"{folder} holds a finished run of {plan.method}; nothing to do.")
         return summary
 
-    # 3. Otherwise this process, the first of several, owns the folder until it ends, and continues
-    # from the latest checkpoint, if there is one.
+    # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
+    # continues from the latest checkpoint, if there is one.
     if note := by_first(lambda: disk_note(experiment, start)):
         say(note)
     with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
@@ -127,7 +127,7 @@ def resume(
     recorded = by_first(lambda: workdir.rounds_recorded(path))
     state = checkpoint.resume(folder, start, recorded, mesh)
     for kind in ("latest", "selected") if isinstance(state, Held) else ():
-        # New rows must not be written over those that a checkpoint names.
+        # New rows must not overwrite those that a checkpoint names.
         with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
             for step in by_first(partial(checkpoint.steps, manager)):
                 with suppress(CheckpointError):  # no run can continue from it
@@ -146,7 +146,7 @@ def _finish(
     say: Callable[[str], None],
     modules: bool,
 ) -> Record:
-    """Makes the rounds after those of `records`, which led to the state, and the summary."""
+    """Runs the remaining rounds, continuing from `state` and `records`, and writes the summary."""
     plan, form = experiment.plan, form_on(state, experiment.mesh)  # a round donates the state
     # 4. Print and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(experiment, state, modules)):
@@ -160,7 +160,7 @@ def _finish(
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
 
-    # 5. Train. The summary is written last: it says that the run has finished.
+    # 5. Train. The summary is written last, because it marks the run as finished.
     compile_seconds = 0.0
     if not _complete(plan, records):  # else only the summary is missing
         say(f"compiling a round of {plan.method}")
@@ -185,7 +185,7 @@ def _finish(
         if "unseen_measures" in found:
             summary["measures"]["unseen"] = found["unseen_measures"]
         by_first(lambda: write_answers(folder, answers, plan.predictions))
-    # Pictures need models of clients side by side where one process can read them.
+    # Pictures need all clients' models where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
     by_first(lambda: checkpoint.delete_earlier(folder))
@@ -206,11 +206,14 @@ def _loop(
     state: FederatedState,
     records: list[Record],
 ) -> list[Record]:
-    """Makes the rounds that are left, as long as there is patience; returns the records of all.
+    """Runs the remaining rounds while there is patience, and returns the records of all rounds.
 
-    The order of writes lets a run that was killed between any two of them continue exactly, also
-    after a power cut: the line of a round and what its report needs, then its checkpoints, which
-    wait until the disk has all lines and events, and the latest one also for the selected one.
+    A run that is killed between two writes, also by a power cut, continues exactly, because they
+    have this order:
+
+    1. the line of the round, and what its report needs;
+    2. the selected checkpoint, once the disk has all lines and events;
+    3. the latest checkpoint, once the disk has the selected one too.
     """
     plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
     opened = checkpoint.open_both(folder, len(records))
