@@ -60,8 +60,8 @@ class About(NamedTuple):
       adaptations: the adaptations with which the run tested unseen clients.
       programs: adaptation -> the argument `about` of `open_program`.
       batch_size: B, the batch size of tests with adaptations that set no other.
-      orientation: how the image files for training were turned, see `pixels.raster`; folders of
-        earlier versions have no such entry and were trained on stored pixels.
+      orientation: whether image files were turned upright for training, or used as stored, see
+        `pixels.raster`; folders of earlier versions have no such entry and used stored pixels.
     """
 
     form: int
