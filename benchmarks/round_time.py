@@ -51,7 +51,7 @@ REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 
 
 def main() -> None:
-    """Runs the chosen parts and prints their results; the status is 1 if a ratio is missing."""
+    """Runs the chosen parts and prints the results; status 1 if no ratio could be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--repeats", type=int, default=15, help="pieces of each program; default %(default)s")
