@@ -1,4 +1,4 @@
-"""Speed on a GPU or TPU: a round under each way to map clients, beside PyTorch's loop.
+"""Times a round on a GPU or TPU under each way to map clients, beside PyTorch's loop.
 
     python benchmarks/accelerator.py --record h100.jsonl
     python benchmarks/accelerator.py --record h100.jsonl --only digit_cnn --seconds 500
@@ -8,10 +8,10 @@
 are timed under `map`, `vmap` and `vmap:n`, in float32 and with all variables and images in
 bfloat16, and beside them PyTorch's loop over clients, where PyTorch is installed.
 
-Every case is a process of its own, so that its peak memory is its own, and one that runs out of
-memory ends nothing else. The record gets a line for each case at once: its numbers, or why it has
-none. The same command continues with the cases that are missing or have failed, and prints the
-table of all. The status is 1 where a case failed.
+Every case runs in a process of its own, so that peak memory is measured by case, and a case that
+runs out of memory ends no other. After each case the record gets a line with its numbers, or the
+reason why they are missing. The same command continues with the cases that are missing or have
+failed, and prints the table of all. The status is 1 if a case failed.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from typing import Any
 from on_accelerator.cases import PARTS, Case, cases
 
 FOLDER = Path(__file__).parent
-LIMIT = 180.0  # seconds of a case, its start and compilation included
-TIMED = 5.0  # seconds of repeating a round
-FINAL = ("done", "out of memory", "too long")  # the others are tried again
+LIMIT = 180.0  # seconds of a case, with its start and compilation
+TIMED = 5.0  # seconds in which a round is repeated
+FINAL = ("done", "out of memory", "too long")  # other outcomes are tried again
 # A process whose output has one of these in its last lines ran out of memory.
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OutOfMemoryError")
 DESCRIBE = """
@@ -44,8 +44,8 @@ if importlib.util.find_spec("torch"):
 print(json.dumps({"platform": platform, "kind": one.device_kind, "jax": jax.__version__} |
     {"torch": torch}))
 """
-# Beginning of JAX's `device_kind` -> the most Tflop/s in bfloat16, and in what float32 runs on by
-# default: TF32 where a GPU has it; None where no figure was read. H100 SXM and H200: NVIDIA's as
+# Beginning of JAX's `device_kind` -> peak Tflop/s in bfloat16, and in the default format of float32
+# products: TF32 if a GPU has it; None if no figure was found. H100 SXM and H200: NVIDIA's as
 # tabulated at glennklockwood.com/garden/processors/h100. A100, L4, L40S, T4, V100: as listed by
 # dealers (seen 2026-11). TPU: docs.cloud.google.com/tpu/docs/v5e and v6e. All without sparsity:
 # check a figure in the maker's own data sheet before you rest a claim on it, and add your chip's.
@@ -110,7 +110,7 @@ def environment(about: dict[str, Any] | None = None) -> dict[str, str]:
     """Returns this process's variables, with the checkout on Python's path and JAX's backend."""
     paths = [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    if about:  # without the backend JAX reports that, and does not take the CPU in its place
+    if about:  # so JAX reports a missing backend, and does not silently use the CPU
         found["JAX_PLATFORMS"] = ",".join(dict.fromkeys((about["platform"], "cpu")))
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".95"  # by default it takes three quarters
         if about["small"]:
@@ -119,7 +119,7 @@ def environment(about: dict[str, Any] | None = None) -> dict[str, str]:
 
 
 def describe() -> dict[str, Any]:
-    """Returns device and versions, asked of another process: a TPU serves one at a time."""
+    """Returns device and versions from another process, because a TPU serves one at a time."""
     command = [sys.executable, "-c", DESCRIBE]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     if done.returncode:
@@ -128,7 +128,7 @@ def describe() -> dict[str, Any]:
 
 
 def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
-    """Times a case in a process; returns its `outcome`, `why` it has no numbers, or these."""
+    """Times a case in a process; returns its `outcome`, and its numbers or `why` it failed."""
     module, torch = "torch_case" if case.method == "PyTorch" else "jax_case", about["torch"]
     if module == "torch_case" and torch is None:
         return {"outcome": "absent", "why": "PyTorch is not installed"}
@@ -163,14 +163,14 @@ def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
 
 
 def peak_of(kind: str) -> tuple[float | None, float | None]:
-    """Returns the peak of a device kind, by the longest name that fits; none for unknown ones."""
-    # a longer word is another chip: an L40S is neither an L40 nor an L4
+    """Returns the peaks of a device kind by the longest name that fits; (None, None) if unknown."""
+    # names match whole words only: an L40S is neither an L40 nor an L4
     fits = [name for name in PEAKS if f"{kind} ".startswith((f"{name} ", f"{name}-"))]
     return PEAKS[max(fits, key=len)] if fits else (None, None)
 
 
 def markdown(about: dict[str, Any], done: dict[str, dict[str, Any]]) -> str:
-    """Returns a table of each part; a case without numbers has its reason."""
+    """Returns a table for each part; a case without numbers shows the reason."""
     peaks = peak_of(about["kind"])
     lines = [f"# {about['kind']} ({about['platform']}), jax {about['jax']}", ""]
     kinds = zip(peaks, ("bfloat16", "float32"), strict=True)
@@ -185,7 +185,7 @@ def markdown(about: dict[str, Any], done: dict[str, dict[str, Any]]) -> str:
 
 
 def row(name: str, found: dict[str, Any], peaks: tuple) -> tuple[str, ...]:
-    """Returns the cells of a case; the ratio is that of methods whose work is FedAvg's."""
+    """Returns the cells of a case; only FedAvg and FedBN have a ratio to PyTorch's FedAvg."""
     record = found[name]
     if record["outcome"] != "done":
         why = f"{record['outcome']}: {record['why']}".replace("|", "/")

@@ -1,13 +1,14 @@
-"""Which reading of FedIG's CAFL (Eq. 4) trains, from random weights and from trained ones.
+"""Compares readings of FedIG's CAFL (Eq. 4), from random weights and from trained ones.
 
     python benchmarks/cafl.py --path PACS [--model ResNet18:width=16] [--warm 10]
 
 FedIG with lambda_1 = 0.1 and lambda_2 = 4 on PACS, one domain left out, SGD with learning rate 0.01
-and momentum 0.5 as in the paper. The readings differ in what the distance of a sample's two passes
-is: the sum or the mean of the squared differences of its features; the sum for features scaled to
-length one; the sum or the mean over the maps before pooling. `--warm` trains so many rounds without
-CAFL first, and all readings continue from there. A row ends where an update is not finite.
-"features" is the standard deviation of the clients' features over images, the mean over features.
+and momentum 0.5 as in the paper. The readings define the distance of a sample's two passes
+differently: the sum or the mean of the squared differences of its features; the sum for features
+scaled to length one; the sum or the mean over the maps before pooling. `--warm` first trains so
+many rounds without CAFL, from which all readings continue. A row ends at an update that is not
+finite. "features" is the standard deviation of the clients' features over images, averaged over
+features.
 """
 
 import argparse
@@ -35,7 +36,7 @@ Round = Callable[..., tuple[FederatedState, dict[str, jax.Array]]]
 
 
 class Unpooled(ResNet):
-    """A ResNet whose features are the maps before pooling, so that all readings are at hand."""
+    """A ResNet whose features are the maps before pooling, which all readings need."""
 
     def features(self, images: jax.Array) -> jax.Array:
         """Returns maps f[B, H / 32, W / 32, F] of images f[B, H, W, C]."""
@@ -47,7 +48,7 @@ class Unpooled(ResNet):
 
 
 def unit(maps: jax.Array) -> jax.Array:
-    """Returns the pooled features at length one, f[B, F]."""
+    """Returns the pooled features f[B, F], scaled to length one."""
     x = maps.mean((1, 2))
     return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
 
@@ -101,11 +102,11 @@ def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[
 
 
 def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, FederatedState]:
-    """Returns one program for the round with any reading, and the state before the first."""
+    """Returns one program for a round with any reading, and the state before the first round."""
     model = Unpooled(**{name: getattr(experiment.model, name) for name in ResNet.__annotations__})
 
     def method(chosen: jax.Array) -> Any:
-        # all readings are computed, so that one compiled program serves each of them
+        # computes all readings, so that one compiled program serves each of them
         def distance(a: jax.Array, b: jax.Array) -> jax.Array:
             return jnp.stack([read(a, b) for read in READINGS.values()])[chosen]
 
@@ -125,7 +126,7 @@ def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, Fe
 def train(
     step: Round, state: FederatedState, draw: Callable, rounds: int, reading: str
 ) -> tuple[FederatedState, list[float]]:
-    """Returns the state after `rounds` or at an update that is not finite, and the mean losses."""
+    """Returns the state after `rounds`, or after an update that is not finite, and mean losses."""
     losses = []
     for number in range(int(state.round), int(state.round) + rounds):
         state, metrics = step(state, draw(number), list(READINGS).index(reading))
@@ -136,10 +137,10 @@ def train(
 
 
 def scorer(experiment: Experiment) -> Callable[[FederatedState], dict[str, float]]:
-    """Returns `score(state)`: percent right on the clients' validation and on 1,000 unseen images.
+    """Returns `score(state)`, the accuracy on the clients' validation and on 1,000 unseen images.
 
-    With running statistics, a client's own and the averaged ones; "batch" is the clients' percent
-    with the statistics of batches of 100, which shows whether running ones lag.
+    Clients use their own running statistics, unseen images the averaged ones. "batch" is the
+    clients' accuracy with the statistics of batches of 100, which shows whether running ones lag.
     """
     model = experiment.model
 

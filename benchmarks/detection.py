@@ -1,14 +1,14 @@
-"""Time of a detector's round beside PyTorch eager, and of evaluation by its parts.
+"""Times a detector's round beside PyTorch eager, and its evaluation by parts.
 
     python benchmarks/detection.py                           # YOLOv5n, 320 pixels, some minutes
     python benchmarks/detection.py --side 96 --only round --json
 
-Both programs train the same network (PyTorch's is written from the same table of layers, in
-tests/support/torch_yolo.py) by the same loss and plain SGD on the same random images and boxes:
-two clients of two batches of four, one after another, then plain averaging. Ours and PyTorch at
-every one of its settings take turns in short pieces (see `interleave`); a ratio above 1 means that
-ours is faster. Evaluation is ours alone: the forward passes of some images, then decoding,
-suppression and mean average precision on the host. Needs torch (CPU build) for the round.
+Both programs train the same network (tests/support/torch_yolo.py builds PyTorch's from the same
+table of layers) by the same loss and plain SGD on the same random images and boxes: two clients of
+two batches of four, one after another, then plain averaging. Ours and PyTorch at each of its
+settings take turns in short pieces (see `interleave`); a ratio above 1 means that ours is faster.
+Only ours is evaluated: the forward passes of some images, then decoding, suppression and mean
+average precision on the host. The round needs torch (CPU build).
 """
 
 import argparse
@@ -37,7 +37,7 @@ REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 
 
 def main() -> None:
-    """Runs the parts asked for and prints them."""
+    """Runs the chosen parts and prints their results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--side", type=int, default=320, help="pixels, a multiple of 32; default %(default)s")
@@ -88,7 +88,7 @@ def start(side: int) -> tuple[Any, dict[str, Any]]:
 
 
 def compiled_round(side: int) -> tuple[Callable[[], None], tuple[float, float, float]]:
-    """Returns our round, ready to run, and what compiling it took: wall, user, system seconds."""
+    """Returns our compiled round, and the wall, user and system seconds of its compilation."""
     model, variables = start(side)
     method = fedavg(
         model,

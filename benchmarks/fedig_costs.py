@@ -1,19 +1,19 @@
-"""FedIG's Table 4: parameters, time of a training step and of inference, method by method.
+"""Measures FedIG's Table 4: parameters, and times of a training step and of inference, by method.
 
     python benchmarks/fedig_costs.py                         # ResNet-18, 64x64, batches of 64
     python benchmarks/fedig_costs.py --only inference --repeats 200
     python benchmarks/fedig_costs.py --size 224 --json       # and one JSON object as the last line
 
-A training step is a local step within a round of one client, as the library runs it, FedIG-A's with
-the step of its adapter after it. Inference is of one batch by the method's own adaptation; MixNorm
-has five views of each image. All are timed in turn (see `interleave`), and beside them stand the
-paper's numbers (a single RTX A5000, batches of 64, images of 224x224 by its protocol). Its
-11.31M parameters are not those of a ResNet-18 of 7 classes, which has 11.18M; what compares is what
-an adapter adds.
+A training step is a local step within a round of one client, as the library runs it; FedIG-A's
+includes the step of its adapter. Inference takes one batch by the method's own adaptation; MixNorm
+has five views of each image. All methods are timed in turn (see `interleave`), beside the paper's
+numbers (a single RTX A5000, batches of 64, images of 224x224 by its protocol). The paper prints
+11.31M parameters, but a ResNet-18 of 7 classes has 11.18M; only the parameters that an adapter adds
+can be compared.
 
-The zero-shot adapter needs passes over every map for the samples' statistics, and two dense layers
-a batch norm. The claim is that it costs at most 5 % more than plain inference with those dense
-layers in every batch norm, timed as one program.
+The zero-shot adapter passes over every map for the samples' statistics, and has two dense layers
+for each batch norm. The claim is that it costs at most 5 % more than plain inference with those
+dense layers in every batch norm, timed as one program.
 """
 
 import argparse
@@ -62,7 +62,7 @@ ROWS = {
 
 
 def main() -> None:
-    """Times, prints a table, and JSON on request."""
+    """Times all methods, and prints a table, and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="ResNet18", choices=MODELS)
@@ -134,7 +134,7 @@ def methods_of(model: Any) -> dict[str, FederatedMethod]:
 
 
 def timed(function: Callable, *arguments: Any) -> Callable[[], object]:
-    """Returns a call of the compiled function that ends when its results are there."""
+    """Returns a call of the compiled function that waits for its results."""
     compiled = jax.jit(function)
     return lambda: jax.block_until_ready(compiled(*arguments))
 
@@ -142,10 +142,10 @@ def timed(function: Callable, *arguments: Any) -> Callable[[], object]:
 def inference(
     model: Any, states: dict[str, Any], images: jax.Array, repeats: int
 ) -> dict[str, Samples]:
-    """Times inference of a batch by each row's adaptation, and what the adapter is compared with.
+    """Times inference of a batch by each row's adaptation, and by two programs for comparison.
 
-    "with dense layers" runs the adapter's two dense layers in every batch norm and ignores the
-    result; "at once" is plain inference that does not take a batch in chunks, as adaptations do.
+    "with dense layers" also runs the adapter's two dense layers in every batch norm and ignores
+    their results; "at once" is plain inference of the whole batch, which adaptations divide.
     """
 
     def with_dense(variables: dict, images: jax.Array) -> jax.Array:
@@ -162,7 +162,7 @@ def inference(
 
             with normalize_with(rule):
                 y = model.apply(plain, chunk)
-            return y + 1e-30 * sum(results)[:, None]  # too little to see, but it must be computed
+            return y + 1e-30 * sum(results)[:, None]  # negligible, but XLA cannot drop it as unused
 
         return in_cache(logits, images)
 
@@ -183,7 +183,7 @@ def inference(
 
 
 def summary(samples: dict[str, Samples], label: str) -> dict[str, float | None]:
-    """Returns milliseconds, the least and the median, and how many times FedAvg's."""
+    """Returns the least and the median milliseconds, and their ratio to FedAvg's."""
     ratio, own = paired_ratio(samples[label], samples["FedAvg"]), 1000 * samples[label].wall
     return {
         "least_ms": float(own.min()),

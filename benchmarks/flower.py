@@ -1,15 +1,15 @@
-"""Deployment over Flower: bytes a round, and what a round costs beside the simulated one.
+"""Measures deployment over Flower: bytes a round, and a round's cost beside the simulated one.
 
   python benchmarks/flower.py bytes                             a table of methods and models
   python benchmarks/flower.py overhead --clients 2,8,32         in one process, by Flower's messages
   python benchmarks/flower.py rounds --clients 8 --rounds 3     over processes, from start to end
   python benchmarks/flower.py task                              one task of a client, by its parts
 
-FedBN on two of the quickstart's scanners, shared out among the clients, 180 images each, one local
-epoch. `rounds` starts launch/flower/local.sh, once with our app (by default on MLP: 32 clients of
-DigitCNN need more memory than a small machine has) and once with an app that only sends the same
-arrays to and fro, which is Flower's own (--no-empty leaves that out, half of the time that many
-clients take). CPU seconds are of all cores.
+The method is FedBN on two of the quickstart's scanners, divided among the clients, with 180 images
+each and one local epoch. `rounds` starts launch/flower/local.sh twice: with our app (by default on
+MLP, because 32 clients of DigitCNN need more memory than a small machine has), and with an app that
+only sends the same arrays to and fro, which shows Flower's own cost (--no-empty leaves this out,
+which saves half of the time). CPU seconds are those of all cores.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 MODELS = {"DigitCNN": 28, "AlexNet": 224, "ResNet18": 224, "ResNet50": 224, "DenseNet121": 224}
-CLIENTS = 10  # by which the bytes of those grow that send what each client knows to all
+CLIENTS = 10  # the bytes of methods that send parts of each client to all others grow with it
 
 
 def bytes_of(method: str, model: str) -> dict[str, int]:
@@ -48,7 +48,7 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
 
 
 def print_bytes() -> None:
-    """Prints megabytes down, up, and kept by a client; equal methods share a row."""
+    """Prints megabytes down, up, and kept by a client; methods with equal numbers share a row."""
     from fedjax_bn import methods
 
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -78,7 +78,7 @@ def print_overhead(counts: list[int], rounds: int, changes: str) -> None:
 
 
 def print_rounds(counts: list[int], rounds: int, changes: str, empty: bool) -> None:
-    """Prints the speed, and CPU seconds of a client and round, for each number of clients."""
+    """Prints the speed, and the CPU seconds by client and round, for each number of clients."""
     from over_flower.processes import arrays_of, federate
 
     heads = "clients | rounds a minute | CPU s a client and round | with an empty app | memory GB"

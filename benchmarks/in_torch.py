@@ -1,4 +1,4 @@
-"""PyTorch's side: the same round and evaluation in eager mode, at each of its settings."""
+"""Runs the same round and evaluation in PyTorch's eager mode, at each of its settings."""
 
 import copy
 import sys
@@ -11,20 +11,20 @@ import torch
 from machine import CORES
 from tasks import LEARNING_RATE, Task, make_batches, make_test_images
 
-# The definitions of the networks are there.
+# This folder has the definitions of the networks.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import torch_models
 
 
 class Setting(NamedTuple):
-    """How PyTorch runs."""
+    """A setting of PyTorch: its threads, and the order of an image's axes."""
 
     threads: int
     channels_last: bool
 
     def __str__(self) -> str:
-        """Returns its name in tables."""
+        """Returns the setting's name in tables."""
         layout = "channels_last" if self.channels_last else "contiguous"
         return f"PyTorch, {self.threads} thread{'s' * (self.threads > 1)}, {layout}"
 
@@ -47,7 +47,7 @@ def network(task: Task) -> torch.nn.Module:
 def evaluations(
     task: Task, images: int, batches: Sequence[int]
 ) -> dict[int, dict[str, Callable[[], None]]]:
-    """Returns evaluation at each setting, by the size of its batches."""
+    """Returns batch size -> name -> a call of the evaluation at each setting."""
     return {
         size: {f"{at}, batch {size}": evaluation_at(at, task, images, size) for at in SETTINGS}
         for size in batches
@@ -55,7 +55,7 @@ def evaluations(
 
 
 def rounds(task: Task) -> dict[str, Callable[[], None]]:
-    """Returns a round at each setting, on a task's batches, short ones without their padding."""
+    """Returns name -> a call of a round at each setting; short batches have no padding."""
     arrays, runs = make_batches(task), {}
     images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
     labels = torch.from_numpy(arrays["label"]).long()

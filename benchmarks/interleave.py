@@ -1,8 +1,8 @@
-"""Times programs in turn, in many short pieces, and says how much they differ, or refuses to.
+"""Times programs in turn, in many short pieces, and prints their ratio, or why it is not measured.
 
-A machine that others use too is fast in one minute and slow in the next. So every repetition runs
-each program once, in a new random order, and what is compared are two times of one repetition. A
-ratio that the repetitions leave open is not printed.
+A shared machine is fast in one minute and slow in the next. So every repetition runs each program
+once, in a new random order, and only times of one repetition are compared. If the repetitions leave
+a ratio uncertain, it is not printed.
 """
 
 import math
@@ -26,12 +26,12 @@ Run = Callable[[], object]
 class Samples(NamedTuple):
     """Seconds of one program's R pieces, f64[R] each."""
 
-    wall: np.ndarray  # as a clock on the wall has them
-    user: np.ndarray  # of all cores in this process's own code
-    system: np.ndarray  # of all cores in the system on behalf of this process
+    wall: np.ndarray  # elapsed time
+    user: np.ndarray  # CPU time of all cores in this process's own code
+    system: np.ndarray  # CPU time of all cores in the system on behalf of this process
 
     def per(self, count: float) -> "Samples":
-        """Returns the same for one of `count` equal parts of a piece."""
+        """Returns the times of one of `count` equal parts of a piece."""
         return Samples(*(seconds / count for seconds in self))
 
 
@@ -39,7 +39,7 @@ class Ratio(NamedTuple):
     """How many times as long one program takes as another."""
 
     of_minima: float  # of the shortest pieces
-    median: float  # of the ratios, each of two pieces of one repetition
+    median: float  # of the ratios by repetition
     low: float  # lower end of that median's interval at 95 %
     high: float  # its upper end
     repeats: int  # number of ratios
@@ -56,7 +56,7 @@ class Ratio(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """Returns why the ratio is not shown, and what to do; empty where it is."""
+        """Returns why the ratio is not shown, and what to do; "" if it is shown."""
         if self.measured:
             return ""
         if self.repeats < FEWEST:
@@ -115,7 +115,7 @@ def interleave(
     spent: dict[str, list[tuple[float, float, float]]] = {name: [] for name in runs}
     for number in range(repeats + 1):
         say(f"  {len(order)} programs in turn, repetition {number} of {repeats}")
-        shuffle(order)  # what ran before leaves the caches in its own state
+        shuffle(order)  # each program finds the caches as the last one left them
         for name in order:
             before(name)
             time.sleep(rest)
@@ -124,17 +124,17 @@ def interleave(
 
 
 def say(text: str) -> None:
-    """Writes where a benchmark is to standard error, at once."""
+    """Writes a benchmark's progress to standard error at once."""
     print(text, file=sys.stderr, flush=True)
 
 
 def paired_ratio(samples: Samples, to: Samples) -> Ratio:
-    """Returns wall time over wall time, repetition by repetition.
+    """Returns the ratio of wall times, paired by repetition.
 
-    The median's interval is between two of the sorted ratios (order statistics), so it supposes
-    no distribution; it holds for this process, and another one may differ.
+    The median's interval is between two of the sorted ratios (order statistics), so it assumes
+    no distribution; it holds for this process, and another process may differ.
     """
-    # pairs of one repetition: a slow minute of the machine slows both programs down
+    # paired by repetition, because a slow minute of the machine slows both programs down
     ratios = samples.wall / to.wall
     interval = stats.quantile_test(ratios).confidence_interval(CONFIDENCE)
     numbers = (samples.wall.min() / to.wall.min(), np.median(ratios), interval.low, interval.high)

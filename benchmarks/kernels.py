@@ -1,16 +1,16 @@
-"""What a step would cost without each of the algorithms for convolutions on this CPU.
+"""Measures what a step would cost without each of the algorithms for convolutions on this CPU.
 
     python benchmarks/kernels.py                              # all cases, a quarter of an hour
     python benchmarks/kernels.py --only ResNet18 --layers     # and each algorithm, layer by layer
     python benchmarks/kernels.py --only DigitCNN --forward    # inference alone
 
-The cases are four networks in rounds of FedAvg, the sizes of `method_costs`; YOLOv5n; and L2D's
+The cases are the networks of `method_costs` in rounds of FedAvg, at its sizes; YOLOv5n; and L2D's
 stylist on images of ResNet18's size in rounds of L2D. Each algorithm that can compute a layer runs
-in a loop, with its gradients unless --forward, and all of a layer take turns. A row has the CPU
-milliseconds of a step of the whole round; then, for each algorithm, how many more its layers would
-take by the next best one, and which share of the step that is. An algorithm is worth its code where
-the largest share is a tenth or more. Times are the least CPU milliseconds on all cores, which
-neighbours on the machine hardly change.
+in a loop, with its gradients unless --forward is given; the algorithms of a layer take turns. A row
+has the CPU milliseconds of a step of the whole round. Then, for each algorithm, it has the
+milliseconds that its layers would take more by the next best one, and their share of the step. An
+algorithm is worth its code if the largest share is a tenth or more. Times are the least CPU
+milliseconds on all cores, which other programs on the machine hardly change.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from interleave import interleave
 from machine import announce
 from method_costs import CLIENTS, SHARE, SIZES, Size, compiled_round, least_cpu, make_batches
 
-STEPS = 4  # of the loop that is timed
-ENOUGH = 0.1  # share of a step
+STEPS = 4  # turns of the loop that is timed
+ENOUGH = 0.1  # share of a step that makes an algorithm worth its code
 CASES = SIZES | {"YOLOv5n": Size(320, 4, 2), "L2D": SIZES["ResNet18"]}
-_MOST_VALUES = 2**27  # of all windows: more take gigabytes
+_MOST_VALUES = 2**27  # numbers in all windows; more would take gigabytes
 
 
 def main() -> None:
-    """Prints a row for each case, and what the rows say of each algorithm."""
+    """Prints a row for each case, and whether each algorithm is worth its code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", nargs="*", default=list(CASES), choices=CASES, help="cases; default: all")
@@ -88,7 +88,7 @@ def measure(case: str, size: Size, options: argparse.Namespace) -> tuple[dict[st
     if options.forward:
         return gains, 0.0
     if case == "YOLOv5n":
-        run, _ = detector_round(size.side)  # two clients of as many steps
+        run, _ = detector_round(size.side)  # two clients with the same number of steps
     else:
         method, network = ("l2d", "ResNet18") if case == "L2D" else ("fedavg", case)
         run, _ = compiled_round(method, network, make_batches(size))
@@ -97,7 +97,7 @@ def measure(case: str, size: Size, options: argparse.Namespace) -> tuple[dict[st
 
 
 def layers(case: str, size: Size) -> dict[Shapes, int]:
-    """Returns the convolutions that have several candidates, and how many of each a pass has."""
+    """Returns the convolutions with several candidates, and how often each occurs in a pass."""
     found: dict[Shapes, int] = {}
 
     def noting(shapes: Shapes) -> str:
@@ -105,7 +105,7 @@ def layers(case: str, size: Size) -> dict[Shapes, int]:
         return algorithm_of(shapes)
 
     images, key = jnp.zeros((size.batch, size.side, size.side, 3)), jax.random.key(0)
-    # shapes alone are traced: nothing is computed here
+    # traces only shapes and computes nothing
     with mock.patch.object(convolution, "algorithm_of", noting):
         if case == "L2D":
             given = _start_stylist(key, 3, jnp.float32), images
@@ -151,7 +151,7 @@ def timed_loop(name: str, shapes: Shapes, trained: bool) -> Callable[[], None]:
     def step(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not trained:
             return kernel, forward(kernel, x).max((0, 1, 2))
-        # No layer needs the gradient of the images themselves, which have few channels.
+        # A network's first layer, with few channels, needs no gradient of its input images.
         wanted = (0,) if shapes.images[3] <= 4 else (0, 1)
         y, pull = jax.vjp(forward, kernel, x)
         pulled = pull(jnp.maximum(y, 0))

@@ -1,11 +1,11 @@
-"""Time to decode and cache a folder of images, beside what Pillow alone needs on the same cores.
+"""Times decoding and caching of a folder of images, beside Pillow alone on the same cores.
 
     python benchmarks/loading.py --path PACS --json
 
-"Pillow alone" opens every image, converts it to RGB, resizes it and throws it away, by as many
-processes as there are cores, and by as many threads; the faster of the two counts, without the time
-that processes need to start. The library lists the folders, decodes, writes the cache and checks
-labels and lists; from cache it lists, checks that no file has changed, and maps the pixels.
+"Pillow alone" opens every image, converts it to RGB, resizes it and throws it away, with as many
+processes as there are cores, and with as many threads; the faster of the two counts, without the
+start of the processes. The library lists the folders, decodes, writes the cache and checks labels
+and lists; from cache it lists the folders, checks that no file has changed, and maps the pixels.
 """
 
 import argparse
@@ -31,7 +31,7 @@ READERS = {name: partial(load, name) for name in IMAGE_FOLDERS} | {"domainnet": 
 
 
 def pillow(work: tuple[Sequence[Path], int]) -> int:
-    """Decodes and resizes files; returns how many."""
+    """Decodes and resizes files; returns their number."""
     files, size = work
     for file in files:
         with Image.open(file) as image:
@@ -52,7 +52,7 @@ def measure(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict
         return READERS[name](path, image_size=size, cache=cache, progress=False)
 
     def before(run: str) -> None:
-        if run == "decoding and caching":  # so this run finds no cache, and the other one finds it
+        if run == "decoding and caching":  # this run must find no cache; "from cache" finds it
             shutil.rmtree(cache, ignore_errors=True)
         elif run == "from cache":
             read()

@@ -1,4 +1,4 @@
-"""Where a benchmark ran, how to run it again, and what processes take (Linux)."""
+"""Describes a benchmark's machine and command, and measures processes (Linux)."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ def describe(*packages: str) -> dict[str, Any]:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the CPU's name from Linux, or else from Python."""
+    """Returns the CPU's name from /proc/cpuinfo, or else from Python."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -34,7 +34,7 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def announce(compared: str, *others: str) -> dict[str, Any]:
-    """Prints what is compared, the command and the machine, which it returns as `describe`."""
+    """Prints what is compared, the command and the machine; returns the result of `describe`."""
     here = describe("jax", "jaxlib", "flax", *others)
     print(compared)
     print("command: " + shlex.join(["python", *sys.argv]))
@@ -45,7 +45,7 @@ def announce(compared: str, *others: str) -> dict[str, Any]:
 
 
 def tree(root: int) -> list[int]:
-    """Returns a process and all that came of it and live, itself first."""
+    """Returns a process and its living descendants, itself first."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
@@ -58,7 +58,7 @@ def tree(root: int) -> list[int]:
 
 
 def _stat(process: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat after the name; none where it has just gone."""
+    """Returns the fields of /proc/PID/stat after the name; [] if the process has just ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -73,7 +73,7 @@ def cpu_seconds(process: int) -> tuple[float, float]:
 
 
 def megabytes(process: int) -> float:
-    """Returns the memory of a process, with its share of what it shares."""
+    """Returns the memory of a process in MB, with its proportional share of shared pages."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,12 +1,12 @@
-"""What shrinks FedCD's masks: the optimizer, its decay, bounds, or the place where they sit.
+"""Measures what shrinks FedCD's masks: the optimizer, its decay, bounds, or the masked layer.
 
     python benchmarks/masks.py [--model SmallCNN] [--rounds 60] [--only bounds,adam] \
         [--config.data.fraction=1 ...]
 
-FedCD's SCI (by size, lambda = 0.7) on the embedded scanners, one left out, batches of 16, SGD with
-learning rate 0.05 and momentum 0.9, batch norm kept at the clients. A row has the masks' mean L1
-norm over the number of masked features, at the start 1, after some rounds and at the last; the
-share of entries below 1; and the accuracies at the last round.
+It runs FedCD's SCI (by size, lambda = 0.7) on the embedded scanners, one left out, with batches of
+16, SGD with learning rate 0.05 and momentum 0.9, and batch norm kept at the clients. A row has the
+masks' mean L1 norm divided by the number of masked features (1 at the start), after some rounds and
+at the last; the share of entries below 1; and the accuracies at the last round.
 """
 
 import argparse
@@ -35,14 +35,14 @@ READINGS = {
     "adam": {"fedcd.mask_optimizer": "adam:learning_rate=0.001"},
     "bounds": {"fedcd.bounds": "0,1"},
     "bounds_adam": {"fedcd.bounds": "0,1", "fedcd.mask_optimizer": "adam:learning_rate=0.001"},
-    "alignment": {},  # only the penalty moves the masks, and both move the model
+    "alignment": {},  # only the penalty moves the masks; penalty and loss move the model
     "inside": {"fedcd.names": "norm1"},  # signed maps of an inner layer, after a batch norm
     "inside_bounds": {"fedcd.names": "norm1", "fedcd.bounds": "0,1"},
 }
 
 
 def main() -> None:
-    """Trains with every reading and prints a row for each."""
+    """Trains with each reading and prints a row for it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="SmallCNN")
     parser.add_argument("--rounds", type=int, default=60)
@@ -84,7 +84,7 @@ def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
 def _only_alignment(
     loss: Callable, masks: sci.Masks, global_gradient: sci.Masks, strength: jax.Array
 ) -> tuple[jax.Array, sci._Aligned]:
-    """Returns L_e in which the loss itself does not move the masks, see `sci.align`."""
+    """Returns L_e without the loss's gradient of the masks, see `sci.align`."""
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     still, _ = loss(jax.lax.stop_gradient(masks))
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)

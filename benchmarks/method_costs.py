@@ -1,4 +1,4 @@
-"""What each method's round costs, beside what its passes explain.
+"""Measures each method's round, and compares it with a prediction from its passes.
 
     python benchmarks/method_costs.py                                # all networks; long
     python benchmarks/method_costs.py --only DigitCNN --json         # one JSON object as last line
@@ -6,21 +6,21 @@
     python benchmarks/method_costs.py --record costs.jsonl           # continues after a kill
 
 A training step is three passes through the network that cost about the same: forward, the gradient
-of its maps, the gradient of its weights. The table says how many of each a method's formula needs a
-step; predicted is FedAvg's round times their sum over FedAvg's three. A method that makes two
-steps of half the batch of one is predicted by FedAvg's round of such batches, since a small batch
-moves as many weights. Layers of a method's own (a projection, a latent, a discriminator) are
-predicted by FedAvg's round of two dense layers of the features' size, by their number of weights,
-which on AlexNet with its 4,096 features is up to twice the network's. What one computes in addition
-(L2D's stylist) is timed as a program of its own, and added. Optimizers,
-corrections by control variates and the server are in no prediction. Methods are timed in turn, a
-few at a time and FedAvg with each few (see `interleave`); the target is that none takes more than
-1.25 times what is predicted.
+of its maps, the gradient of its weights. The table lists how many of each a method's formula needs
+in a step; the prediction is FedAvg's round times their sum, divided by FedAvg's three. A method
+that divides each batch into two steps is predicted by FedAvg's round with half batches, because a
+step updates all weights for a small batch too. A method's own layers (a projection, a latent, a
+discriminator) are predicted by FedAvg's round of two dense layers of the features' size, in
+proportion to their number of weights, which on AlexNet with its 4,096 features is up to twice the
+network's. Further computation (L2D's stylist) is timed as a program of its own, and added. No
+prediction includes optimizers, corrections by control variates and the server. Methods are timed in
+turn, a few at a time and FedAvg with each few (see `interleave`); the target is that no method
+takes more than 1.25 times its prediction.
 
-The larger networks have small images and short rounds here, far from an epoch of a paper's client,
-so that a round takes seconds. What a method does once a round with every weight (control variates,
-what is known of the others, the distances between clients) weighs the more the fewer steps there
-are.
+Here the larger networks have small images and short rounds, far from an epoch of a paper's client,
+so that a round takes seconds. The fewer steps a round has, the larger is the share of work that a
+method does once a round with every weight (control variates, statistics of other clients, distances
+between clients).
 """
 
 import argparse
@@ -46,12 +46,12 @@ from machine import announce
 TARGET = 1.25
 HALVED = "fedavg, halves"  # FedAvg's round with twice the steps of half the batch
 DENSE = "fedavg, dense"  # FedAvg's round of `Dense`
-BASE = {"perfedavg": HALVED}  # what a round is predicted from, where it is not FedAvg's
-LEAST = 0.05  # of `Dense`, below which a method's own layers are not asked for
+BASE = {"perfedavg": HALVED}  # method -> the round of its prediction, if it is not FedAvg's
+LEAST = 0.05  # a smaller share of `Dense`'s weights is left out of the prediction
 
 
 class Passes(NamedTuple):
-    """How often a step passes through the whole network, in units of its batch."""
+    """The numbers of passes through the whole network in a step, each with the whole batch."""
 
     forward: float = 1
     maps: float = 1  # gradients of maps
@@ -108,19 +108,19 @@ SHARE = 0.6  # of the new style, the default of `methods.l2d`
 
 
 class Dense(nn.Module):
-    """Two dense layers of a network's features, by which a method's own layers are predicted."""
+    """Two dense layers of a network's feature size, to predict a method's own layers."""
 
     features: int
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Returns f[B, features] of the first numbers of f[B, H, W, C]."""
+        """Returns f[B, features] of the first `features` numbers of each image f[B, H, W, C]."""
         x = images.reshape(len(images), -1)[:, : self.features]
         return nn.Dense(self.features)(nn.relu(nn.Dense(self.features)(x)))
 
 
 def main() -> None:
-    """Times, prints a table for each network and JSON on request."""
+    """Times all methods, and prints a table for each network, and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", nargs="*", default=list(SIZES), choices=SIZES, help="networks; default: all")
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def measure(network: str, size: Size, options: argparse.Namespace, record: Path) -> dict[str, Any]:
-    """Returns, by method, seconds of a round and of compiling it, and measured over predicted."""
+    """Returns method -> seconds of a round and of its compilation, and measured over predicted."""
     print(f"\n{network} {size.side}x{size.side}, {size.steps} steps of {size.batch}")
     rows, batches = recorded(record, network, size), make_batches(size)
     others = [name for name in options.methods if name not in ("fedavg", *rows)]
@@ -178,7 +178,7 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
 
 
 def append(record: Path, network: str, size: Size, found: dict[str, dict[str, Any]]) -> None:
-    """Writes a line for each method, with what was measured."""
+    """Appends a line with the measured row of each method to the record."""
     lines = [json.dumps({"of": [network, *size], "method": n, "row": found[n]}) for n in found]
     with record.open("a") as file:
         file.write("\n".join(lines) + "\n")
@@ -205,7 +205,7 @@ def make_batches(size: Size) -> dict[str, jax.Array]:
 def started(
     name: str, network: str, batches: dict[str, jax.Array], *, dense: bool = False
 ) -> tuple[FederatedMethod, Callable[[], FederatedState]]:
-    """Returns a method and what makes its first state; `dense` takes `Dense` as the network."""
+    """Returns a method and the maker of its first state; `dense` takes `Dense` as the network."""
     model = getattr(models, network)(num_classes=CLASSES, **FIELDS.get(name, {}))
     images = batches["image"][0, 0].astype(jnp.float32)
     if dense:
@@ -221,7 +221,7 @@ def started(
 
 
 def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
-    """Returns the number of weights that a method adds to the network, over that of `Dense`."""
+    """Returns the number of weights that a method adds, divided by that of `Dense`."""
 
     def weights(name: str, dense: bool = False) -> int:
         state = jax.eval_shape(started(name, network, batches, dense=dense)[1])
@@ -234,9 +234,9 @@ def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
 def compiled_round(
     name: str, network: str, batches: dict[str, jax.Array], *, dense: bool = False
 ) -> tuple[Callable[[], object], float]:
-    """Returns a method's rounds from the second on, and the CPU seconds of compiling one.
+    """Returns a call that makes a method's next round, and the CPU seconds of compiling it.
 
-    From the second, because in the first some have nothing from the server yet.
+    The first round has run already, because in it some methods have nothing from the server.
     """
     method, start = started(name, network, batches, dense=dense)
     key, state = jax.random.key(2), for_one_run(start)()
@@ -245,7 +245,7 @@ def compiled_round(
     (round,), states = made, [state]
 
     def run() -> None:
-        """Makes one round; as in a run the state is donated, and the next round has the new one."""
+        """Makes one round and keeps its state; the old state is donated, as in a run."""
         states[:] = jax.block_until_ready(round(states.pop(), batches, key))[:1]
 
     run()
@@ -253,7 +253,7 @@ def compiled_round(
 
 
 def styles(batches: dict[str, jax.Array]) -> Callable[[], object]:
-    """Returns L2D's stylist alone, of each step of a round: new styles, and its own gradient."""
+    """Returns a call of L2D's stylist alone for a round's steps: new styles and its gradient."""
 
     def step(layers: dict, given: tuple[jax.Array, jax.Array]) -> tuple[dict, jax.Array]:
         images, key = given
@@ -277,7 +277,7 @@ def styles(batches: dict[str, jax.Array]) -> Callable[[], object]:
     return run
 
 
-# What a method computes beside passes through the network, as a program of its own.
+# method -> its computation outside the network's passes, timed as a program of its own
 PARTS = {"l2d": ("l2d, own part", styles)}
 
 
@@ -305,12 +305,12 @@ def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0
 
 
 def predicted_of(name: str) -> float:
-    """Returns how many times FedAvg's round a method's passes explain; all cost the same."""
+    """Returns a method's predicted round in units of FedAvg's; all passes cost the same."""
     return sum(PASSES[name]) / sum(PASSES["fedavg"])
 
 
 def least_cpu(samples: Samples) -> float:
-    """Returns the CPU seconds of the round that took least."""
+    """Returns the CPU seconds of the round that took the least."""
     return float((samples.user + samples.system).min())
 
 

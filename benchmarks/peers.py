@@ -1,15 +1,15 @@
-"""A round beside Flower's simulation, pfl-research and a plain PyTorch loop, in one run (Linux).
+"""Times a round beside Flower's simulation, pfl-research and a plain PyTorch loop (Linux).
 
     python benchmarks/peers.py --environments runs/peers             # makes them first: 3 GB, once
     python benchmarks/peers.py --environments runs/peers --network ResNet18 --samples 32 --json
 
-Each program has an environment of its own, made with venv and pip, and runs as a process of its
-own: the same network from the same tensors, the same batches in the same order, the same plain SGD,
-clients weighted alike, all of them in every round. They take turns round by round in a new
-random order. Every client's mean training loss must be equal in the first round (float32), else the
-command fails. CPU seconds and memory are those of a program and all its children. A program that
-cannot be installed or started is named with what pip or it said, and the others are compared; the
-status is 1 then. Ratios are the other's wall time over ours, above 1 ours is faster.
+Each program has its own environment, made with venv and pip, and runs as its own process: the same
+network from the same tensors, the same batches in the same order, the same plain SGD, equal weights
+for all clients, all of them in every round. The programs take turns round by round, in a new random
+order each time. Every client's mean training loss must be equal in the first round (float32), or
+the command fails. CPU seconds and memory are those of a program and all its children. If a program
+cannot be installed or started, its error is printed, the others are compared, and the status is 1.
+Ratios are the other program's wall time over ours: above 1 ours is faster.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Program(NamedTuple):
 
     Attributes:
       module: in `peer_programs`.
-      packages: for pip; none: it runs in this Python, whose packages are this library's.
+      packages: the packages for pip; empty: the program runs in this Python.
     """
 
     module: str
@@ -57,7 +57,7 @@ PROGRAMS = {
 
 
 def main() -> None:
-    """Prepares, compares, prints."""
+    """Prepares the environments, compares the programs, and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     others = [name for name in PROGRAMS if name != "ours"]
@@ -126,7 +126,7 @@ def prepare(
 
 
 def write_task(options: argparse.Namespace, python: str) -> Path:
-    """Writes batches of whole size and the network's first tensors in a file for all."""
+    """Writes full batches and the network's initial tensors to a file for all programs."""
     task = TASKS[options.network]
     if options.samples % task.batch:
         raise SystemExit(
@@ -144,7 +144,7 @@ def write_task(options: argparse.Namespace, python: str) -> Path:
 def start(
     options: argparse.Namespace, pythons: dict[str, str], task: Path
 ) -> tuple[dict[str, Peer], dict[str, str]]:
-    """Returns the programs that made a first round, and why others did not."""
+    """Returns the programs that made a first round, and the reasons why others did not."""
     peers, failed = {}, {}
     for name in ("ours", *options.only):
         if name in pythons:
@@ -165,10 +165,10 @@ def compare(peers: dict[str, Peer], repeats: int) -> dict[str, Any]:
     """Runs rounds in turn; prints times, memory, losses and ratios."""
     order: list[str] = []
 
-    # between rounds, since reading the memory of all processes takes longer than some rounds
+    # between rounds, because reading the memory of all processes takes longer than some rounds
     def before(name: str) -> None:
         if order:
-            peers[order[-1]].weigh()  # what it held after the round before
+            peers[order[-1]].weigh()  # the last program's memory after its round
         order.append(name)
 
     runs = {name: peer.a_round for name, peer in peers.items()}
@@ -196,7 +196,7 @@ def with_cpu(timed: Samples, peer: Peer) -> Samples:
 def check_losses(losses: dict[str, list[list[float]]]) -> dict[str, list[float]]:
     """Returns, by program and round, the largest relative deviation of a client's loss from ours.
 
-    Above `TOLERANCE` in the first round it ends the command.
+    A deviation above `TOLERANCE` in the first round ends the command.
     """
     ours = np.array(losses["ours"])
     deviations = {

@@ -1,11 +1,11 @@
-"""What a round costs when its clients are drawn from 100, 1,000 and 10,000.
+"""Measures a round whose clients are drawn from 100, 1,000 and 10,000.
 
     python benchmarks/population.py --json
 
-FedBN on configs/population.py: 64 clients a round, 16 samples each, whose own parts are on the
-disk. Each population trains in a process of its own, from the same program as a run. The claim is
-that time, device and host memory do not grow with the population, and the disk with those who have
-trained.
+It runs FedBN on configs/population.py: 64 clients a round with 16 samples each, whose own parts are
+on the disk. Each population trains in a process of its own, with the same program as a run. The
+claim is that time, device and host memory do not grow with the population, and that the disk grows
+with the number of clients that have trained.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
         f"{', '.join(f'{n:,}' for n in options.populations)}, {options.rounds} each"
     )
     found = {}
-    for count in options.populations:  # each in a process of its own, by which memory is counted
+    for count in options.populations:  # each in its own process, because peak memory is by process
         command = [sys.executable, *sys.argv, "--alone", str(count)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[str(count)] = json.loads(done.stdout.splitlines()[-1])
@@ -65,11 +65,11 @@ def main() -> None:
 
 
 def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Trains some rounds with one population; seconds are medians, memory is the most it took."""
+    """Trains some rounds with one population; returns median seconds and peak memory."""
     changes = {"data.num_clients": population, "clients_per_round": options.cohort}
     changes |= {"method": options.method, "model": options.model, "rounds": options.rounds}
     changes |= {"population": "disk", "adaptations": "running"}
-    changes["eval_clients"] = min(100, population)  # a configuration refuses more than there are
+    changes["eval_clients"] = min(100, population)  # more than all clients is an error
     config = read(str(CONFIG), [(key, str(value)) for key, value in changes.items()])
     experiment, keys, start = prepare(config)
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def timed_store() -> Iterator[list[float]]:
-    """Yields a list that gets the seconds of reading and writing rows, one number a round."""
+    """Yields a list that gets the seconds of reading and writing rows, one number each round."""
     spent, real = [0.0], {name: getattr(RowStore, name) for name in ("read", "write")}
 
     def timed(name: str) -> Any:
@@ -123,13 +123,13 @@ def timed_store() -> Iterator[list[float]]:
 
 @contextmanager
 def device_bytes() -> Iterator[list[int]]:
-    """Yields a list with the most bytes of arrays on the device, or the device's own count.
+    """Yields a list with the peak bytes of arrays on the device, or the device's own peak.
 
-    XLA's temporary memory is in a device's own count only.
+    Only the device's own count includes XLA's temporary memory.
     """
     most, done = [0], threading.Event()
 
-    # on CPU, where `memory_stats` has nothing, arrays are summed every 5 ms
+    # on CPU `memory_stats` has no numbers, so the arrays are summed every 5 ms
     def watch() -> None:
         while not done.wait(0.005):
             most[0] = max(most[0], sum(array.nbytes for array in jax.live_arrays()))

@@ -1,10 +1,10 @@
-"""What privacy costs in accuracy: FedBN on the quickstart's scanners, by noise and clients.
+"""Measures the accuracy that privacy costs: FedBN on the quickstart's scanners.
 
     python benchmarks/privacy.py --seeds=3 --noise=0.1,0.5,1,2 --each=1,16,100
 
-Each scanner's 180 training images belong to one client, or to 16 of some eleven images each, or to
-100 that draw ten of them each; a network of 38,000 shared numbers is trained. Rows are the noise
-multiplier z, with the epsilon that follows.
+Each scanner's 180 training images belong to one client, or to 16 clients of about eleven images, or
+to 100 clients that each draw ten of them; the network has 38,000 shared parameters. A row has a
+noise multiplier z and the resulting epsilon.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.build import build, sample_input
 
 EPOCHS, RATE, DELTA = 5, 0.1, 1e-5
-WITHOUT = 1e9  # no update is as long
+WITHOUT = 1e9  # a clip that is longer than any update
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def listed(kind: type) -> Callable[[str], list]:
 def tester(each: int, rounds: int) -> Callable[[float, float, int], tuple[float, float]]:
     """Returns `test(clip, noise, seed)` -> accuracy of the clients and of the unseen scanner."""
     changes = {"model": "MLP", "data.clients_per_domain": str(each), "adaptations": "tsmobn"}
-    if each > 16:  # more than there are images of a class
+    if each > 16:  # more clients than images of a class, so clients draw their samples
         changes["data.partition"] = "drawn:samples=10"
     config = read("quickstart", list(changes.items()))
     built = build(config)

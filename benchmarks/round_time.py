@@ -1,4 +1,4 @@
-"""Time of a federated round and of evaluation, beside PyTorch eager in the same run.
+"""Times a federated round and evaluation beside PyTorch eager in the same run.
 
     python benchmarks/round_time.py                          # all parts, a quarter of an hour
     python benchmarks/round_time.py --quick                  # rounds alone, some two minutes
@@ -6,10 +6,10 @@
 
 Both programs train the same network on the same batches with the same plain SGD, clients one after
 another, and average the models at the end (weights 1/K, everything shared). Ours and PyTorch at
-every one of its settings (1 or all threads; contiguous or channels_last; in evaluation several
-sizes of batches) take turns in short pieces. Ratios are PyTorch's wall time over ours, so above 1
-ours is faster; the headline is beside PyTorch's fastest setting by all pieces, a choice that by
-chance favours PyTorch. Needs torch (CPU build), which only this benchmark uses.
+each of its settings (1 or all threads; contiguous or channels_last; in evaluation several batch
+sizes) take turns in short pieces. Ratios are PyTorch's wall time over ours: above 1 ours is faster.
+The headline is the ratio to PyTorch's fastest setting over all pieces, a choice that by chance
+favours PyTorch. Needs torch (CPU build).
 """
 
 import argparse
@@ -51,7 +51,7 @@ REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 
 
 def main() -> None:
-    """Runs the parts asked for, prints them; status 1 where no ratio could be measured."""
+    """Runs the chosen parts and prints the results; status 1 if no ratio could be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--repeats", type=int, default=15, help="pieces of each program; default %(default)s")
@@ -110,7 +110,7 @@ def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[
 
 
 def evaluation(options: argparse.Namespace, images: int = 1_000, batch: int = 500) -> dict:
-    """Times accuracy of DigitCNN in our default batches, and in several sizes by PyTorch."""
+    """Times DigitCNN's evaluation in batches of `batch`, and PyTorch's in several batch sizes."""
     import in_torch
 
     print(f"\nDigitCNN evaluation, {images:,} images, ours in batches of {batch}")
@@ -137,7 +137,7 @@ def headline(samples: Mapping[str, Samples], names: Iterable[str]) -> float | No
 
 
 def show_rate(gigaflop: float, ours: Samples, size: int = 2048) -> None:
-    """Prints our arithmetic a second, and the machine's in a plain float32 matrix product."""
+    """Prints our Gflop/s, and those of a plain float32 matrix product on this machine."""
     a, product = jnp.ones((size, size)), jax.jit(jnp.dot)
     taken = interleave({"product": lambda: product(a, a).block_until_ready()}, 10)["product"]
     machine, rate = 2e-9 * size**3 / taken.wall.min(), gigaflop / ours.wall.min()
@@ -186,7 +186,7 @@ def our_round(task: Task) -> tuple[Callable[[], Any], Callable[[Any], Callable[[
 
 
 def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
-    """Returns our accuracy on random images, in batches."""
+    """Returns a call that computes our accuracy on random images, in batches."""
     key = jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
     state = fedavg(task.model, optax.sgd(LEARNING_RATE)).init(key, variables, 1)
@@ -195,7 +195,7 @@ def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
     return lambda: score(state, data)
 
 
-# Memory first: Linux counts the parent's own peak at the fork as well.
+# Memory first: on Linux a child's peak includes the parent's memory at the fork.
 PARTS = {
     "memory": memory,
     "digits": partial(compare_rounds, DIGITS, "digit_cnn"),

@@ -1,9 +1,9 @@
-"""Accuracy of the quickstart's methods over seeds: mean, standard deviation, margin by seed.
+"""Measures the quickstart's methods over seeds: mean, standard deviation, margin by seed.
 
     python benchmarks/seeds.py --seeds 5 --workdir runs/seeds
 
-A seed draws who owns which scan, the scanners' noise, the initial weights and the batches. A run
-that was stopped continues; finished seeds are read from the workdir.
+A seed determines which client has which scan, the scanners' noise, the initial weights and the
+batches. A run that was stopped continues; finished seeds are read from the workdir.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Time from the command to the end of the first round, by its parts.
+"""Times the command from its start to the end of the first round, by parts.
 
     python benchmarks/start_up.py --repeats 5 --config digits.py:data.path=FOLDER --json
 
 Each repetition starts the command twice in processes of their own: the first finds no cache, the
-later one finds decoded images and compiled programs. `rest` is what no part is charged with:
-reading the configuration, claiming the workdir, printing, opening logs and checkpoints.
+second finds decoded images and compiled programs. `rest` is the time outside all parts: reading the
+configuration, claiming the workdir, printing, opening logs and checkpoints.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-# What is timed, by the function of run/training/train.py that does it.
+# part -> the function of run/training/train.py that is timed
 FUNCTIONS = {
     "data, network": "prepare",
     "initial state": "checkpoint.resume",
@@ -32,7 +32,7 @@ STARTS = ("first start", "later start")
 
 
 def here() -> tuple[float, float]:
-    """Returns seconds of the clock, and of this process on all cores."""
+    """Returns the clock's seconds, and the CPU seconds of this process."""
     return time.time(), time.process_time()
 
 
@@ -43,7 +43,7 @@ class Parts:
         self.seconds: dict[str, tuple[float, float]] = {}
 
     def end(self, part: str, start: tuple[float, float]) -> None:
-        """Charges a part with what passed since `start`."""
+        """Charges a part with the time since `start`."""
         self.seconds[part] = tuple(now - then for now, then in zip(here(), start, strict=True))
 
     def timed(self, part: str, function: Callable) -> Callable:
@@ -117,7 +117,7 @@ def compiled_in_parts(
 
 
 def measure(config: str, changes: list[str], repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """Returns the seconds by part of every start; `rest` is what parts leave of the total."""
+    """Returns the seconds by part of every start; `rest` is the total minus all parts."""
     taken: dict[str, list[dict[str, Any]]] = {start: [] for start in STARTS}
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true"}
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""What the benchmarks beside PyTorch measure: networks, numbers of samples, random images."""
+"""Defines the tasks of the benchmarks beside PyTorch: networks, sample counts, random images."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class Task(NamedTuple):
 
 
 # Two clients make short pieces; each trains a whole epoch, so that copying and averaging models
-# has the share of a round that it has with more of them.
+# has the same share of a round as with more clients.
 DIGITS = Task("DigitCNN", DigitCNN(), 28, 2, 743, 32, 0.0955)
 RESNET = Task("ResNet18", ResNet18(num_classes=10), 64, 2, 128, 16, 0.2956)
 

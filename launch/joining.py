@@ -1,15 +1,15 @@
-"""A client of another domain joins a finished federation (FedBN, Appendix G).
+"""Lets a client of another domain join a finished federation (FedBN, Appendix G).
 
     python launch/joining.py --workdir RUN [--client NAME] [--epochs 20] [--name joined] [--trust]
 
-It receives the federation's model and learns batch norm alone, on its own training images: "This
-new center will compute its own mean and variance statistics, and learn the corresponding local BN
-parameters." Everything else stays as received. RUN left the client out (target=NAME); its data are
-read again from where the run's were. Writes RUN/evaluations/joined.json: the accuracy on its test
-images as received, with the clients' mean batch norm, and with its own.
+The client receives the federation's model and trains only batch norm, on its own training images:
+"This new center will compute its own mean and variance statistics, and learn the corresponding
+local BN parameters." All other leaves stay as received. RUN left the client out (target=NAME); its
+data are read from the run's data path. Writes RUN/evaluations/joined.json: the accuracy on the
+client's test images before ("received", with the clients' mean batch norm) and after ("joined").
 
-Decisions where the paper is silent: batch norm starts as the clients' mean, the optimizer, the
-batch size and the learning rate are the run's, and there is no augmentation.
+Decisions where the paper is silent: batch norm starts from the clients' mean; the optimizer, the
+batch size and the learning rate are those of the run; there is no augmentation.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from fedjax_bn.run.training.rounds import open_rounds  # noqa: E402
 def batch_norm_only(
     optimizer: optax.GradientTransformation, variables: sharing.Variables
 ) -> optax.GradientTransformation:
-    """Returns an optimizer of the scales and biases of batch norms, which keeps all else as it is.
+    """Returns an optimizer that updates only the scales and biases of batch norms.
 
     Raises:
       ValueError: the model has no batch norm.
@@ -57,19 +57,20 @@ def join(
     """Trains batch norm on a client for `config.rounds` epochs.
 
     Args:
-      config: the run's, with rounds, local epochs and seed as wanted here.
-      experiment: the run's model and how it reads images.
+      config: the run's configuration, with the rounds, local epochs and seed of this training.
+      experiment: the run's model and preprocessing.
       variables: the collections that the client receives.
-      client: its training and test samples.
+      client: the client's training and test samples.
 
     Returns:
-      The client's state, and its accuracy in percent "received" and "joined".
+      The client's state, and {"received": percent, "joined": percent}, its accuracy before and
+      after.
     """
     of_keys, rate = OPTIMIZERS[config.optimizer.name], config.optimizer.learning_rate
     optimizer = batch_norm_only(of_keys(config.optimizer, rate), variables)
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
-    # one client has nothing to share out over devices
+    # `mesh=None`: a single client cannot be divided among devices
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
     alone = alone._replace(**read_values(config, method, 1))
     keys = make_keys(config.seed)
@@ -83,13 +84,13 @@ def join(
 
 
 def find_client(config: ConfigDict, name: str) -> Domain:
-    """Returns the client that a run left out, with the samples that it would have trained on.
+    """Returns the client that a run left out, with its training samples.
 
     Raises:
-      ConfigError: the run's data have no such client, or only test samples of it.
+      ConfigError: the run's data have no such client, or no training samples of it.
     """
     whole = config.copy_and_resolve_references()
-    whole.target = ""  # so that the client's training samples are read too
+    whole.target = ""  # without a target, all domains are read with their training samples
     known = configured_clients(DATASETS[whole.data.name](whole), whole)[0].domains
     chosen = [domain for domain in known if domain.name == name]
     if not chosen or chosen[0].train is None:

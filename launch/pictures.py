@@ -1,9 +1,9 @@
-"""Pictures of a data set's samples, and how many each client has, without training.
+"""Draws samples of a data set, and counts the samples of each client, without training.
 
     python launch/pictures.py --config CONFIG [--config.KEY=VALUE ...] --workdir DIR
 
-Writes DIR/plots/samples.png, ten samples of each client and unseen domain, DIR/plots/
-class_counts.png and DIR/data.json, as a run does, and prints the samples of each by class.
+Writes the same files as a run: DIR/plots/samples.png with ten samples of each client and unseen
+domain, DIR/plots/class_counts.png, and DIR/data.json. Prints each domain's samples by class.
 
     TsmoBN's Fig. E.1    --config configs/digits_dg.py
     TsmoBN's Fig. E.2    --config configs/cifar10_c.py
@@ -11,10 +11,10 @@ class_counts.png and DIR/data.json, as a run does, and prints the samples of eac
                          --config.data.corruptions=speckle_noise,gaussian_blur,spatter,saturate
     UniFed's Fig. 4      --config configs/camelyon17.py
     FedBN's Table 10     --config configs/abide.py --config.abide.window=0    (subjects)
-                         --config configs/abide.py    (windows: divided by the subjects they are
-                         the overlapping truncations of one, 31 fewer than its frames)
+                         --config configs/abide.py    (windows: divided by the subjects this gives
+                         the overlapping truncations of a subject, 31 fewer than its frames)
 
-each with --config.data.path=PATH; --config.data.image_size=32 reads CIFAR-10-C faster.
+Each of them needs --config.data.path=PATH; --config.data.image_size=32 reads CIFAR-10-C faster.
 """
 
 import argparse

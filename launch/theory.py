@@ -1,15 +1,18 @@
-"""The theory of client-specific batch norm in numbers and figures (FedBN, section 4; UniFed, 3.3).
+"""Computes the theory of client-specific batch norm (FedBN, section 4; UniFed, section 3.3).
 
     python launch/theory.py --workdir DIR [--width 2000] [--steps 2000] [--seed 0]
 
-On random points and on the embedded digits seen by five scanners: the Gram matrices of averaged and
-client-specific batch norm in closed form and by Monte Carlo, their least eigenvalues (Corollary
-4.6), the two-layer network trained with either scale beside its predicted rate, and the error
-surfaces of FedBN's Fig. 1 and 2. And UniFed's bounds (Eq. 16 and 18) for an unseen client, which
-receives the mean of the others' linear classifiers and normalizes by their mean statistics or its
-own: of Gaussian clients, as the paper assumes, that differ in mean and scale alone, and of a
-scanner (odd numbers from even). fedjax_bn/theory/bounds.py states what is estimated, and from which
-side. Writes figures and theory.json into DIR; about half a minute.
+FedBN, on random points and on the embedded digits of five scanners: computes the Gram matrices of
+averaged and client-specific batch norm in closed form and by Monte Carlo, with their least
+eigenvalues (Corollary 4.6); trains the two-layer network with either kind of scale and compares its
+predicted rate. It also draws the errors of FedBN's Fig. 1 and 2.
+
+UniFed: computes the bounds (Eq. 16 and 18) for an unseen client, which receives the mean of the
+others' linear classifiers and normalizes by their mean statistics or its own. The clients are
+Gaussian and differ only in mean and scale, as the paper assumes, or are scanners (odd digits
+against even ones). fedjax_bn/theory/bounds.py states what is estimated, and from which side.
+
+Writes figures and theory.json into DIR in about half a minute.
 """
 
 import argparse
@@ -39,12 +42,12 @@ if hasattr(jax, "enable_x64"):
 else:  # until jax 0.8
     from jax.experimental import enable_x64
 
-SAMPLES = 100_000  # of Monte Carlo
-CLIENTS, EACH, DIMENSION, DELTA = 6, 180, 10, 0.05  # of the bounds
+SAMPLES = 100_000  # draws of Monte Carlo
+CLIENTS, EACH, DIMENSION, DELTA = 6, 180, 10, 0.05  # arguments of the bounds
 
 
 def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
-    """Returns what theory.json has of one data set."""
+    """Returns theory.json's numbers on the Gram matrices and training of one data set."""
     exact = gram(data.points)
     estimate, error = sampled_gram(key, data.points, SAMPLES)
     return {
@@ -66,10 +69,10 @@ def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
 
 
 def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns what theory.json has of the bounds: the last client is unseen, all others train.
+    """Returns theory.json's numbers on the bounds; the last client is unseen, all others train.
 
     Args:
-      points: f[N * M, d] of N clients, one after the other.
+      points: f[N * M, d], the points of N clients, one client after the other.
       labels: i[N * M], 0 or 1.
     """
     points = points.reshape(CLIENTS, EACH, DIMENSION)
@@ -105,7 +108,7 @@ def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def ridge(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns a linear classifier f[d + 1] of f[M, d] into 0 and 1, the last entry its constant."""
+    """Returns a linear classifier f[d + 1] of points f[M, d] by ridge regression, its bias last."""
     inputs = np.append(points, np.ones((len(points), 1)), axis=1)
     gram = inputs.T @ inputs + 1e-3 * len(inputs) * np.eye(inputs.shape[1])
     signs = 2 * labels.astype(points.dtype) - 1
@@ -113,7 +116,7 @@ def ridge(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def classes(classifier: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Returns i[M]: on which side of the classifier points are."""
+    """Returns the predicted classes i[M], 0 or 1, of points f[M, d]."""
     return (points @ classifier[:-1] + classifier[-1] > 0).astype(np.int32)
 
 

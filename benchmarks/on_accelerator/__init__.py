@@ -1,1 +1,1 @@
-"""The cases of `accelerator.py`, and the programs that time one each in a process of its own."""
+"""Holds the cases of `accelerator.py`, and the programs that each time one case in a process."""

@@ -1,4 +1,4 @@
-"""What is timed on an accelerator: networks, clients, methods, ways to map clients, dtypes."""
+"""Lists what is timed on an accelerator: networks, clients, methods, mappings, dtypes."""
 
 import statistics
 import time
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import tasks
 
 BATCH = 64
-FEWEST, MOST = 3, 50  # rounds that are timed
-# part -> {K: n of vmap:n}; 2 of 3 and 3 of 5 leave a remainder, as a user's n will.
+FEWEST, MOST = 3, 50  # numbers of rounds that are timed
+# part -> {K: n of vmap:n}; 2 of 3 and 3 of 5 leave a remainder, as a user's n may.
 PARTS = {"digit_cnn": {5: 3, 50: 10}, "resnet18": {3: 2, 30: 6}}
 
 
@@ -19,19 +19,19 @@ class Case(NamedTuple):
     part: str  # `digit_cnn` or `resnet18`
     num_clients: int
     method: str  # of `fedjax_bn.methods`, or "PyTorch": its loop over the clients of FedAvg
-    clients: str  # how they are mapped: `map`, `vmap` or `vmap:n`; empty for PyTorch
+    clients: str  # how clients are mapped: `map`, `vmap` or `vmap:n`; empty for PyTorch
     dtype: str  # of all variables and images
-    small: bool = False  # sizes that a CPU does in seconds
+    small: bool = False  # whether the sizes are so small that a CPU takes seconds
 
     @property
     def name(self) -> str:
-        """Returns its name in the record and in the table."""
+        """Returns the name of the case in the record and in the table."""
         ours = (f"K={self.num_clients}", self.method, self.clients, self.dtype)
         return " ".join(filter(None, ours))
 
 
 def cases(part: str, small: bool = False) -> list[Case]:
-    """Returns all cases of a part, those that say most first: what is last may not fit the time."""
+    """Returns all cases of a part, the most informative first: time may run out before the last."""
     if small:
         chosen = [("fedavg", "map", "float32"), ("PyTorch", "", "float32")]
         if part == "digit_cnn":
@@ -58,7 +58,7 @@ def task_of(case: Case) -> tasks.Task:
 
 
 def repeat(run: Callable[[], None], seconds: float, task: tasks.Task) -> dict[str, Any]:
-    """Runs rounds for some seconds after a first that does not count; returns their figures."""
+    """Runs rounds for some seconds after a first one that is not timed; returns their figures."""
     run()
     taken: list[float] = []
     end = time.perf_counter() + seconds

@@ -1,6 +1,6 @@
-"""Floating-point operations of a traced program, counted from its convolutions and products.
+"""Counts floating-point operations of a traced program, from its convolutions and matrix products.
 
-XLA's own count (`cost_analysis`) takes a loop's body once and does not see what cuDNN does.
+XLA's own count (`cost_analysis`) counts a loop's body once and does not include cuDNN's work.
 """
 
 import math
@@ -13,8 +13,8 @@ import jax
 def count(jaxpr: Any) -> int:
     """Counts multiplications and additions of convolutions and matrix products, loops unrolled.
 
-    Zeros that a gradient's dilation puts between values are not counted, padding is. The most
-    expensive side of a branch counts, and one turn of a loop with unknown end.
+    Padding is counted; the zeros that a gradient's dilation puts between values are not. A branch
+    counts its most expensive side, and a loop of unknown length one turn.
     """
     return sum(_of_equation(equation) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
 
@@ -45,5 +45,5 @@ def _programs(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def of_function(function: Any, *args: Any) -> int:
-    """Returns `count` of a function on arguments (or their shapes)."""
+    """Returns `count` of a function, traced on arguments (or their shapes)."""
     return count(jax.make_jaxpr(function)(*args))

@@ -1,6 +1,7 @@
 """Times one case of this library: python -m on_accelerator.jax_case CASE SECONDS.
 
-CASE is JSON, such as '["digit_cnn", 5, "fedavg", "vmap", "float32", false]'; so is the last line.
+CASE is JSON, such as '["digit_cnn", 5, "fedavg", "vmap", "float32", false]'. The last line of the
+output is JSON too.
 """
 
 import json
@@ -20,7 +21,7 @@ from tasks import LEARNING_RATE, make_batches
 
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Compiles a round and repeats it for so many seconds, or for the fewest rounds."""
+    """Compiles a round and repeats it for so many seconds, but at least `FEWEST` times."""
     task = task_of(case)
     batches, key = jax.tree.map(jnp.asarray, make_batches(task)), jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
@@ -42,7 +43,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         state, metrics = jax.block_until_ready(compiled(state, batches, key))
         losses = metrics["loss"]
 
-    # the compiler's plan, too: not every device counts what was allocated
+    # also the compiler's memory plan, because not every device counts its allocations
     found, plan = repeat(run, seconds, task), compiled.memory_analysis()
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     planned = plan and (

@@ -1,9 +1,9 @@
 """Times PyTorch's loop over clients: python -m on_accelerator.torch_case CASE SECONDS.
 
-FedAvg: every client starts from the server's tensors, makes the same steps of plain SGD on batches
-that are on the device, and the models are averaged there. Eager and compiled (`torch.compile`),
-each with images channels first and channels last. TF32 is allowed in matrix products too, as JAX
-does. The last line is JSON.
+The round is FedAvg: every client starts from the server's tensors and makes the same steps of plain
+SGD; batches are on the device, and the models are averaged there. It runs eager and compiled
+(`torch.compile`), each with images channels first and channels last. TF32 is allowed in matrix
+products too, as in JAX. The last line is JSON.
 """
 
 import json
@@ -21,7 +21,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Times all settings one after another, `seconds` each."""
+    """Times all settings one after another, for `seconds` each."""
     # JAX multiplies float32 in TF32 by default, PyTorch only on request
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
@@ -36,7 +36,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
 
 def round_at(task: Task, dtype: str, mode: str, layout: str) -> Callable[[], None]:
-    """Returns a round: copy, train, add up; then the mean becomes the server's."""
+    """Returns a round, which trains a copy for each client and averages into the server's model."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     where = {"device": device, "dtype": getattr(torch, dtype)}
     model = network(task).to(**where, memory_format=LAYOUTS[layout]).train()

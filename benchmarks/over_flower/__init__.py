@@ -1,11 +1,11 @@
-"""What `benchmarks/flower.py` measures: one process, its parts, and federations over loopback."""
+"""Holds the parts of `benchmarks/flower.py`: one process, one task, federations over loopback."""
 
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-# Two of the quickstart's scanners; where they are several clients, each draws 180 images of its own
-# from one, so that all train as long as the quickstart's.
+# Two of the quickstart's scanners. If a scanner has several clients, each draws 180 of its images,
+# so that each trains as long as a client of the quickstart.
 CONFIG = """
 from fedjax_bn.run.config.keys import override
 from fedjax_bn.run.config.file import read
@@ -26,7 +26,7 @@ def write_config(folder: Path, clients: int) -> None:
 
 
 def configured(folder: Path, changes: str) -> ConfigDict:
-    """Returns the configuration of that file with `key=value,...` changed."""
+    """Returns the configuration of a folder's config.py with changes `key=value,...`."""
     from fedjax_bn.flower.settings import config_of
 
     return config_of("config.py", changes, folder)

@@ -1,4 +1,4 @@
-"""A ClientApp that reads what it gets and sends it back: what Flower itself costs a client."""
+"""A ClientApp that reads arrays and sends them back, to measure Flower's own cost for a client."""
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp

@@ -1,7 +1,7 @@
-"""A ServerApp that sends arrays to all clients and reads what they send back, round by round.
+"""A ServerApp that sends arrays to all clients and reads their replies, round by round.
 
 The run config's `config` is an .npz of the arrays, `changes` is "rounds=N"; WORKDIR/metrics.jsonl
-gets a line a round, as that of fedjax_bn.
+gets a line for each round, as in fedjax_bn.
 """
 
 import json
@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _play(grid: Grid, nodes: list[int], arrays: dict[str, np.ndarray]) -> None:
-    """Questions are asked for replies as often as fedjax_bn asks."""
+    """Sends the arrays and collects the replies, polling as often as fedjax_bn."""
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     messages = [Message(RecordDict({"arrays": record}), node, "train", ttl=900) for node in nodes]
     waiting = set(grid.push_messages(messages))

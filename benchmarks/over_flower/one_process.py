@@ -1,7 +1,7 @@
-"""A federation in this process by Flower's own messages, beside the simulation of the same clients.
+"""Runs a federation in this process with Flower's messages, beside the simulation of its clients.
 
-Nothing is started and nothing goes over a network: what is left is what a round costs in addition
-to its training. Flower's own share of that is measured by clients that send back what they get.
+No process is started and no network is used, so the difference is the cost of a round in addition
+to its training. Clients that send back what they get measure Flower's own share of this cost.
 """
 
 import logging
@@ -33,7 +33,7 @@ from over_flower import configured, write_config
 
 
 class Overhead(NamedTuple):
-    """CPU seconds of one round, the least over rounds: other programs only add to them."""
+    """CPU seconds of one round, the least over rounds, because other programs only add to them."""
 
     simulated: float  # all clients in one program
     federated: float  # from the server's question to its state after the round and its checkpoint
@@ -41,7 +41,7 @@ class Overhead(NamedTuple):
 
 
 def overhead(clients: int, rounds: int, changes: str = "") -> Overhead:
-    """Measures `rounds` after one that compiles; `changes` are `key=value,...`."""
+    """Measures `rounds` rounds after one that compiles; `changes` are `key=value,...`."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

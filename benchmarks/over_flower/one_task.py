@@ -1,7 +1,7 @@
-"""What a client's process does for one task, part by part: `python one_task.py FOLDER CHANGES`.
+"""Times one task of a client's process, part by part: `python one_task.py FOLDER CHANGES`.
 
 FOLDER holds the federation's config.py, CHANGES is empty or `key=value,...`. The first process
-fills JAX's cache of compiled programs; a later one is what every task of every round costs.
+fills JAX's cache of compiled programs; a later one shows the cost of every task of every round.
 """
 
 import importlib
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# What `flwr-clientapp` imports, then what the app does.
+# part -> modules: first those that `flwr-clientapp` imports, then those of the app
 IMPORTS = {
     "Flower": ("flwr.supernode.cli.flwr_clientapp", "flwr.supernode.runtime.run_clientapp"),
     "JAX": ("jax",),

@@ -1,7 +1,7 @@
-"""A federation of processes over loopback, with TLS and registered keys: launch/flower/local.sh.
+"""Runs a federation of processes over loopback, with TLS and registered keys (Linux).
 
-CPU seconds are the system's account of all processes below this one, Flower's own included, read
-when the server has written a round's line; so a round's share is without the start. Linux.
+It uses launch/flower/local.sh. CPU seconds are those of all processes below this one, Flower's
+included, read when the server has written a round's line; so a round's share excludes the start.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ from over_flower import write_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch" / "flower"
-SUBREAPER = 36  # of prctl: who becomes the parent of processes whose own has ended
-# Of the processes of clients so many train at once, so that 32 of them fit into memory; the others
-# wait after their imports of Flower, whose heartbeat continues.
+SUBREAPER = 36  # prctl's option to become the parent of descendants whose own parent has ended
+# So many clients' processes train at once, so that 32 of them fit into memory. The others wait
+# after importing Flower, whose heartbeat continues.
 AT_ONCE = 4
 IN_TURN = """
 import fcntl, itertools, time
@@ -56,9 +56,9 @@ class Measured(NamedTuple):
 
 
 def federate(clients: int, rounds: int, changes: str, echo: Path | None = None) -> Measured:
-    """Runs one federation of so many SuperNodes and at least 2 rounds, from start to end.
+    """Runs one federation of `clients` SuperNodes, for at least 2 rounds, from start to end.
 
-    `changes` are those of the configuration; `echo` is an .npz of arrays, which clients send back
+    `changes` are changes of the configuration; `echo` is an .npz of arrays that clients send back
     instead of training.
     """
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
@@ -122,7 +122,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def arrays_of(clients: int, changes: str) -> Iterator[Path]:
-    """Yields an .npz of what the measured federation broadcasts."""
+    """Yields an .npz of the arrays that the measured federation broadcasts."""
     import jax
 
     from fedjax_bn.engine.named_arrays import to_named

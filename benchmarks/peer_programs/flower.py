@@ -1,7 +1,7 @@
-"""Flower's simulation: python -m peer_programs.flower NETWORK FILE.
+"""Runs Flower's simulation: python -m peer_programs.flower NETWORK FILE.
 
-Its own strategy FedAvg over Ray, one CPU a client, so that as many clients train at once as there
-are cores, each on one thread.
+It uses Flower's own strategy FedAvg over Ray with one CPU for each client, so that as many clients
+train at once as there are cores, each on one thread.
 """
 
 import sys
@@ -16,7 +16,7 @@ from flwr.simulation import run_simulation
 from peer_programs.in_pytorch import load, load_once, train
 from peer_programs.rounds import read, say, told
 
-ROUNDS = 1_000_000  # until no more are asked for
+ROUNDS = 1_000_000  # an upper limit; the program ends when no more rounds are asked for
 
 
 class Over(Exception):
@@ -24,16 +24,16 @@ class Over(Exception):
 
 
 class Asked(FedAvg):
-    """FedAvg that begins a round when it is asked for, and says each client's loss at its end."""
+    """FedAvg that begins a round when it is asked for, and prints each client's loss at its end."""
 
     def configure_train(self, *args: Any) -> Any:
-        """Acts as FedAvg, once a round is asked for."""
+        """Waits until a round is asked for, then acts as FedAvg."""
         if not told():
             raise Over
         return super().configure_train(*args)
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        """Acts as FedAvg; prints losses in the order of the clients."""
+        """Acts as FedAvg, and prints the losses in the order of the clients."""
         replies = list(replies)
         for reply in replies:
             if reply.has_error():

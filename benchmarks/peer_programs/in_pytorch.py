@@ -1,4 +1,4 @@
-"""A plain loop over clients in PyTorch, whose network, data and steps the other two use.
+"""Runs a plain loop over clients in PyTorch; Flower and pfl-research use its network and steps.
 
 python -m peer_programs.in_pytorch NETWORK FILE            # the loop
 python -m peer_programs.in_pytorch NETWORK FILE --draw     # adds the network's first tensors
@@ -14,7 +14,7 @@ import torch
 
 from peer_programs.rounds import LEARNING_RATE, read, serve, write
 
-# The definitions of the networks are there.
+# This folder has the definitions of the networks.
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 
 import torch_models
@@ -41,7 +41,7 @@ def load(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
 
 @functools.cache
 def load_once(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
-    """Returns what `load` does, read once in each process."""
+    """Returns the result of `load`, which runs once in each process."""
     return load(name, path)
 
 

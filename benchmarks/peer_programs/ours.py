@@ -1,4 +1,4 @@
-"""This library: python -m peer_programs.ours NETWORK FILE."""
+"""Runs this library: python -m peer_programs.ours NETWORK FILE."""
 
 import sys
 
@@ -15,7 +15,7 @@ from peer_programs.rounds import LEARNING_RATE, read, serve
 
 
 def main(network: str, path: str) -> None:
-    """Runs FedAvg, with clients mapped as the library chooses here."""
+    """Runs FedAvg, with the library's default way to map clients."""
     arrays, tensors = read(path)
     model = getattr(models, network)(num_classes=10)
     method = fedavg(model, optax.sgd(LEARNING_RATE), weigh=uniform)

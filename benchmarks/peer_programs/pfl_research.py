@@ -1,7 +1,8 @@
-"""pfl-research's simulation: python -m peer_programs.pfl_research NETWORK FILE.
+"""Runs pfl-research's simulation: python -m peer_programs.pfl_research NETWORK FILE.
 
-Its own FederatedAveraging in one process, clients one after another. It averages parameters; the
-running statistics of batch norm, which training does not read, it neither resets nor averages.
+It uses pfl's own FederatedAveraging in one process, clients one after another. pfl averages
+parameters; it neither resets nor averages batch norm's running statistics, which training does not
+read.
 """
 
 import sys
@@ -22,11 +23,11 @@ from pfl.model.pytorch import PyTorchModel
 from peer_programs.in_pytorch import load, loss_of
 from peer_programs.rounds import LEARNING_RATE, say, told
 
-ROUNDS = 1_000_000  # until no more are asked for
+ROUNDS = 1_000_000  # an upper limit; the program ends when no more rounds are asked for
 
 
 class Network(torch.nn.Module):
-    """A network as pfl wants it: with `loss` and `metrics`; remembers the losses of training."""
+    """A network with the methods that pfl needs, `loss` and `metrics`; keeps training losses."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -39,19 +40,19 @@ class Network(torch.nn.Module):
         return loss
 
     def metrics(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        """Returns metrics, asked for in the very first round only, which is not timed."""
+        """Returns metrics; pfl calls this only in the first round, which is not timed."""
         with torch.no_grad():
             return {"loss": Weighted(float(loss_of(self.model, images, labels)), 1)}
 
 
 class Asked(TrainingProcessCallback):
-    """Says each client's loss after a round, and waits until the next one is asked for."""
+    """Prints each client's loss after a round, and waits until the next round is asked for."""
 
     def __init__(self, network: Network, clients: int) -> None:
         self.network, self.clients = network, clients
 
     def on_train_begin(self, *, model: Any) -> Metrics:
-        """Waits for the first."""
+        """Waits until the first round is asked for."""
         say("ready")
         told()
         return Metrics()
@@ -59,7 +60,7 @@ class Asked(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Returns whether to stop, and no metrics of its own."""
+        """Prints the losses; returns whether to stop, and empty metrics."""
         losses = torch.stack(self.network.losses).reshape(self.clients, -1).mean(1)
         self.network.losses.clear()
         say(losses.tolist())
@@ -67,7 +68,7 @@ class Asked(TrainingProcessCallback):
 
 
 def main(network: str, path: str) -> None:
-    """Runs its algorithm on its backend, all clients in every round."""
+    """Runs pfl's algorithm on its backend, with all clients in every round."""
     model, clients = load(network, path)
     net, (_, batch) = Network(model), clients[0][1].shape
 
@@ -75,7 +76,7 @@ def main(network: str, path: str) -> None:
         images, labels = clients[k]
         return Dataset([images.flatten(0, 1), labels.flatten()], user_id=str(k))
 
-    # each client once a round, because a cohort has them all
+    # a cohort has as many users as there are clients, so each client trains once in a round
     sampler = get_user_sampler("minimize_reuse", list(range(len(clients))))
     backend = SimulatedBackend(FederatedDataset(dataset, sampler), val_data=None)
     FederatedAveraging().run(

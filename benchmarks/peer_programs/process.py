@@ -1,4 +1,4 @@
-"""A program of its own: asking it for rounds, and what it and its children take (Linux)."""
+"""Runs a program as a process: asks it for rounds, and measures it and its children (Linux)."""
 
 import contextlib
 import json
@@ -14,23 +14,23 @@ from peer_programs.rounds import MARK
 
 BENCHMARKS = Path(__file__).parents[1]
 LONGEST = 600.0  # seconds of a round, or of starting
-ALONE = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # no word to their makers
+ALONE = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # turns telemetry off
 
 
 class Peer:
     """A running program.
 
     Attributes:
-      losses: of each round, the mean of every client.
-      cpu: user and system seconds of each round, of the program and its children.
-      megabytes: the most that its processes had together after a round (proportional shares).
+      losses: the mean loss of every client, for each round.
+      cpu: user and system seconds of the program and its children, for each round.
+      megabytes: the largest memory of all its processes after a round (proportional shares).
     """
 
     def __init__(self, interpreter: str, module: str, network: str, task: Path, log: Path) -> None:
-        """Starts it, and returns when it is ready.
+        """Starts the program, and returns when it is ready.
 
         Raises:
-          RuntimeError: it ended, or is not ready in time.
+          RuntimeError: the program ended, or was not ready in time.
         """
         self.losses: list[list[float]] = []
         self.cpu: list[tuple[float, float]] = []
@@ -59,7 +59,7 @@ class Peer:
           RuntimeError: the program ended, or did not answer in time.
         """
         before = self._spent()
-        with contextlib.suppress(BrokenPipeError):  # it ended: the missing answer says why
+        with contextlib.suppress(BrokenPipeError):  # the program ended: `_answer` raises the error
             self._pipe("stdin").write("round\n")
             self._pipe("stdin").flush()
         losses = self._answer()
@@ -68,11 +68,11 @@ class Peer:
         self.cpu.append(tuple(b - a for a, b in zip(before, after, strict=True)))
 
     def weigh(self) -> None:
-        """Looks at the memory; takes too long to be timed with a round."""
+        """Updates `megabytes`; this takes too long to be timed with a round."""
         self.megabytes = max(self.megabytes, sum(map(megabytes, tree(self._process.pid))))
 
     def end(self) -> None:
-        """Ends it and all its children."""
+        """Ends the program and all its children."""
         children = tree(self._process.pid)
         with contextlib.suppress(BrokenPipeError):
             self._pipe("stdin").close()
@@ -87,7 +87,7 @@ class Peer:
         self._pipe("stdout").close()
 
     def _answer(self) -> list[float]:
-        """Returns the next line that is for us."""
+        """Returns the content of the next line with `MARK`."""
         late = threading.Timer(LONGEST, self._process.kill)
         late.start()
         try:

@@ -1,4 +1,4 @@
-"""What a program says, and the task's file; needs no package but NumPy."""
+"""Defines the programs' protocol and the task's file; needs no package but NumPy."""
 
 import json
 import sys
@@ -23,14 +23,14 @@ def told() -> bool:
 
 
 def serve(a_round: Callable[[], Sequence[float]]) -> None:
-    """Makes rounds as they are asked for; each returns the mean loss of every client."""
+    """Makes a round whenever one is asked for, and prints the mean loss of every client."""
     say("ready")
     while told():
         say([float(loss) for loss in a_round()])
 
 
 def read(path: Path | str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns image u8[K, S, B, H, W, 3], label i32[K, S, B], and the network's first tensors."""
+    """Returns image u8[K, S, B, H, W, 3], label i32[K, S, B], and the network's initial tensors."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     tensors = {name[7:]: arrays.pop(name) for name in list(arrays) if name.startswith("tensor ")}
@@ -38,6 +38,6 @@ def read(path: Path | str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]
 
 
 def write(path: Path, arrays: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """Writes what `read` reads."""
+    """Writes the task's file, which `read` reads."""
     named = {f"tensor {name}": value for name, value in tensors.items()}
     np.savez(path, **arrays, **named)

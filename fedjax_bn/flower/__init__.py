@@ -1,11 +1,11 @@
-"""The methods over Flower: a `ClientApp` and a `ServerApp` made from a config file.
+"""Deploys the methods over Flower: makes a `ClientApp` and a `ServerApp` from a config file.
 
     from fedjax_bn.flower import client_app, server_app
 
 `launch/flower` is an app that is ready to run. `docs/deployment.md` lists what travels, what stays
-with a client, and when a client is left out of a round. The numbers are those of `fedjax-bn` with
-the same configuration and clients. Each app is imported when it is asked for, because Flower starts
-a process for every task of a client, which does not need the server's code.
+with a client, and when a client is left out of a round. The results equal those of `fedjax-bn` with
+the same configuration and clients. Each app is imported at its first use, because Flower starts a
+process for every task of a client, and this process does not need the server's code.
 """
 
 import importlib

@@ -1,10 +1,11 @@
-"""Which uploads a server takes: a stated rule, which needs nothing of Flower.
+"""Decides which uploads a server accepts; this module does not import Flower.
 
-An upload is taken if it has exactly the names, shapes and dtypes of the method's own, comes from
-the client that was asked, with the size that it reported, is marked as finite and is, and is
-within the norm bound: sqrt(sum (y_k - x)^2) over the shared leaves, the norms of its message and
-of the personal leaves that it sends as well. Its losses, where it reports them, are at most 1e6,
-and no running variance is negative.
+The server accepts an upload if its names, shapes and dtypes are exactly those of the method; if it
+comes from the client that was asked, with the size that this client reported; if it is marked as
+finite, all its numbers are finite, and no running variance is negative; and if three norms are
+within the bound: sqrt(sum (y_k - x)^2) of the update over the shared leaves, the norm of the
+message, and the norm of the personal leaves that are sent too. Reported losses are at most 1e6 in
+absolute value; a client that reports none sends NaN.
 """
 
 import math
@@ -18,22 +19,22 @@ from fedjax_bn.engine.named_arrays import check_numbers, from_named, to_named
 from fedjax_bn.state import Upload
 
 PyTree = Any
-_BLOCK = 2**14  # numbers
+_BLOCK = 2**14  # numbers of a leaf that `_norm` squares at once
 _MOST_LOSS = 1e6
 
 
 class Expected(NamedTuple):
-    """What an upload of one client must be.
+    """What the server expects of one client's upload.
 
     Attributes:
-      upload: its form.
-      personal: the form of the personal leaves that it sends as well; () for none.
-      shared: what was broadcast, [...] as the upload's.
+      upload: the form of the upload.
+      personal: the form of the personal leaves that are sent too; () for none.
+      shared: the shared leaves that were broadcast, [...] as in the upload.
       client: the number of the client that was asked.
-      population: how many clients there are in all.
-      size: its samples, as it reported before; 0 where it does not, and counts as one.
-      losses: whether it reports its losses; else they are NaN.
-      norm_bound: above 0.
+      population: K, the number of all clients.
+      size: the number of samples that the client reported; 0 if it reports none, which counts as 1.
+      losses: whether the client reports its losses; otherwise they are NaN.
+      norm_bound: the largest norm that is accepted, above 0.
     """
 
     upload: Upload
@@ -47,12 +48,12 @@ class Expected(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """An upload that is taken, with NumPy arrays.
+    """An accepted upload, with NumPy arrays.
 
     Attributes:
-      upload: what the client sent.
-      personal: the personal leaves that it sent as well; () for none.
-      norm: of the client's update.
+      upload: the client's upload.
+      personal: the personal leaves that were sent too; () for none.
+      norm: the norm of the client's update.
     """
 
     upload: Upload
@@ -64,9 +65,9 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     """Returns the upload in the arrays that a client sent.
 
     Raises:
-      ValueError: it is not taken; the message says why.
+      ValueError: the upload is not accepted; the message states why.
     """
-    # Only personal leaves have a prefix in a message.
+    # In a message only personal leaves have a prefix; here the upload's leaves get one too.
     split = {
         name if name.startswith("personal/") else f"upload/{name}": array
         for name, array in arrays.items()
@@ -86,7 +87,7 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     check_numbers(to_named(parts))
     for name in ("risk", "loss"):
         value = float(getattr(upload, name))
-        if expected.losses and not abs(value) <= _MOST_LOSS:  # so NaN is refused too
+        if expected.losses and not abs(value) <= _MOST_LOSS:  # refuses NaN too
             raise ValueError(f"its {name}, {value:.4g}, is not within {_MOST_LOSS:g}")
         if not expected.losses and not math.isnan(value):
             raise ValueError(f"it sends a {name}, {value:.4g}, though it reports none")
@@ -101,14 +102,14 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
 
 
 def _norm(tree: PyTree, start: PyTree = None) -> float:
-    """Returns sqrt of the sum of squares of all leaves, less those of `start`, in float64."""
+    """Returns the Euclidean norm of all leaves, minus those of `start` if given, in float64."""
     leaves, total = jax.tree.leaves(tree), 0.0
     starts = [None] * len(leaves) if start is None else jax.tree.leaves(start)
     for leaf, less in zip(leaves, starts, strict=True):
         flat = np.asarray(leaf).reshape(-1)
         less = None if less is None else np.asarray(less).reshape(-1)
-        # Leaves have millions of numbers: blocks stay in the caches, and no dot product is taken,
-        # since BLAS wakes threads that spin for it, 3 CPU seconds for 57 MB.
+        # Leaves have millions of numbers, and a block of them fits into the caches. `np.dot` is
+        # slower: BLAS starts threads that spin, 3 CPU seconds for 57 MB.
         for begin in range(0, flat.size, _BLOCK):
             part = slice(begin, begin + _BLOCK)
             block = flat[part].astype(np.float64)

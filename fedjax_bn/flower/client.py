@@ -1,7 +1,8 @@
-"""The ClientApp: it presents its client, trains a round, and tests its own model.
+"""Makes the ClientApp, which presents its client, trains a round, and tests the client's model.
 
-Flower runs every task in a fresh process: what a client keeps is in its folder (`site.save_own`),
-and compiled programs are in JAX's cache (`config.compilation_cache`, or JAX_COMPILATION_CACHE_DIR).
+Flower runs every task in a fresh process. So a client keeps its own part in its folder
+(`site.save_own`), and compiled programs in JAX's cache (`config.compilation_cache`, or
+JAX_COMPILATION_CACHE_DIR).
 """
 
 import json
@@ -41,23 +42,23 @@ from fedjax_bn.run.files.ownership import owned
 
 
 class _Task:
-    """What the server asks of one client, in one message."""
+    """One message of the server to one client."""
 
     def __init__(self, folder: str, message: Message, context: Context) -> None:
-        # Other keys of the run config do not change the training: `_opened` remembers these alone.
+        # Only these keys of the run config change the training, so `_opened` is cached by them.
         source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
         self.order, self.content = record_in(message.content, Order), message.content
         node = node_of(context.node_config)
         self.site, self.evaluator = _opened(source, changes, folder, node, self.order.population)
-        # The folder of this client's own part in this federation.
+        # The folder of the client's own part, a different one for each federation.
         self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
 
     def broadcast(self) -> Broadcast:
-        """Returns what the server sends to all; ValueError where it is another method's."""
+        """Returns the server's broadcast; raises ValueError if another method sent it."""
         return from_named(arrays_in(self.content), jax.eval_shape(broadcast_of, self.site.like))
 
     def own(self) -> Own:
-        """Returns what this client begins with; raises WorkdirError where it is lost."""
+        """Returns the client's own part before the round; raises WorkdirError if it is lost."""
         if not self.order.begin:
             return jax.device_get(own_of(self.site.start(), 0))
         like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
@@ -67,13 +68,13 @@ class _Task:
 def client_app(folder: str | Path = ".") -> ClientApp:
     """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
 
-    A task fails with a ConfigError (a key, the data, or what the server asks for does not suit), a
+    A task fails with a ConfigError (a key, the data, or the server's request does not suit), a
     WorkdirError (the client's own part is lost, or its folder cannot be written) or a ValueError
-    (the server's message is another method's); the server logs which client failed and continues
-    without it.
+    (the server's message is from another method). The server logs which client failed and
+    continues without it.
 
     Args:
-      folder: of the app, where the config file is looked for first.
+      folder: the app's folder, in which the config file is looked for first.
     """
     app = ClientApp()
 
@@ -96,16 +97,16 @@ def client_app(folder: str | Path = ".") -> ClientApp:
 def _opened(
     source: str, changes: str, folder: str, node: Node, clients: int
 ) -> tuple[Site, Callable[[], Evaluate]]:
-    """Returns a client's site and its evaluator, made and compiled once while the process lives."""
+    """Returns a client's site and a maker of its evaluator, each made once in a process."""
     site = open_site(config_of(source, changes, folder), node, clients)
-    # Test samples are read for an evaluation only.
+    # The evaluator reads the test samples, so it is made at the first evaluation.
     return site, cache(partial(internal_evaluator, site.experiment))
 
 
 def _hello(task: _Task) -> dict[str, Any]:
-    """Returns the client's name, the form of its samples, and their number, if it reports it."""
+    """Returns how the client presents itself: name, form of samples, and what it reports."""
     site, node, config = task.site, task.site.node, task.site.config
-    try:  # traces the client's round and the server's step, before a client joins
+    try:  # traces the client's round and the server's step, so that errors appear before round 1
         check_shapes(site.experiment, site.start)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -122,15 +123,15 @@ def _hello(task: _Task) -> dict[str, Any]:
     size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
     losses, scores = (node.reports(what) for what in ("losses", "accuracies"))
     form = form_of(internal)
-    del form["dataset"], form["clients"]  # names stay here, and would differ between clients
+    del form["dataset"], form["clients"]  # names stay here; the server compares forms for equality
     return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
 
 
 def _serving_note(task: _Task) -> str:
-    """Names the personal leaves that leave this client.
+    """Returns a note on the personal leaves that the client sends.
 
     Raises:
-      ConfigError: the server asks for them, and this client does not send them.
+      ConfigError: the server asks for personal leaves, and this client does not send them.
     """
     names = names_of({"personal": task.site.like.personal})
     if not task.order.serve_unseen or not names:
@@ -146,14 +147,14 @@ def _serving_note(task: _Task) -> str:
 
 
 def _train(task: _Task) -> dict[str, Any]:
-    """Trains a round, writes what the client keeps to its folder, and returns what it sends."""
+    """Trains a round, writes the client's own part to its folder, and returns the upload."""
     _serving_note(task)
     site, order, broadcast = task.site, task.order, task.broadcast()
     with owned(task.place):  # a task of an earlier round may still be running
         own, upload = jax.device_get(site.train(order, broadcast, task.own()))
         save_own(task.place, int(broadcast.round) + 1, own, order.begin)
     if not site.node.reports("losses"):
-        # NaN instead of nothing: the upload keeps the form of the method's own.
+        # NaN instead of no leaf, because the server requires the exact form of an upload.
         hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
         upload = upload._replace(**hidden)
     sent = to_named(upload)
@@ -163,7 +164,7 @@ def _train(task: _Task) -> dict[str, Any]:
 
 
 def _evaluate(task: _Task) -> dict[str, Any]:
-    """Returns the score of its own model, with what the server broadcasts, on its own samples."""
+    """Returns the scores of the client's model (broadcast and own part) on its own samples."""
     site, broadcast = task.site, task.broadcast()
     if not site.node.reports("accuracies"):
         raise ConfigError(
@@ -172,7 +173,7 @@ def _evaluate(task: _Task) -> dict[str, Any]:
     with owned(task.place):
         own = task.own()
     personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
-    # A federation of this client alone, as far as its model needs one.
+    # The evaluator takes a state, so this one holds the client alone, with K = 1.
     alone = FederatedState(
         round=broadcast.round,
         shared=broadcast.shared,

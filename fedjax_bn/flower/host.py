@@ -1,4 +1,4 @@
-"""The server's side without a network: what it keeps of a federation, and its step."""
+"""Builds the server's side without a network: its state and its step."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,18 @@ from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 
 PyTree = Any
-_ALIGNED = 64  # bytes; from such an address on XLA reads an array on CPU without a copy
+_ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
 
 
 class Kept(NamedTuple):
-    """What the server remembers between rounds, and what its checkpoints hold.
+    """What the server keeps between rounds; the content of its checkpoints.
 
     Attributes:
-      state: the federation's, [K] where it is by client, without the clients' own parts.
-      served: the mean of the personal leaves over the last round that counted, what an unseen
-        client receives; () where clients do not send them.
-      taken: i32[K], rounds finished when an upload of each client was last taken.
+      state: the federation's state, [K] where it is by client; the clients' own parts are ().
+      served: the mean of the personal leaves that an unseen client receives, from the last round in
+        which a client of positive weight took part; () if clients do not send them.
+      taken: i32[K], for each client the number of rounds finished when its last accepted upload was
+        added; 0 before.
     """
 
     state: FederatedState
@@ -49,17 +50,19 @@ class Host(NamedTuple):
     """What a server builds before its first round, from `config` and `run`.
 
     Attributes:
+      config: the configuration.
+      run: the run config.
       keys: the run's random keys.
       one: makes the common start, a state with the row of one client.
-      start: makes what is kept before the first round.
-      order: the header of its messages, with begin=0.
-      form: of the samples of all clients, as JSON.
+      start: makes the `Kept` before the first round.
+      order: the header of the server's messages, with begin=0.
+      form: the form of all clients' samples, as JSON.
       upload: the form of one client's upload.
       personal: the form of the personal leaves that are sent; () for none.
-      notes: messages for the start: which leaves are shared, how many bytes travel.
-      participation: who takes part in a round.
-      step: `step(kept, accepted, rows) -> kept`, a round's end: `accepted` by client, `rows`
-        i32[C] all clients that the round could have had.
+      notes: messages for the log: which leaves are shared, how many bytes travel.
+      participation: the rule by which clients take part in a round.
+      step: `step(kept, accepted, rows) -> kept`, the end of a round, with client -> `accepted`
+        upload; `rows` i32[C] are all drawn clients, also those without an upload.
     """
 
     config: ConfigDict
@@ -77,10 +80,10 @@ class Host(NamedTuple):
 
 
 def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
-    """Returns what the configuration names, for samples of a form; arguments as of `Host`.
+    """Returns the server's side for a configuration; the arguments are fields of `Host`.
 
     Raises:
-      ConfigError: the configuration does not suit, or not that number of clients.
+      ConfigError: the configuration is wrong, or does not suit the number of clients.
     """
     epochs, count = local_epochs(config), run.clients
     if len(epochs) > 1 and len(epochs) != count:
@@ -94,7 +97,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
             "clients of the run config: use 0 for all of them"
         )
     alone = deployed(config)
-    alone.target = ""  # domains are the clients' matter
+    alone.target = ""  # the server has no domains that it could leave out
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
     make = partial(assemble, internal=internal, unseen=())
     experiment, keys, one = starting.prepare(alone, make, clients=count)
@@ -102,7 +105,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     def start() -> Kept:
         state = one()
-        # Compiled, since XLA then leaves out the clients' own rows, which are not used.
+        # Compiled, because XLA then drops the unused rows of the clients' own parts, [K, ...].
         weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
         served = jax.tree.map(lambda leaf: leaf[0], state.personal) if run.serve_unseen else ()
         state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
@@ -128,12 +131,12 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
 
 def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kept]:
-    """Returns `step(kept, accepted, rows) -> kept`: the method's server on what was accepted."""
+    """Returns `step(kept, accepted, rows) -> kept`, the method's server step, see `Host`."""
 
     @jax.jit
     def step(kept: Kept, uploads: Upload, parts: PyTree) -> Kept:
         state, client = server(kept.state, uploads), uploads.client
-        # As in `global_variables` of the simulation, clients of weight 0 are not in the mean.
+        # Clients of weight 0 are not in the mean, as in the simulation's `global_variables`.
         counts = uploads.participates & (state.weights[client] > 0)
         weights = jnp.where(counts, state.weights[client], 0)
         served = kept.served
@@ -144,7 +147,7 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
         return Kept(state, served, kept.taken.at[client].set(taken))
 
     stack = _side_by_side((form, personal))
-    # The upload of a client that sits out: zeros that take no memory, and do not count.
+    # The upload of a client that sits out: broadcast zeros, which take no memory and do not count.
     zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
     absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 
@@ -154,18 +157,17 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
             blank = absent._replace(client=np.int32(k), population=population)
             taken = accepted.get(k)
             parts.append((taken.upload, taken.personal) if taken else (blank, nothing))
-        # The next round writes into what `stack` gave, so this one must have read it.
+        # `stack` reuses its arrays in the next round, so this step must have read them before.
         return jax.block_until_ready(step(kept, *stack(parts)))
 
     return take
 
 
 def _side_by_side(like: PyTree) -> Callable[[Sequence[PyTree]], PyTree]:
-    """Returns `stack(trees) -> tree [C, ...]`, which writes into the same arrays each time.
+    """Returns `stack(trees) -> tree [C, ...]`, which writes into the same aligned arrays each time.
 
-    The caller has read, or copied, what it returned before. So a round does not ask the system for
-    as much memory as all uploads take, and a device on the host does not copy them again. `like` is
-    the form of one tree.
+    So a round allocates no memory for the uploads, and XLA on CPU does not copy them. The caller
+    must have finished with the last result before the next call. `like` is the form of one tree.
     """
     form, leaves = jax.tree.structure(like), jax.tree.leaves(like)
     rows: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""What travels between server and clients: named arrays, or scores, and a short header.
+"""Packs and reads the messages of server and clients: a short header with named arrays or scores.
 
 `exchange` sends messages and collects the replies.
 """
@@ -13,27 +13,27 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 
 _ARRAYS, _HEADER, _SCORES, _ABOUT = "arrays", "header", "scores", "about"
-_NUMPY = "numpy.ndarray"  # Flower's name of bytes that `numpy.save` writes
+_NUMPY = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_POLL = 0.5  # seconds between questions for replies; `Grid.send_and_receive` waits 3
+_POLL = 0.5  # seconds between polls for replies; `Grid.send_and_receive` waits 3
 _Kind = TypeVar("_Kind", bound=NamedTuple)
 
 
 class Order(NamedTuple):
-    """The header of what the server asks a client for.
+    """The header of the server's message to a client.
 
     Attributes:
-      federation: which one it is; a client keeps its own part for one federation.
+      federation: the name of the federation; a client has one own part for each.
       method: the configured method's name.
-      begin: rounds finished when the server last took an upload of this client, which begins with
-        its own part of that round.
-      population: K, how many clients there are in all.
-      longest, smallest: samples of the largest and the smallest client, on which the order of
-        samples depends; 0 where clients do not report sizes.
-      serve_unseen: whether its personal leaves are asked for.
+      begin: the number of rounds finished when the server last accepted an upload of this client;
+        the client begins with its own part after that round. 0 is the common start.
+      population: K, the number of all clients.
+      longest, smallest: the numbers of samples of the largest and the smallest client, on which
+        the order of samples depends; 0 if no client reports its size.
+      serve_unseen: whether the server asks for the client's personal leaves.
     """
 
     federation: str
@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The header of a client's reply: whose order it answers, and its number."""
+    """The header of a client's reply: the federation, the method, and the client's number."""
 
     federation: str
     method: str
@@ -57,11 +57,11 @@ class Hello(NamedTuple):
     """How a client presents itself.
 
     Attributes:
-      name: what it wants to be called; "" for its number.
-      size: of its training samples; 0 where it does not report it.
-      losses: whether it reports the losses of its training.
-      scores: whether it reports the accuracies of its model.
-      form: of its samples, `domain.form_of` as JSON without names.
+      name: the name for the records; "" for client-NUMBER.
+      size: the number of training samples; 0 if the client does not report it.
+      losses: whether the client reports the losses of its training.
+      scores: whether the client reports the accuracies of its model.
+      form: the form of its samples, `domain.form_of` as JSON without names.
     """
 
     name: str
@@ -72,16 +72,16 @@ class Hello(NamedTuple):
 
 
 def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Returns arrays in Flower's form, which messages to many clients share: one copy, one hash.
+    """Returns Flower's record of arrays; messages to many clients share it, its bytes and hash.
 
-    `arrays` has name -> array [...], of any dtype that `numpy.save` writes.
+    `arrays` is name -> array [...], of any dtype that `numpy.save` writes.
     """
     record = {}
     for name, given in arrays.items():
-        # The bytes are those of Flower's `Array(array)`, which copies large arrays several times.
+        # Makes the same bytes as Flower's `Array(array)`, which copies large arrays several times.
         array, file = np.asarray(given), BytesIO()
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        order = "F" if array.flags.fnc else "C"  # as the header says
+        order = "F" if array.flags.fnc else "C"  # the header's rule for `fortran_order`
         data = b"".join((file.getvalue(), array.ravel(order).view(np.uint8).data))
         record[name] = Array(str(array.dtype), array.shape, _NUMPY, data)
     return ArrayRecord(record)
@@ -96,8 +96,8 @@ def packed(
     """Returns the content of a message.
 
     Args:
-      header: of the server's order (an order alone asks for a `Hello`), or of a client's reply.
-      arrays: as `recorded` makes them.
+      header: an order of the server (without arrays it asks for a `Hello`), or a client's answer.
+      arrays: the result of `recorded`.
       hello: how the client presents itself.
       scores: name -> percent.
     """
@@ -112,10 +112,10 @@ def packed(
 
 
 def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
-    """Returns the `Order`, `Answer` or `Hello` of a message.
+    """Returns the `Order`, `Answer` or `Hello` in a message.
 
     Raises:
-      ValueError: it has none, or one with other entries.
+      ValueError: the message has no such record, or one with other entries or types.
     """
     name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
     record = content.config_records.get(name, {})
@@ -143,22 +143,22 @@ def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
         try:
             if array.stype != _NUMPY:
                 raise TypeError(f"its form is {array.stype:.40}, not {_NUMPY}")
-            file = BytesIO(array.data)  # shares the bytes, which `array.numpy()` copies
+            file = BytesIO(array.data)  # shares the bytes; `array.numpy()` would copy them
             version = np.lib.format.read_magic(file)
             if version not in _HEADERS:
                 raise ValueError(f"its header is of version {version}")
             shape, by_columns, dtype = _HEADERS[version](file)
-            if dtype.hasobject:  # whose bytes would be taken for addresses
+            if dtype.hasobject:  # foreign bytes would be used as pointers
                 raise ValueError(f"it holds objects, {dtype}")
             order = "F" if by_columns else "C"
             found[name] = np.ndarray(shape, dtype, array.data, file.tell(), order=order)
-        except Exception as error:  # foreign bytes; NumPy's readers raise many kinds
+        except Exception as error:  # NumPy's readers raise many kinds of errors on foreign bytes
             raise ValueError(f"the array {name:.80} cannot be read ({error})") from error
     return found
 
 
 def scores_in(content: RecordDict) -> dict[str, float]:
-    """Returns the scores of a message, name -> percent; {} where it has none.
+    """Returns the scores in a message, name -> percent; {} if it has no scores.
 
     Raises:
       ValueError: a score is not finite.
@@ -172,15 +172,15 @@ def scores_in(content: RecordDict) -> dict[str, float]:
 def exchange(
     grid: Grid, contents: Mapping[int, RecordDict], kind: str, seconds: float, group: str = ""
 ) -> dict[int, Message]:
-    """Sends each node its message; returns node -> reply, which may be an error.
+    """Sends a message to each node; returns node -> reply, which may be an error.
 
-    Nodes that did not answer in time are missing.
+    Nodes that do not answer in time are missing from the result.
 
     Args:
-      grid: Flower's.
-      contents: node -> what it is sent.
-      kind: `MessageType.TRAIN` and the like.
-      seconds: how long to wait for replies; messages are valid as long.
+      grid: Flower's Grid.
+      contents: node -> content of its message.
+      kind: the type of the messages, such as `MessageType.TRAIN`.
+      seconds: how long to wait for replies; the messages expire after the same time.
       group: the round, by which Flower groups messages.
     """
     messages = [Message(x, node, kind, ttl=seconds, group_id=group) for node, x in contents.items()]
@@ -201,10 +201,11 @@ def exchange(
 def content_of(reply: Message | None, order: Order, client: int | None) -> RecordDict:
     """Returns the content of a client's reply to an order.
 
-    `client` is the number of the client that was asked, None where the answer is to give it.
+    `client` is the number of the client that was asked, or None if it is still unknown.
 
     Raises:
-      ValueError: the reply is None, which did not come, is an error, or is of another kind.
+      ValueError: no reply came (None), the reply is an error, or it answers for another method,
+        federation or client.
     """
     if reply is None:
         raise ValueError("it did not answer in time")

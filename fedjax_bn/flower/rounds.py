@@ -1,7 +1,7 @@
-"""The rounds over Flower: which clients are connected and asked, and which uploads are taken.
+"""Plays rounds over Flower: asks the clients that are connected, and collects their uploads.
 
-Arguments of the same name mean the same in all functions: `grid` is Flower's, `host` the server's
-side, `met` the clients that the server has met, `kept` what it kept after the round before.
+Arguments of the same name mean the same in all functions: `grid` is Flower's Grid, `host` the
+server's side, `met` the clients that the server has met, `kept` its state after the last round.
 """
 
 import json
@@ -30,20 +30,20 @@ from fedjax_bn.run.files.finished import impossible
 from fedjax_bn.run.files.workdir import FINISHED, misfit
 from fedjax_bn.run.training.records import Record, round_record
 
-_AGAIN = 60.0  # seconds until a node that was refused is asked again
+_AGAIN = 60.0  # seconds until a refused node is asked again
 
 
 class TooFewError(UserError):
-    """A round did not get as many good uploads as the run config asks for."""
+    """A round got fewer good uploads than the run config asks for."""
 
 
 class _Member(NamedTuple):
     """A client that has presented itself.
 
     Attributes:
-      node: Flower's number of its node now.
-      name: its name in the records.
-      hello: how it presented itself.
+      node: Flower's current number of the client's node.
+      name: the client's name in the records.
+      hello: how the client presented itself.
     """
 
     node: int
@@ -55,9 +55,9 @@ class Met(NamedTuple):
     """The clients that the server has met.
 
     Attributes:
-      members: those that are connected, by number.
-      refused: node -> when it may be asked again, on the clock of `time.monotonic`.
-      sizes: client -> the size that it reported last, also where it is gone.
+      members: client -> member, for clients that are connected.
+      refused: node -> the time from `time.monotonic` at which it may be asked again.
+      sizes: client -> the size that it reported last, also for clients that have gone.
     """
 
     members: Mapping[int, _Member] = {}
@@ -70,10 +70,10 @@ class Met(NamedTuple):
 
 
 def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
-    """Returns which clients are connected now, after asking new nodes to present themselves.
+    """Asks new nodes to present themselves; returns the clients that are connected now.
 
-    A node whose answer cannot be used, or whose place is taken, is named in the log and asked again
-    after a minute. Members whose node has gone are left out.
+    If a node's answer cannot be used, or another node is the same client, the log names the node,
+    and it is asked again after a minute. Members whose node has gone are left out.
 
     Args:
       grid, met: see the module; `met` is the result of the last call.
@@ -91,7 +91,7 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
             client, hello = _presented(replies.get(node), order)
             if client in found:
                 raise ValueError(f"it presents itself as client {client}, which is there already")
-            # Records have a column for each name and one for the mean, so no two may be equal.
+            # Records have an entry for each name and one for "mean", so names must be unique.
             others = {other.name for other in found.values()} | {"mean"}
             others |= {f"client-{k}" for k in range(order.population) if k != client}
             name = shown(hello.name)[:80] or f"client-{client}"
@@ -106,7 +106,7 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
 
 
 def _presented(reply: Message | None, order: Order) -> tuple[int, Hello]:
-    """Returns a client's number and how it presents itself; ValueError if that cannot be used."""
+    """Returns a client's number and its `Hello`; raises ValueError if they cannot be used."""
     content = content_of(reply, order, None)
     client = messages.record_in(content, messages.Answer).client
     hello = messages.record_in(content, Hello)
@@ -127,14 +127,14 @@ def _presented(reply: Message | None, order: Order) -> tuple[int, Hello]:
 
 
 def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Met]:
-    """Plays the next round; where too few uploads are good, it begins again.
+    """Plays the next round, and repeats it if too few uploads are good.
 
     Returns:
-      What is kept now, the round's record, and the clients that are connected now.
+      The new `Kept`, the round's record, and the clients that are connected now.
 
     Raises:
-      TooFewError: the round began as often as the run config allows.
-      RiskError, ConfigError: the weighing rule cannot use what clients report.
+      TooFewError: every attempt that the run config allows got too few good uploads.
+      RiskError, ConfigError: the weighing rule made weights that are not finite.
     """
     number, start = int(kept.round) + 1, time.perf_counter()
     rows, asked = _drawn(host, met, number - 1)
@@ -156,7 +156,7 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     after = host.step(kept, accepted, rows)
     weights = np.asarray(after.state.weights)
     if not np.isfinite(weights).all():
-        # A risk that is not reported is NaN, and so are the weights that a rule makes of it.
+        # A client that does not report its risk sends NaN, which makes the weights NaN.
         hidden = [met.name(k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
         if hidden:
             raise ConfigError(
@@ -165,14 +165,14 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
                 "set config.weigh=by_size or uniform"
             )
         raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
-    # One line of metrics.jsonl, with the norms of the updates that were taken.
+    # The record becomes a line of metrics.jsonl, with the norms of the accepted updates.
     population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
     names = [*map(met.name, range(population))]
     loss, norm, weighed = (np.full(population, fill) for fill in (np.nan, np.nan, 0.0))
     loss[taken] = [one.upload.loss for one in accepted.values()]
     norm[taken] = [one.norm for one in accepted.values()]
     weighed[taken] = weights[taken]
-    finite = {"finite": np.ones(population, bool), "server_finite": True}  # else not accepted
+    finite = {"finite": np.ones(population, bool), "server_finite": True}  # `accept` has checked
     metrics = {"loss": loss, "weights": weighed} | finite
     seconds = time.perf_counter() - start
     record = round_record(names, metrics, number, seconds, limit)
@@ -182,10 +182,10 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
 
 
 def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
-    """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of those who report.
+    """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of reporting clients.
 
-    A client that fails, or does not answer within the run's time limit (seconds), is named in the
-    log and has no score.
+    If a client fails, or does not answer within the run's time limit, the log names it, and it has
+    no score.
     """
     members = met.members
     # A client whose upload was never taken has no model of its own yet.
@@ -203,7 +203,7 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
     for name, values in sorted(found.items()):
-        if len(names) <= limit:  # unlike `by_client` NaN, not None, of clients without a score
+        if len(names) <= limit:  # clients without a score have NaN; `by_client` would write None
             named = dict(zip(names, values.tolist(), strict=True))
             record[name] = named | {"mean": float(np.nanmean(values))}
         else:
@@ -212,7 +212,7 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
 
 
 def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
-    """Returns i32[C], the clients that the simulation draws, and which of them take part.
+    """Returns the clients i32[C] that the simulation would draw, and those of them that take part.
 
     Draws by size leave out clients that this server has never met.
     """
@@ -234,7 +234,7 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 def _asked(
     grid: Grid, host: Host, met: Met, kept: Kept, clients: Iterable[int], kind: str, number: int
 ) -> dict[int, Message]:
-    """Sends clients the broadcast of round `number`; returns client -> its reply."""
+    """Sends clients the broadcast of round `number`; returns client -> reply."""
     arrays = messages.recorded(to_named(broadcast_of(kept.state)))  # all messages share the bytes
     node = {k: met.members[k].node for k in clients}
     orders = {k: host.order._replace(begin=int(kept.taken[k])) for k in node}
@@ -246,7 +246,7 @@ def _asked(
 def _uploads(
     grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]
 ) -> tuple[dict[int, Accepted], dict[str, str]]:
-    """Returns the uploads that are taken, by client, and why others are left out, by name."""
+    """Returns client -> accepted upload, and client's name -> reason why it is left out."""
     members, form = met.members, host.form
     there = [k for k in asked if k in members and members[k].hello.form == form]
     replies = _asked(grid, host, met, kept, there, MessageType.TRAIN, int(kept.round) + 1)

@@ -1,8 +1,8 @@
-"""The ServerApp: it meets the clients, plays the rounds, and saves each before the next begins.
+"""Makes the ServerApp, which meets the clients, plays the rounds, and saves each of them.
 
-For unseen clients it leaves WORKDIR/served, which `fedjax-bn serve` and `evaluate` read: it has the
-form of a finished run of one client, whose personal leaves are the mean of all clients'
-(`global_variables` of the simulation), if they have sent them.
+For unseen clients it writes WORKDIR/served, which `fedjax-bn serve` and `evaluate` read. This
+folder has the form of a finished run of one client. If the clients sent their personal leaves, it
+has their mean (`global_variables` of the simulation).
 """
 
 import json
@@ -39,20 +39,20 @@ from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training.records import Record, out_of_patience, select_round
 from fedjax_bn.run.training.train import resume
 
-_SAME = ("clients", "serve_unseen")  # of the run config, in all starts of one federation
-_POLL = 2.0  # seconds between looks for clients that are not there yet
+_SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
+_POLL = 2.0  # seconds between two searches for clients that are not connected yet
 _ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
 
 
 def server_app(folder: str | Path = ".") -> ServerApp:
     """Returns a ServerApp of the method that the run config's `config` names; see `settings`.
 
-    It talks to Flower's Grid itself, without a Strategy: weights, server optimizers and messages
-    are the method's own. Its workdir holds config.json, metrics.jsonl and checkpoints as that of
-    `fedjax-bn`; the same command continues from the last round.
+    The app uses Flower's Grid directly, without a Strategy: weights, server optimizers and messages
+    are the method's own. Its workdir holds config.json, metrics.jsonl and checkpoints, like a
+    workdir of `fedjax-bn`; the same command continues from the last round.
 
     Args:
-      folder: of the app, where the config file is looked for first.
+      folder: the app's folder, in which the config file is looked for first.
     """
     app = ServerApp()
 
@@ -65,26 +65,26 @@ def server_app(folder: str | Path = ".") -> ServerApp:
 
 
 def _say_once() -> None:
-    """Keeps Flower's lines, which it prints itself, from the root logger's handlers."""
-    for handler in logging.root.handlers:  # absl adds one when Orbax is imported
+    """Keeps the root logger's handlers from printing Flower's lines a second time."""
+    for handler in logging.root.handlers:  # importing Orbax adds absl's handler
         handler.addFilter(lambda record: record.name != "flwr")
 
 
 def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Record]]:
-    """Plays the rounds that are left; returns what is kept after them, and their records.
+    """Plays the rounds that are left; returns the server's last state, and all rounds' records.
 
     Args:
-      grid: Flower's.
+      grid: Flower's Grid.
       run: the run config.
-      folder: of the app.
+      folder: the app's folder.
 
     Raises:
-      ConfigError: the configuration does not suit.
-      WorkdirError, CheckpointError: the workdir is another federation's, or damaged.
-      TooFewError, RiskError: as `rounds.play`.
+      ConfigError: the configuration is wrong.
+      WorkdirError, CheckpointError: the workdir belongs to another federation, or is damaged.
+      TooFewError, RiskError: see `rounds.play`; also, too few clients connect at the start.
     """
     config = config_of(run.config, run.changes, folder)
-    # What can be wrong is found before the server waits for clients.
+    # The configuration is checked before the server waits for clients.
     check(config)
     method_maker(config)
     promised = describe_privacy(deployed(config), run.clients, config.rounds)
@@ -93,13 +93,14 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         order, form = _facts_of(place, run, config.method)
         finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
         met = Met() if finished else _gather(grid, order, run)
-        if not form:  # a new federation, whose first clients decide
+        if not form:  # the first clients of a new federation determine sizes and form
             hellos = [member.hello for member in met.members.values()]
             sizes = [hello.size for hello in hellos if hello.size] or [0]
             order = order._replace(longest=max(sizes), smallest=min(sizes))
-            # The form that most clients have; of two as frequent, that of the first client.
+            # The most frequent form counts; `Counter` breaks ties by the first client's.
             form = Counter(hello.form for hello in hellos).most_common(1)[0][0]
-        # Only the compiled step has the seed of the server's noise: it is never written or sent.
+        # Only the compiled step uses the seed of the server's noise, which is never written or
+        # sent; so `host.config` is the configuration without that seed.
         host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
         sizes = {"longest": order.longest, "smallest": order.smallest}
@@ -113,13 +114,13 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
 
 
 def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
-    """Returns what the server's workdir holds of a federation; a new one gets its name here.
+    """Returns the header of the server's messages with begin=0, and the form of samples as JSON.
 
-    It is the header of the server's messages with begin=0, and the form of samples as JSON, "" for
-    a new federation. `method` is the configured method's name.
+    They come from the server's workdir. A new federation gets its name here, and the form "".
+    `method` is the configured method's name.
 
     Raises:
-      WorkdirError: its config.json is damaged.
+      WorkdirError: the workdir's config.json is damaged.
     """
     path, sizes = place / "config.json", {"longest": 0, "smallest": 0}
     about = {"data": f"{method}-{secrets.token_hex(8)}", "sizes": sizes, "samples": ""}
@@ -131,9 +132,9 @@ def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
 
 
 def _with_own_noise(config: ConfigDict) -> ConfigDict:
-    """Returns the configuration of the server's step; with a fresh seed where it adds noise.
+    """Returns the configuration of the server's step, with a fresh seed if the step adds noise.
 
-    `config` is not changed, and is what may be written and sent. See `site.adds_noise`.
+    `config` itself is not changed, so it may be written and sent. See `site.adds_noise`.
     """
     if not adds_noise(config, "server"):
         return config
@@ -143,7 +144,7 @@ def _with_own_noise(config: ConfigDict) -> ConfigDict:
 
 
 def _gather(grid: Grid, order: Order, run: Run) -> Met:
-    """Waits for all clients, or, when the time is over, for as many as a round needs."""
+    """Waits for all clients or, after the time limit, for as many as a round needs."""
     met, start, least = Met(), time.monotonic(), run.minimum or run.clients
     while True:
         met = meet(grid, met, order, run.time_limit)
@@ -159,7 +160,7 @@ def _gather(grid: Grid, order: Order, run: Run) -> Met:
 
 
 def _say_start(host: Host, records: list[Record], promised: Record) -> None:
-    """Logs what travels, what stays, what privacy promises, and where the federation stands."""
+    """Logs what privacy promises, what travels, what stays, and the round to continue from."""
     for note in (*privacy_notes(promised), *host.notes):
         log(INFO, note)
     keys = host.config.privacy
@@ -180,7 +181,7 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
 def _loop(
     grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
 ) -> tuple[Kept, list[Record]]:
-    """Plays the rounds that are left; each is on the disk before the next begins."""
+    """Plays the rounds that are left, and writes each to the disk before the next begins."""
     config = host.config
     with checkpoint.open_both(place, len(records)) as (latest, selected):
         while len(records) < config.rounds and not out_of_patience(records, config.patience):
@@ -189,8 +190,9 @@ def _loop(
             if number == config.rounds or number % config.eval_every == 0:
                 record |= evaluate(grid, host, met, kept)
             records.append(record)
-            # The lines are on the disk before the checkpoint that counts them. So after a power cut
-            # the checkpoint is followed by too many lines at most, which `resume` drops.
+            # The record is synced before the checkpoint of its round. So after a power cut the file
+            # can have more records than the checkpoint has rounds, but not fewer; `resume` drops
+            # the surplus.
             workdir.append_line(place / "metrics.jsonl", record)
             if "validation" in record and select_round(records) == number:
                 checkpoint.save(selected, number, kept)
@@ -207,7 +209,7 @@ def _write_served(
 ) -> str:
     """Writes WORKDIR/served from the selected round, or the last one; returns a note for the log.
 
-    `app` is the app's folder, where a user's own modules are.
+    `app` is the app's folder, which may hold a user's own modules.
     """
     personal = jax.eval_shape(host.one).personal
     if jax.tree.leaves(personal) and not jax.tree.leaves(kept.served):
@@ -246,7 +248,7 @@ def _write_served(
         "accuracy": accuracies[0],
         "last_round": accuracies[1],
         "seconds_per_round": median(record["seconds"] for record in records),
-        # The server does not know how long clients compile, and how many samples they train on.
+        # The server does not know the clients' compile times and numbers of samples.
         "compile_seconds": float("nan"),
         "samples_per_second": float("nan"),
         **describe_privacy(config, host.run.clients, len(records)),
@@ -256,7 +258,7 @@ def _write_served(
     with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=1) as manager:
         checkpoint.save(manager, number, state)
         checkpoint.settle(manager)
-    # Last, since a run without it has not finished.
+    # Last, because a folder with summary.json counts as finished.
     workdir.write_json(folder / "summary.json", summary)
     command = shlex.join(("fedjax-bn", "serve", "--workdir", str(folder), "--export", "FOLDER"))
     return f"round {number} can be served: {command}"

@@ -1,8 +1,8 @@
-"""What the operators of a federation set: the run config of the app, the node config of a client.
+"""Reads the settings of a federation: the run config of the app, and the node config of a client.
 
 The run config is the table `[tool.flwr.app.config]` of the app's pyproject.toml, which
-`flwr run --run-config` changes; the node config is what `flower-supernode --node-config` is given.
-Keys of the run config are those of `Run`, keys of the node config those of `Node`, with - for _.
+`flwr run --run-config` changes; the node config is the argument of
+`flower-supernode --node-config`. Their keys are the fields of `Run` and `Node`, with - for _.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.errors import ConfigError
 
 _REPORTS = ("sizes", "losses", "accuracies")
-_OF_FLOWER = {"partition-id", "num-partitions"}  # in its simulation
+_OF_FLOWER = {"partition-id", "num-partitions"}  # keys that Flower's simulation adds
 _Settings = TypeVar("_Settings", bound=NamedTuple)
 
 
@@ -24,16 +24,17 @@ class Run(NamedTuple):
     """The run config.
 
     Attributes:
-      config: a config file of the app's folder or of the machine, or the name of a packaged one.
-      changes: of its keys, `key=value,key=value`.
-      clients: K, how many there are in all, numbered from 0.
-      minimum: good uploads that a round needs; 0 for all that it asks for.
+      config: a config file in the app's folder or elsewhere, or the name of a packaged config.
+      changes: changes of the config's keys, `key=value,key=value`.
+      clients: K, the number of all clients, which are numbered from 0.
+      minimum: the number of good uploads that a round needs; 0 for every client that is asked.
       workdir: the server's folder.
       time_limit: seconds for which a round waits for its clients.
-      attempts: how often a round is begun before the server gives up.
-      norm_bound: largest norm of a client's update, and of its message, that is accepted.
-      serve_unseen: whether clients send their personal leaves too, so that the server can serve an
-        unseen one with their mean.
+      attempts: how often a round is tried before the server gives up.
+      norm_bound: the largest accepted norm of a client's update, of its message, and of its
+        personal leaves.
+      serve_unseen: whether clients send their personal leaves too, so that the server can serve
+        unseen clients with their mean.
     """
 
     config: str = ""
@@ -51,15 +52,15 @@ class Node(NamedTuple):
     """The node config of a client.
 
     Attributes:
-      client: its number, from 0.
-      folder: where it keeps its personal leaves and the memory of its method.
-      data: its file or folder of samples, instead of the config's `data.path`; empty: the
-        config's data, of which it is the client of its number.
-      domain: its domain, where its own data hold several.
-      name: how the server calls it; empty: client-NUMBER.
-      report: what it reports of sizes, losses and accuracies, separated by commas; "nothing" for
-        none.
-      serve_unseen: whether it sends its personal leaves where the run config asks for them.
+      client: the client's number, from 0.
+      folder: the folder for its personal leaves and the memory of its method.
+      data: its file or folder of samples, instead of the config's `data.path`; empty: the client
+        of this number in the config's data.
+      domain: its domain, if its own data hold several.
+      name: its name in the server's records; empty: client-NUMBER.
+      report: what it reports to the server: any of sizes, losses and accuracies, separated by
+        commas, or "nothing".
+      serve_unseen: whether it sends its personal leaves if the run config asks for them.
     """
 
     client: int = -1
@@ -71,12 +72,12 @@ class Node(NamedTuple):
     serve_unseen: bool = False
 
     def reports(self, what: str) -> bool:
-        """Returns whether it reports "sizes", "losses" or "accuracies"."""
+        """Returns whether the client reports `what`: "sizes", "losses" or "accuracies"."""
         return what in self.report.split(",")
 
 
 def run_of(given: Mapping[str, Any]) -> Run:
-    """Returns the run config; keys that Flower does not give (with - for _) have their defaults.
+    """Returns the run config from Flower's keys (with - for _); other keys have their defaults.
 
     Raises:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
@@ -94,7 +95,7 @@ def run_of(given: Mapping[str, Any]) -> Run:
 
 
 def node_of(given: Mapping[str, Any]) -> Node:
-    """Returns the node config, checked as the run config is by `run_of`."""
+    """Returns the node config from Flower's keys; raises ConfigError as `run_of`."""
     node = _read("node config", given, Node())
     report = [part.strip() for part in node.report.split(",") if part.strip()]
     known = report == ["nothing"] or (report and set(report) <= set(_REPORTS))
@@ -108,12 +109,12 @@ def node_of(given: Mapping[str, Any]) -> Node:
 
 
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
-    """Returns the configuration that a run config names by `config` and `changes`, see `Run`.
+    """Returns the configuration of a run config, from its `config` and `changes`, see `Run`.
 
-    `folder` is the app's, in which the file is looked for first.
+    `folder` is the app's folder, in which the file is looked for first.
 
     Raises:
-      ConfigError: as `config.file.read`.
+      ConfigError: see `config.file.read`.
     """
     beside = Path(folder) / source
     source = str(beside) if beside.is_file() else source
@@ -121,7 +122,7 @@ def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
 
 
 def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
-    """Returns the settings with the given values instead of defaults; raises ConfigError."""
+    """Returns `default` with the given values; raises ConfigError for unknown keys and types."""
     keys = {name.replace("_", "-"): name for name in default._fields}
     found = {}
     for key, value in given.items():
@@ -141,9 +142,9 @@ def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
 
 
 def _checked(what: str, settings: _Settings, right: Mapping[str, tuple[Any, str]]) -> _Settings:
-    """Returns the settings; raises ConfigError for the first key that is not right.
+    """Returns the settings; raises ConfigError for the first wrong value.
 
-    `right` has for a key whether its value is right, and which values are.
+    `right` is key -> (whether its value is right, the allowed values as text).
     """
     for key, (holds, allowed) in right.items():
         if not holds:

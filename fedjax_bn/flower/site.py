@@ -1,12 +1,12 @@
-"""A client's side of a federation: its data, its round as the method's `client`, what it keeps.
+"""Builds a client's side of a federation: its data, its round, and the files of its own part.
 
-What stays with a client, its personal leaves and the memory of its method, is in its own folder:
+A client's own part, its personal leaves and the memory of its method, stays in its own folder:
 
-    FOLDER/FEDERATION/own-00000007.npz     after its round 7, named arrays, each with a checksum
+    FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays, each with a checksum
 
-Files are written atomically, so that a kill at any moment leaves the one before whole. The file
-that the client began its last round with is kept as well: where the server did not get the upload,
-or did not take it, the client begins there again.
+Files are written atomically, so a kill at any moment leaves the previous file whole. The file with
+which the client began its last round is kept too: if the server did not get or did not accept the
+upload, the client begins with that file again.
 """
 
 import io
@@ -43,16 +43,16 @@ _Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 
 
 class Site(NamedTuple):
-    """What one client trains, and on what.
+    """A client's model, data and training.
 
     Attributes:
       config: the configuration, see `deployed`.
-      experiment: what it names, with this client's domain alone.
+      experiment: the experiment of this configuration, with this client's domain alone.
       start: makes the common start, a state with the row of one client.
       like: the form of that state.
       node: the node config.
-      train: `train(order, broadcast, own) -> (own, upload)`, its part of a round; compiled once
-        for each form of an order.
+      train: `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled
+        once for each population, longest and smallest of an order.
     """
 
     config: ConfigDict
@@ -64,9 +64,9 @@ class Site(NamedTuple):
 
 
 def deployed(config: ConfigDict) -> ConfigDict:
-    """Returns a copy of a configuration without what only a simulation of all clients has.
+    """Returns a copy of a configuration without the keys that only a simulation uses.
 
-    One device trains; the server decides which clients take part and are tested.
+    Here one device trains one client, and the server decides which clients take part.
     """
     config = config.copy_and_resolve_references()
     config.mesh.clients, config.population, config.baselines = 1, "device", ()
@@ -79,8 +79,8 @@ def adds_noise(config: ConfigDict, side: str) -> bool:
     """Returns whether a side, "client" or "server", adds noise that no one can repeat.
 
     The server and all clients have the run config, and with it `config.seed`. So the side that
-    `config.privacy.at` names draws its noise from numbers of the operating system, which never
-    leave it. Where `config.privacy.seed` is set the noise is that of the simulation, and protects
+    `config.privacy.at` names seeds its noise with random numbers of the operating system, which
+    never leave it. If `config.privacy.seed` is set, the noise equals the simulation's and protects
     no one.
     """
     keys = config.privacy
@@ -88,9 +88,9 @@ def adds_noise(config: ConfigDict, side: str) -> bool:
 
 
 def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
-    """Returns the keys of one training of a client; with a fresh one where it adds noise.
+    """Returns the keys of one training of a client, with a fresh one if the client adds noise.
 
-    No two trainings have the same noise, so that the difference of two answers reveals nothing.
+    If two trainings had the same noise, the difference of their uploads would cancel it.
     """
     if not adds_noise(config, "client"):
         return keys
@@ -100,15 +100,15 @@ def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
 
 
 def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
-    """Reads the client's data and builds what trains on them; nothing is compiled yet.
+    """Reads the client's data and builds its training; compiles nothing yet.
 
     Args:
-      config: of the run, as `settings.config_of` makes it.
+      config: the run's configuration, from `settings.config_of`.
       node: the node config.
-      clients: how many the federation has.
+      clients: the number of all clients.
 
     Raises:
-      ConfigError: the configuration, or the data of this client, do not suit.
+      ConfigError: the configuration or the client's data are wrong.
     """
     config = deployed(config)
     make = partial(_of_client, node)
@@ -118,9 +118,9 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
 
 
 def _of_client(node: Node, config: ConfigDict) -> Experiment:
-    """Returns the experiment of one client, with its domain among the data that are here."""
+    """Returns the experiment of one client, whose domain is chosen from the data that are here."""
     reading = config.copy_and_resolve_references()
-    reading.client_epochs = ()  # has a number for each client, and only one is here
+    reading.client_epochs = ()  # one number for each client, which would not fit the data here
     if node.data:
         reading.data.path, reading.target = node.data, ""
         if reading.data.domains:
@@ -149,10 +149,10 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
 
 
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
-    """Returns `train(order, broadcast, own) -> (own, upload)`, which compiles once an order's form.
+    """Returns `train(order, broadcast, own) -> (own, upload)`, see `Site`.
 
-    Where the samples fit on the device (`data.device_megabytes`) it is one program; else the host
-    gathers a round's batches.
+    If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise
+    the host gathers a round's batches.
     """
     domain, method, work = experiment.internal.domains[0], experiment.method, experiment.work
     split, number = domain.train, jnp.asarray(node.client, jnp.int32)
@@ -171,7 +171,8 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         drawn = sampler(sizes, number[None], longest, jax.random.fold_in(key, round))
         if work.steps or work.epochs != (1,):
             return drawn
-        # In one epoch the steps after a smaller client's own are empty, and change nothing.
+        # `drawn` has the steps of the longest client; in one epoch those after this client's own
+        # are empty.
         steps = -(-mine // min(work.batch_size, longest))
         return jax.tree.map(lambda leaf: leaf[:, :steps], drawn)
 
@@ -182,7 +183,8 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     data = stack_clients([split]) if fits else ()
     drawn = jax.jit(draw, static_argnums=0)
 
-    # What differs between clients is an argument: those of one machine share compiled programs.
+    # The client's number and data are arguments, not constants: the clients of one machine then
+    # share one program in the compilation cache.
     @partial(jax.jit, static_argnums=0)
     def resident(order: Order, broadcast: Broadcast, own: Own, client: Any, given: Any) -> Any:
         keys, data, kept = given
@@ -191,14 +193,14 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         return method.client(broadcast, own, batches, keys.method)
 
     def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-        # What is left of the order determines the program.
+        # The order is a static argument, so fields that do not change the program are blanked.
         order = order._replace(federation="", method="", begin=0, serve_unseen=False)
         fresh = _training_keys(config, keys)
         if fits:
             return resident(order, broadcast, own, number, (fresh, data, kept))
         found = jax.device_get(drawn(order, keys.data, number, broadcast.round))
         valid = found.valid[0]
-        index = np.where(valid, found.index[0], 0)  # padding points outside the samples
+        index = np.where(valid, found.index[0], 0)  # the index of padding is out of range
         images = np.asarray(split.images[index.reshape(-1)])
         batches = {
             "image": images.reshape(*index.shape, *images.shape[1:]),
@@ -214,10 +216,10 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 
 
 def load_own(folder: Path, number: int, like: Own) -> Own:
-    """Returns what a client kept in a federation's folder after `number` rounds, at least 1.
+    """Returns a client's own part after `number` rounds (at least 1) from a federation's folder.
 
     Raises:
-      WorkdirError: it is missing, damaged, or of another form than `like`.
+      WorkdirError: the file is missing, damaged, or of another form than `like`.
     """
     path = folder / _OWN.format(number)
     try:
@@ -232,13 +234,13 @@ def load_own(folder: Path, number: int, like: Own) -> Own:
 
 
 def save_own(folder: Path, number: int, own: Own, began: int) -> None:
-    """Keeps a client's own part after `number` rounds, and the one that it began with.
+    """Writes a client's own part after `number` rounds, and deletes parts before `began`.
 
     Args:
-      folder: of one federation.
-      number: rounds finished.
-      own: what stays with the client.
-      began: the number of the part that it began with; 0 for the common start.
+      folder: the folder of one federation.
+      number: the number of finished rounds.
+      own: the client's own part.
+      began: the number of the part with which this round began; 0 for the common start.
 
     Raises:
       WorkdirError: the folder cannot be written to.
@@ -247,6 +249,6 @@ def save_own(folder: Path, number: int, own: Own, began: int) -> None:
     np.savez(content, **to_named(own))
     write_atomically(folder / _OWN.format(number), content.getvalue())
     for path in folder.glob(_OWN.replace("{:08d}", "*")):
-        # Later ones stay: a task that was held up may end after one of a later round.
+        # Later parts stay, because a delayed task may end after the task of a later round.
         if path.name < _OWN.format(began):
             path.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Tables, plots and the page of finished runs; `page.write_report` and `page.write_comparison`."""
+"""Draws tables, plots and the HTML page of finished runs: see `page.write_report`."""

@@ -1,4 +1,4 @@
-"""What a report shows of the answers as HTML: measures beyond accuracy, and what is confused."""
+"""The report's HTML on predictions: measures beyond accuracy, confusions, and worst mistakes."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ from fedjax_bn.report.html_parts import cell, folded, heat_map, joined, paragrap
 from fedjax_bn.report.results import MEAN
 from fedjax_bn.run.evaluation.answers import Mistake
 
-# name in a summary -> head, form, whether more is better
+# name in a summary -> (column head, number format, whether more is better)
 MEASURES = {
     "balanced_accuracy": ("balanced accuracy %", ".1f", True),
     "auc": ("AUC", ".3f", True),
@@ -35,7 +35,7 @@ _NO_ANSWERS = (
     "These runs wrote no answers (answers/internal.npz), as versions before 0.2 did not: train "
     "again with this version to see confusions, accuracies by class and the worst mistakes."
 )
-_WIDE = 20  # classes whose confusions are a matrix; for more the most frequent pairs are listed
+_WIDE = 20  # classes whose confusions are a matrix; for more, the most frequent pairs are listed
 _PAIRS = 15
 _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
 # label -> measure -> column -> values of the seeds
@@ -43,7 +43,7 @@ _Rows = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def measured(variants: Sequence[Variant]) -> str:
-    """Returns a table of all measures, and one for each measure by client and by unseen domain."""
+    """Returns a table of all measures, and for each measure one by client and by unseen domain."""
     if variants[0].runs[0].score != "accuracy":
         return ""
     inside: _Rows = {}
@@ -67,7 +67,7 @@ def measured(variants: Sequence[Variant]) -> str:
         return paragraphs([_NO_MEASURES], "missing")
     parts, details = [paragraphs([_ABOUT], "soft")], []
     for whom, rows in (("Internal clients, their mean", inside), ("Unseen domains", outside)):
-        means = {  # over clients if there is a mean, else over all domains
+        means = {  # the recorded mean over clients; unseen domains have none: the mean over all
             label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
             for label, measures in rows.items()
         }
@@ -85,12 +85,12 @@ def _table(
     rows: Mapping[str, Mapping[str, list[float]]],
     columns: Mapping[str, tuple[str, str, bool]],
 ) -> str:
-    """A table of means over seeds, the best of each column bold; empty without rows.
+    """Returns a table of means over seeds, the best of each column bold; "" without rows.
 
     Args:
-      caption: above it.
-      rows: label -> column -> values.
-      columns: column -> (head, form, whether more is better).
+      caption: the text above the table.
+      rows: label -> column -> values of the seeds.
+      columns: column -> (head, number format, whether more is better).
     """
     made = [[label] for label in rows]
     for column, (_, form, more) in columns.items():
@@ -104,7 +104,7 @@ def _table(
 
 
 def mistakes(variants: Sequence[Variant]) -> str:
-    """Returns accuracy by class of all variants; confusions and mistakes of each first seed."""
+    """Returns accuracy by class, confusions and mistakes, each from a variant's first seed."""
     if variants[0].runs[0].score != "accuracy":
         return ""
     runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].answers]
@@ -114,7 +114,7 @@ def mistakes(variants: Sequence[Variant]) -> str:
     known = first.data.get("classes", [])
     seen = [one.confusion.shape[0] for one in first.answers.values() if one.confusion is not None]
     seen += [1 + max(m.label, m.answer) for one in first.answers.values() for m in one.mistakes]
-    # classes without a name have numbers
+    # classes without a name are shown by number
     names = [*known, *map(str, range(len(known), max(seen, default=0)))]
     recall, parts = {}, []
     for label, run in runs:
@@ -147,7 +147,7 @@ def mistakes(variants: Sequence[Variant]) -> str:
 
 
 def _together(run: Run, adaptation: str) -> np.ndarray | None:
-    """Confusions i64[C, C] of all clients, or of all unseen domains; None if they are not known."""
+    """Returns the summed confusions i64[C, C] of all clients, or of all unseen domains, or None."""
     rows = [one for key, one in run.answers.items() if key[1] == adaptation]
     known = [one.confusion for one in rows if one.confusion is not None]
     return np.sum(known, axis=0) if known else None
@@ -157,7 +157,7 @@ def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
     if matrix is None:
         return ""
     if len(names) <= _WIDE:
-        # empty cells let the confusions stand out
+        # NaN leaves a cell empty, so that the confusions stand out
         shown = np.where(matrix > 0, matrix, np.nan).astype(float)
         np.fill_diagonal(shown, matrix.diagonal())
         return heat_map(title, names, names, shown, ".0f")
@@ -171,7 +171,7 @@ def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
 
 
 def _picture(one: Mistake, names: Sequence[str]) -> str:
-    """The sample u8[H, W, 1 or 3], or a vector f[F] as a strip, with its class and its answer."""
+    """Returns a figure of a sample u8[H, W, 1 or 3], or f[F] as a strip, with label and answer."""
     picture = one.picture
     if picture.ndim == 1:
         low, high = float(picture.min()), float(picture.max())

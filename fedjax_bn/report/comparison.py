@@ -1,4 +1,4 @@
-"""The tables of scores as HTML, Markdown, LaTeX and CSV, with sentences on who is best."""
+"""Writes tables of scores as HTML, Markdown, LaTeX and CSV, with sentences on which row is best."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.run.experiment.method import has_own_weighing
 
 _MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}
-_MANY = 4  # rows; the best of more is not a fair comparison
+_MANY = 4  # rows; the best of more rows is chosen by the numbers that are compared
 _IN_LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -29,11 +29,11 @@ _FIELDS = (
 
 
 def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
-    """Returns who is best in each table, the tables, and what limits their meaning, as HTML.
+    """Returns the best row of each table, the tables, and cautions about them, as HTML.
 
     Args:
-      variants: of one data set.
-      tables: theirs, at least one.
+      variants: those of one data set.
+      tables: the tables of these variants, at least one.
     """
     about = (
         f"Test {tables[0].score} in percent, of the selected round. Best bold; below it the 95 % "
@@ -49,10 +49,13 @@ def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
 
 
 def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
-    """Returns the tables, data set -> tables, in the form of each ending of a file.
+    """Returns file suffix (.md, .tex, .csv) -> the text of all tables in that format.
 
-    Markdown and LaTeX (tabulars of booktabs) have the best of a column bold, and limits in
-    brackets. CSV has all digits, a line a cell and published number.
+    Markdown and LaTeX (booktabs) print the best of a column in bold and limits in brackets. CSV
+    has all digits, and one line for each cell and published number.
+
+    Args:
+      named: data set -> its tables.
     """
     markdown, latex = [], []
     for title, tables in named.items():
@@ -110,17 +113,17 @@ def _limits(interval: Interval, form: str) -> list[str]:
 def _in_html(
     text: str, limits: list[str], papers: Sequence[str] = (), best: bool = False, sign: int = 9
 ) -> str:
-    """The cell of a page; the difference to the baseline has a sign, and an arrow if it is sure."""
+    """Returns a cell; a difference to the baseline gets an arrow if its interval excludes 0."""
     mark, kind = _MARKS.get(sign, ("", ""))
     return cell(mark + text, [*[" to ".join(limits)] * bool(limits), *papers], kind, best)
 
 
 def _parts(table: Table, write: Callable[..., str]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table; the difference to the baseline follows the first column.
+    """Returns heads and rows of a table; the difference to the baseline follows the first score.
 
     Args:
-      table: a report's.
-      write: makes a cell of what `_in_html` takes.
+      table: the scores.
+      write: makes a cell from the arguments of `_in_html`.
     """
     first, *others = table.columns
     ranks = {column: table.ranked(column) for column in table.columns}
@@ -133,7 +136,7 @@ def _parts(table: Table, write: Callable[..., str]) -> tuple[list[str], list[lis
                 continue
             value = row.cells[column].value
             papers = [f"{paper.paper}: {paper.mean:.1f}" for paper in beside(table, row, column)]
-            best = len(rank) > 1 and row is rank[0]  # the only row of a column is not its best
+            best = len(rank) > 1 and row is rank[0]  # a single row is not marked as best
             scores.append(write(f"{value.mean:.1f}", _limits(value, ".1f"), papers, best))
         one = row.cells.get(first)
         if one and (gap := one.versus):
@@ -146,7 +149,7 @@ def _parts(table: Table, write: Callable[..., str]) -> tuple[list[str], list[lis
 
 
 def _texts(table: Table, escape: Callable[[str], str], bold: str, brackets: str) -> list[list[str]]:
-    """The heads and rows of a table in a language: how it writes bold text and limits."""
+    """Returns heads and rows of a table, with the given formats for bold text and limits."""
 
     def write(
         text: str, limits: list[str], papers: Sequence[str] = (), best: bool = False, sign: int = 0
@@ -161,7 +164,7 @@ def _texts(table: Table, escape: Callable[[str], str], bold: str, brackets: str)
 
 
 def _verdict(table: Table) -> str:
-    """Who is best by the first column, by how much, and whether the interval leaves 0 out."""
+    """Returns which row is best in the first column, by how much, and whether that is sure."""
     column = table.columns[0]
     first, *others = table.ranked(column)
     best = first.cells[column]
@@ -176,7 +179,7 @@ def _verdict(table: Table) -> str:
         return f"{start}{limits}{basis}. There is nothing to compare it with."
     if first.label == table.baseline:
         second, gap = others[0].label, others[0].cells[column].versus
-        # the gap of the second row to the baseline, seen from the baseline
+        # `gap` is second minus baseline; the verdict states baseline minus second
         gap, named = gap and Interval(-gap.mean, -gap.high, -gap.low), f"the next best, {second}"
     else:
         second, gap, named = table.baseline, best.versus, f"the baseline {table.baseline}"
@@ -196,7 +199,7 @@ def _verdict(table: Table) -> str:
 
 
 def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[str]:
-    """Sentences on what limits the meaning of the tables."""
+    """Yields sentences on what limits the meaning of the tables."""
     cells = [one for table in tables for row in table.rows for one in row.cells.values()]
     runs = [run for variant in variants for run in variant.runs]
     counted = any(one.samples for one in cells)
@@ -227,16 +230,16 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
             f"The best of {most} rows is chosen by the numbers that are compared, which flatters "
             "it; an interval is for one comparison that was planned before."
         )
-    # the hash of the data depends on what is drawn from them and on who is left out
+    # the hash covers the drawn samples and the target, so each such setting may have its own hash
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
     if len({run.about["data"] for run in runs}) > len(settings):
         yield "Runs of one seed and target have different data (their hash differs)."
 
 
 def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
-    """Sentences on keys that differ, except those that labels name, and a method's own rules."""
+    """Yields sentences on keys that differ, except keys in labels and a method's own rules."""
     configs = [relevant(variant.runs[0]) for variant in variants]
-    # methods differ in what they share, which is not another setting
+    # what a method shares is part of the method, not another setting
     known = {"share"} | {key for variant in variants for key in variant.keys}
     for key in sorted(set.intersection(*map(set, configs)) - known):
         labels: dict[str, list[str]] = {}
@@ -250,7 +253,7 @@ def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
 
 
 def _paper_notes(tables: Sequence[Table]) -> Iterator[str]:
-    """Sentences on how runs differ from the protocols of the papers whose numbers are shown."""
+    """Yields sentences on how runs differ from the protocols of the papers beside them."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for table in tables:
         for row in table.rows:
@@ -263,6 +266,6 @@ def _paper_notes(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def _named(labels: Sequence[str], most: int = 6) -> str:
-    """At most so many labels, and how many more there are."""
+    """Returns at most `most` labels, and how many more there are."""
     more = f" and {len(labels) - most} more" if len(labels) > most else ""
     return ", ".join(labels[:most]) + more

@@ -1,7 +1,7 @@
-"""Curves of a report as HTML: over rounds, and over settings that adaptations or runs vary.
+"""Draws curves of a report as HTML: over rounds, and over settings of adaptations or runs.
 
-The values over rounds are in the records of runs: scores, measures, losses, weights. Each line has
-its colour; if there are many lines, the best ones are coloured and the others are grey.
+Curves over rounds show what the records of runs have: scores, measures, losses, weights and masks.
+Each line has a colour; if there are many lines, the best are coloured and the others are grey.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ from fedjax_bn.report.results import MEAN, Table, unseen_scores
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.training.records import Record
 
-_MOST = 24  # charts of a section, evenly spaced if there are more columns
-_MOST_LINES = 12  # that are all coloured
-_LEAST = 3  # values of a setting that make a curve
-_WIDE = 16  # ratio of a setting's greatest and least value from which the axis is logarithmic
+_MOST = 24  # charts of a section; of more columns an evenly spaced selection is shown
+_MOST_LINES = 12  # up to so many lines are all coloured
+_LEAST = 3  # a curve needs at least so many values of a setting
+_WIDE = 16  # the axis is logarithmic if greatest / least value is at least this
 _Columns = dict[str, list[Line]]  # column -> a line for each variant (and adaptation)
 _Settings = dict[tuple[str, str], dict[str, dict[float, Interval]]]  # (title, axis) -> lines
 
@@ -31,8 +31,8 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
     """Returns charts of test scores, measures, losses, weights and masks over rounds.
 
     Args:
-      variants: of one data set.
-      tables: theirs; their best rows are coloured if there are many lines.
+      variants: those of one data set.
+      tables: their tables, whose best rows are coloured if there are many lines.
     """
     heads = {name: head for name, (head, _, _) in MEASURES.items()}
     sections = []
@@ -54,13 +54,13 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
 
 
 def _section(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> str:
-    """A section of panels, of which the page's script shows one at a time.
+    """Returns a section of panels; the page's script shows one panel at a time.
 
     Args:
-      title: its heading.
-      table: its best rows are coloured if there are many lines.
+      title: the heading.
+      table: the table whose best rows are coloured if there are many lines.
       panels: heading -> lines; panels without lines are left out.
-      fold: whether charts of clients are folded in the first panel too, as in all others.
+      fold: whether the first panel folds the charts of single clients, as all other panels do.
     """
     panels = {head: columns for head, columns in panels.items() if columns}
     lines = [line for columns in panels.values() for each in columns.values() for line in each]
@@ -82,7 +82,7 @@ def _section(title: str, table: Table, panels: Mapping[str, _Columns], fold: boo
             column: chart(column, [one._replace(look=looks[one.name]) for one in each], "round")
             for column, each in columns.items()
         }
-        # the charts of clients stand after that of the mean, folded in all panels but the first
+        # the mean's chart comes first; panels after the first always fold the clients' charts
         first = [MEAN] if (fold or number) and MEAN in drawn else []
         rest = sorted((c for c in drawn if c not in first), key=lambda column: column != MEAN)
         shown = [rest[i] for i in some_of(len(rest), _MOST)] if rest else []
@@ -104,9 +104,10 @@ def _charts_of(drawn: Mapping[str, str], columns: Sequence[str]) -> str:
 
 
 def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns:
-    """Column -> its lines: means over a variant's seeds, from the least to the greatest.
+    """Returns column -> lines: the mean over a variant's seeds, with their least and greatest.
 
-    A variant has a colour, an adaptation a dash. Rounds that fewer seeds have are left out.
+    Each variant has a colour, each adaptation a dash. Rounds that not all seeds reached are left
+    out.
     """
     looks: dict[str, Look] = {}
     dashes: dict[str, int] = {}
@@ -126,7 +127,7 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
         columns[column] = []
         for label, by_round in lines.items():
             most = max(map(len, by_round.values()))
-            # seeds may stop early; a mean over the others alone would jump
+            # some seeds stop early; a mean over the remaining ones would jump
             rounds = sorted(number for number, values in by_round.items() if len(values) == most)
             values = np.array([by_round[number] for number in rounds])
             ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
@@ -135,13 +136,13 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
 
 
 def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Record]]:
-    """(adaptation, round, column -> value) of a run's records, of one measure if it is named.
+    """Yields (adaptation, round, column -> value) from a run's records, of `measure` if given.
 
-    The plain mean over clients is the first column; weights are there only if they vary.
+    The plain mean over clients is the first column. Weights that do not vary are left out.
     """
     records = [(record["round"], record[key]) for record in run.records if key in record]
     if key == "weights":
-        # null in JSON is a weight that is not finite; other clients may train in each round
+        # JSON null is a weight that is not finite; the clients that train may change by round
         rows = [np.nan_to_num(np.array([*values.values()], float)) for _, values in records]
         same = all(values.keys() == records[0][1].keys() for _, values in records)
         if same and all(np.allclose(row, rows[0], rtol=0, atol=1e-6) for row in rows):
@@ -158,15 +159,15 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
         elif row := values.get(measure) if measure else values:
             known = [v for v in row.values() if v is not None and np.isfinite(v)]
             mean = {MEAN: row.get(MEAN, float(np.mean(known)) if known else None)}
-            # weights sum to 1, so that their mean shows nothing
+            # weights sum to 1, so their mean shows nothing
             yield "", number, (mean if key != "weights" else {}) | row
 
 
 def sensitivity(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
-    """Returns a chart for each setting that adaptations, or a method's variants, vary alone.
+    """Returns charts of scores over each setting that adaptations or a method's variants vary.
 
-    Scores of unseen domains over the settings of adaptations are a chart if the settings are
-    numbers, and a table if they are not, such as with and without affine.
+    Numeric settings of adaptations give a chart of the scores of unseen domains; other settings,
+    such as with and without affine, give rows of a table.
     """
     adapted: _Settings = {}
     rows = []
@@ -196,7 +197,7 @@ def sensitivity(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
 
 
 def _charts(title: str, curves: _Settings) -> str:
-    """A chart for each setting, a line for each name; a name has one colour everywhere."""
+    """Returns a chart for each setting, a line for each name; a name keeps its colour."""
     if not curves:
         return ""
     names = dict.fromkeys(name for lines in curves.values() for name in lines)
@@ -209,7 +210,7 @@ def _charts(title: str, curves: _Settings) -> str:
             ends = (low, high) if all(value.known for value in points.values()) else ((), ())
             made.append(Line(name, looks[name], list(points), mean, *ends))
         places = [x for line in made for x in line.x]
-        # batch sizes, learning rates
+        # such as batch sizes and learning rates
         wide = min(places) > 0 and max(places) >= _WIDE * min(places)
         drawn.append(chart(head, made, setting, wide))
     charts = f'<div class="charts">{"".join(drawn)}</div>'
@@ -217,7 +218,7 @@ def _charts(title: str, curves: _Settings) -> str:
 
 
 def _swept(variants: Sequence[Variant], tables: Sequence[Table]) -> _Settings:
-    """Scores over the keys that a method's variants vary, if they are numbers."""
+    """Returns scores over the numeric keys that a method's variants vary."""
     found: _Settings = {}
     for table in tables:
         column = table.columns[0]

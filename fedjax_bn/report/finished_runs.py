@@ -1,4 +1,4 @@
-"""Finished runs read for a report, and which of them are seeds of one variant of a method."""
+"""Reads finished runs for a report, and groups those that are seeds of one variant of a method."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
 from fedjax_bn.run.files.workdir import CLAIM, DATA, SUMMARY, read_json, read_lines
 from fedjax_bn.run.training.records import Record
 
-# Keys on which no number depends, and what a report puts side by side: seeds, targets, tests.
+# Keys on which no number depends, and keys that a report puts side by side: seeds, targets, tests.
 APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
@@ -32,12 +32,12 @@ class Run(NamedTuple):
 
     Attributes:
       folder: the workdir.
-      about: config.json.
-      summary: summary.json.
-      records: those of all rounds, in order.
-      data: data.json, see `page.data_facts`; empty if the run's version wrote none.
-      answers: (client, "") or (unseen domain, adaptation) -> who was right on what, see
-        `run.evaluation.answers`; empty for a detector and for a version that wrote none.
+      about: the content of config.json.
+      summary: the content of summary.json.
+      records: the records of all rounds, in order.
+      data: the content of data.json, see `page.data_facts`; empty if there is no such file.
+      answers: (client, "") or (unseen domain, adaptation) -> which test samples were answered
+        rightly, see `run.evaluation.answers`; empty for detectors and runs that wrote none.
     """
 
     folder: Path
@@ -49,22 +49,22 @@ class Run(NamedTuple):
 
     @property
     def config(self) -> Record:
-        """Dotted key -> value, with the defaults of keys that the run's version did not have."""
+        """Dotted key -> value; keys that the run's version lacked have their defaults."""
         return defaults() | self.about["config"]
 
     @property
     def method(self) -> str:
-        """Its name."""
+        """The name of the run's method."""
         return self.summary["method"]
 
     @property
     def seed(self) -> int:
-        """Its seed."""
+        """The run's seed."""
         return self.summary["seed"]
 
     @property
     def target(self) -> str:
-        """The domains that were left out; empty for none."""
+        """The domains that were left out of training; "" if none were."""
         return str(self.config["target"])
 
     @property
@@ -73,7 +73,7 @@ class Run(NamedTuple):
         return self.summary.get("score", "accuracy")
 
     def tested(self, name: str, adaptation: str = "") -> int:
-        """Returns how many samples of a client or an unseen domain were tested; 0 if unknown."""
+        """Returns the number of test samples of a client or an unseen domain; 0 if unknown."""
         if (name, adaptation) in self.answers:
             return len(self.answers[name, adaptation].right)
         known = self.data.get("unseen" if adaptation else "clients", {}).get(name)
@@ -81,13 +81,13 @@ class Run(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Runs that differ in nothing but their seeds and the domains left out.
+    """Runs that differ only in their seeds and the domains left out.
 
     Attributes:
       label: the method, with the keys in which it differs from other variants of the method. It
         leaves out a method's own rules, and values that more than half of the variants have.
-      runs: in the order in which they were given.
-      keys: those in which the method's variants differ.
+      runs: the runs, in the order in which they were given.
+      keys: the keys in which the variants of this method differ.
     """
 
     label: str
@@ -96,12 +96,12 @@ class Variant(NamedTuple):
 
     @property
     def method(self) -> str:
-        """That of its runs."""
+        """The method of its runs."""
         return self.runs[0].method
 
 
 def as_json(config: ConfigDict) -> Record:
-    """Returns dotted key -> value of a configuration, with lists for tuples as JSON has them."""
+    """Returns dotted key -> value of a configuration, with tuples as lists, as JSON stores them."""
     return _lists(dict(flatten(config)))
 
 
@@ -111,15 +111,16 @@ def _lists(flat: Record) -> Record:
 
 @cache
 def defaults() -> Record:
-    """Returns dotted key -> default, as JSON has it."""
+    """Returns dotted key -> default value, with tuples as lists."""
     return as_json(base())
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """Returns the finished runs in folders, at any depth, and notes on what was left out.
+    """Returns the finished runs in folders, at any depth, and notes on runs that were left out.
 
     Raises:
-      WorkdirError: there is no finished run, or a damaged one.
+      WorkdirError: a folder does not exist or cannot be read, there is no finished run, or one is
+        damaged.
     """
     folders = [Path(folder) for folder in folders]
     found, notes = [], []
@@ -143,10 +144,10 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def _workdirs(folder: Path) -> Iterator[Path]:
-    """The folders of runs in a folder, the method itself before its baselines."""
+    """Yields the workdirs in a folder, a run before its baselines."""
     if (folder / "config.json").exists() or (folder / "summary.json").exists():
         yield folder
-        # other folders of a workdir hold no runs, but many files
+        # the other folders of a workdir hold many files and no runs
         children = folder.glob("baselines/*")
     else:
         children = folder.iterdir()
@@ -160,9 +161,9 @@ def _workdirs(folder: Path) -> Iterator[Path]:
 
 
 def relevant(run: Run) -> Record:
-    """Returns the keys of a run on which its numbers depend, those of other methods left out.
+    """Returns the keys of a run on which its numbers depend, without keys of other methods.
 
-    The method's own rules, where `share` and `weigh` are empty, have their names.
+    If `share` or `weigh` is empty, it is replaced with the name of the method's own rule.
     """
     name = str(run.config["method"]).partition(":")[0]
     others = set(METHODS) - {group_of(name)}
@@ -176,13 +177,13 @@ def relevant(run: Run) -> Record:
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
-    """Returns domain -> training samples of a client, where they are not as many as planned.
+    """Returns domain -> training samples of a client, for domains that differ from the plan.
 
-    Counts that differ by rounding, by one sample or two in a thousand, are alike.
+    Differences of one sample, or of up to two in a thousand, count as rounding.
 
     Args:
-      data: data.json; empty for a run that has none, whose samples are unknown.
-      planned: domain -> training samples of each of its clients; others may have any number.
+      data: the content of data.json; empty if the run wrote none, so that its samples are unknown.
+      planned: domain -> training samples of each of its clients; other domains are not compared.
     """
     found: dict[str, int] = {}
     for client, parts in data.get("clients", {}).items():
@@ -194,18 +195,18 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
 
 
 def spell(value: Any) -> str:
-    """Returns a value as the command line takes it."""
+    """Returns a value as text: a list with commas, or "none"; "empty" for "" and None."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value)) or "none"
     return "empty" if value in ("", None) else str(value)
 
 
 def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
-    """Returns the variants of runs on one data set, and notes on runs that are there twice."""
+    """Returns the variants of runs on one data set, and notes on repeated runs, now left out."""
     groups: dict[tuple, list[Run]] = {}
     notes = []
     for run in runs:
-        # text, because lists cannot be keys
+        # as text, because lists cannot be hashed
         keys = tuple(sorted((key, str(value)) for key, value in relevant(run).items()))
         group = groups.setdefault((run.method, keys), [])
         twin = [one for one in group if (one.seed, one.target) == (run.seed, run.target)]
@@ -224,7 +225,7 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
         shown = []
         for key in differ:
             values = [spell(one.get(key)) for one in others]
-            # labels leave out the method's own rule, else the value of more than half
+            # a label leaves out the method's own rule, or else the value of more than half
             rule = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
             value, count = Counter(values).most_common(1)[0]
             usual = rule if rule in values else value if 2 * count > len(values) else None

@@ -1,8 +1,9 @@
-"""The parts of a page in HTML: its skeleton, tables that sort, heat maps, curves as inline SVG.
+"""Writes the parts of a page in HTML: skeleton, sortable tables, heat maps, curves as inline SVG.
 
 page.css has the colours (c0 to c7) and dashes (d0 to d3) of curves; page.js sorts tables and shows
-the values below the pointer. A page may have a hundred charts, so their SVG is written here:
-matplotlib takes a third of a second for each, and its pictures cannot be read off or recoloured.
+the values below the pointer. A page may have a hundred charts, so this module writes their SVG
+itself: matplotlib takes a third of a second for each, and a PNG shows no values and no choice of
+colours.
 """
 
 import base64
@@ -26,14 +27,14 @@ _DASHES = 4
 _MANY = 12  # rows; a longer table scrolls within its box
 _WIDTH, _HEIGHT = 360, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 34  # margins of a chart
-_MOST_BANDS = 4  # lines of a chart whose limits are drawn
-_MOST = 1e100  # greatest size of a value that is drawn
-# Points of a line and of a whole chart, which keep pages of long runs small.
+_MOST_BANDS = 4  # limits are drawn in charts of up to so many lines
+_MOST = 1e100  # larger absolute values are not drawn
+# Numbers of points of a line and of a whole chart, which keep the pages of long runs small.
 _LEAST_POINTS, _MOST_POINTS, _MOST_IN_ALL = 30, 300, 3000
 
 
 def page(title: str, body: str) -> str:
-    """Returns a page that needs no other file, from its title (text) and body (HTML)."""
+    """Returns a page that needs no other file, from a title (text) and a body (HTML)."""
     here = files("fedjax_bn.report")
     style, script = (here.joinpath(f"page.{end}").read_text("utf-8") for end in ("css", "js"))
     title = on_page(title)  # names of folders and clients may be any text
@@ -53,10 +54,10 @@ def cell(text: object, notes: Iterable[str] = (), kind: str = "", best: bool = F
     """Returns a table's cell.
 
     Args:
-      text: shown, and what its column sorts by: as a number if it is one.
-      notes: small lines below it.
-      kind: CSS class.
-      best: whether it is marked as the best of its column.
+      text: the content, by which its column is sorted, as a number if it is one.
+      notes: small lines below the text.
+      kind: the CSS class.
+      best: whether the cell is marked as the best of its column.
     """
     inside = f"<strong>{on_page(str(text))}</strong>" if best else on_page(str(text))
     small = "".join(f"<small>{on_page(note)}</small>" for note in notes)
@@ -65,12 +66,12 @@ def cell(text: object, notes: Iterable[str] = (), kind: str = "", best: bool = F
 
 
 def sortable(caption: str, heads: Iterable[str], rows: Sequence[Iterable[object]]) -> str:
-    """Returns a table whose columns sort by a click, in a box of its own that scrolls.
+    """Returns a table that a click on a heading sorts, in a box that scrolls.
 
     Args:
-      caption: text above it; empty for none.
-      heads: texts.
-      rows: of `cell`s, or of values that are shown as text.
+      caption: the text above the table; "" for none.
+      heads: the headings, as text.
+      rows: rows of `cell`s, or of values that are shown as text.
     """
     head = "".join(
         f'<th scope="col"><button type="button">{on_page(text)}</button></th>' for text in heads
@@ -95,14 +96,14 @@ def heat_map(
     form: str = ".2g",
     most: float = 0,
 ) -> str:
-    """Returns a table whose cells are coloured by their values; the cells of NaN are empty.
+    """Returns a table whose cells are coloured by their values; NaN gives an empty cell.
 
     Args:
-      title: above it.
-      rows, columns: names.
-      values: f[R, C], at least 0.
-      form: of a value.
-      most: the value of the full colour; 0 for the greatest.
+      title: the text above the table.
+      rows, columns: their names.
+      values: f[R, C], at least 0 or NaN.
+      form: the number format.
+      most: the value of the full colour; 0 for the greatest of `values`.
     """
     most = most or values[np.isfinite(values)].max(initial=0) or 1
     head = "".join(f"<th>{on_page(column)}</th>" for column in columns)
@@ -133,21 +134,21 @@ def joined(*parts: str) -> str:
 
 
 def folded(summary: str, inside: str, is_open: bool = False) -> str:
-    """Returns HTML that a click on its summary (text) opens."""
+    """Returns HTML that is folded below a summary (text); a click on the summary opens it."""
     mark = " open" if is_open else ""
     return f"<details{mark}><summary>{on_page(summary)}</summary>{inside}</details>"
 
 
 def side_by_side(parts: Iterable[str]) -> str:
-    """Returns the parts that are not empty beside each other, as far as there is room."""
+    """Returns the parts that are not empty, side by side as far as they fit."""
     return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
 
 
 def picture(path: Path, text: str) -> str:
-    """Returns a PNG file inside the page, with its heading; empty if there is no such file.
+    """Returns a PNG file, embedded in the page below a heading; "" if there is no such file.
 
     Raises:
-      WorkdirError: it cannot be read.
+      WorkdirError: the file cannot be read.
     """
     if not path.exists():
         return ""
@@ -163,8 +164,8 @@ class Look(NamedTuple):
     """How a line is drawn.
 
     Attributes:
-      colour, dash: numbers; where colours run out, the dash changes.
-      on: whether it is coloured at first; a reader turns it on and off in the key.
+      colour, dash: their numbers; a colour beyond the last repeats the first with another dash.
+      on: whether the line is coloured at first; a click in the key changes it.
     """
 
     colour: int
@@ -173,7 +174,7 @@ class Look(NamedTuple):
 
     @property
     def style(self) -> str:
-        """Its CSS classes."""
+        """The CSS classes of the line."""
         return f"c{self.colour % COLOURS} d{(self.dash + self.colour // COLOURS) % _DASHES}"
 
 
@@ -181,10 +182,10 @@ class Line(NamedTuple):
     """A curve.
 
     Attributes:
-      name: in the key.
-      look: how it is drawn.
-      x, y: its points, x ascending.
-      low, high: limits of y; empty for none.
+      name: the name in the key.
+      look: how the curve is drawn.
+      x, y: the points, x ascending.
+      low, high: the limits of y; empty for no limits.
     """
 
     name: str
@@ -196,7 +197,7 @@ class Line(NamedTuple):
 
 
 def key_of(looks: Mapping[str, Look]) -> str:
-    """Returns the key of charts, name -> look: a list whose names turn colours on and off."""
+    """Returns the key of charts, a list of names; a click on one turns its colour on or off."""
     items: dict[bool, list[str]] = {True: [], False: []}
     for name, look in looks.items():
         items[look.on].append(
@@ -213,22 +214,22 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
     """Returns a figure of curves; points that are not finite, or beyond 1e100, are left out.
 
     Args:
-      title: above it.
-      lines: limits are drawn if there are at most four lines.
-      unit: what x is.
-      logarithmic: whether x is drawn by its logarithm.
+      title: the text above the figure.
+      lines: the curves; limits are drawn if there are at most four.
+      unit: the label of the x-axis.
+      logarithmic: whether the x-axis is logarithmic.
     """
     most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_IN_ALL // max(len(lines), 1)))
     drawn: list[Line] = []
     for line in lines:
-        good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]  # which NaN is not
+        good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]  # false for NaN
         if good:
             kept = [good[i] for i in some_of(len(good), most)]
             values = ([float(v[i]) for i in kept] if len(v) else [] for v in line[2:])
             drawn.append(Line(line.name, line.look, *values))
     if not (lines := drawn):
         return ""
-    lines.sort(key=lambda line: line.look.on)  # coloured lines are drawn above grey ones
+    lines.sort(key=lambda line: line.look.on)  # SVG draws later elements on top: coloured lines
     if len(lines) > _MOST_BANDS:
         lines = [line._replace(low=[], high=[]) for line in lines]
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
@@ -266,7 +267,7 @@ def _places(
     end: float,
     logarithmic: bool = False,
 ) -> np.ndarray:
-    """Where values are on an axis: linear between the ends of its ticks, or in logarithms."""
+    """Returns the coordinates of values on an axis, linear or logarithmic between its end ticks."""
     scale = np.log if logarithmic else np.asarray
     low, high = scale(ticks[0]), scale(ticks[-1])
     share = (scale(np.asarray(values, float)) - low) / ((high - low) or 1)
@@ -274,21 +275,21 @@ def _places(
 
 
 def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """At most six round numbers that span two ends."""
+    """Returns round numbers, in about five steps, that span the range from low to high."""
     if high <= low:
-        margin = abs(low) * 0.05 or 1.0  # a constant is a line in the middle
+        margin = abs(low) * 0.05 or 1.0  # draws a constant in the middle
         low, high = low - margin, high + margin
     locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1)
     return locator.tick_values(low, high).tolist()
 
 
 def _drawn(line: Line, across: Callable, up: Callable) -> str:
-    """A band where there are limits, the line, and points where they are few."""
+    """Returns the SVG of a line, with a band if it has limits and dots if it has few points."""
     style, x, y = line.look.style, across(line.x).tolist(), up(line.y).tolist()
     points = [f"{a:g},{b:g}" for a, b in zip(x, y, strict=True)]
     parts = []
     if line.low:
-        # there along the upper limits, and back along the lower ones
+        # the outline goes right along the upper limits and back along the lower ones
         ends = zip([*x, *x[::-1]], [*up(line.high), *up(line.low)[::-1]], strict=True)
         around = " ".join(f"{a:g},{b:g}" for a, b in ends)
         parts.append(f'<polygon class="band {style}" points="{around}"/>')

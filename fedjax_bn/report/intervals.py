@@ -1,8 +1,8 @@
-"""95 % intervals of scores: Student's over seeds, and over the test samples within one seed.
+"""Computes 95 % intervals of scores, over seeds (Student's t) or over the test samples of one seed.
 
 A mean over clients is a mean of shares, each with the Wilson interval of its own samples (J. Am.
-Stat. Assoc. 22, 1927). Zou and Donner combine them ("MOVER", Stat. Med. 27, 2008): the squared
-distances of the limits from their shares are added, each with its weight.
+Stat. Assoc. 22, 1927). The method of Zou and Donner ("MOVER", Stat. Med. 27, 2008) combines them:
+it adds the squared distances of the limits from their shares, each distance times its weight 1/K.
 """
 
 import math
@@ -19,7 +19,7 @@ Part = tuple[float, int]  # (share in percent, samples)
 
 
 class Interval(NamedTuple):
-    """An estimate and its limits; NaN if nothing shows how certain it is."""
+    """An estimate and its limits, which are NaN if they are unknown."""
 
     mean: float
     low: float = math.nan
@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or -1 if the interval is above or below 0; 0 if it holds 0 or has no limits."""
+        """1 or -1 if the interval is above or below 0; 0 if it contains 0 or has no limits."""
         return (self.low > 0) - (self.high < 0)
 
 
@@ -45,23 +45,23 @@ def over_seeds(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean)
-    # t.interval has no limits for equal values
+    # `t.interval` gives NaN for equal values, whose standard error is 0
     reach = scipy.stats.t.ppf(_TWO_SIDED, len(values) - 1) * scipy.stats.sem(values)
     return _around(mean, reach, reach)
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> Interval:
-    """Returns the mean of `one` minus that of `other`, at least two each, of unequal variances."""
+    """Returns mean(one) - mean(other) with Welch's interval; each has at least two values."""
     gap = float(np.mean(one) - np.mean(other))
-    if np.ptp(one) == np.ptp(other) == 0:  # for which ttest_ind divides by 0
+    if np.ptp(one) == np.ptp(other) == 0:  # `ttest_ind` would divide by 0
         return Interval(gap, gap, gap)
     return Interval(gap, *scipy.stats.ttest_ind(one, other, equal_var=False).confidence_interval())
 
 
 def mean_of_parts(parts: Sequence[Part]) -> Interval:
-    """Returns the mean of shares of independent samples, at least one sample each."""
+    """Returns the mean of shares with its interval; each share has at least one own sample."""
     percent, samples = np.array(parts, float).T
-    # binomtest(...).proportion_ci takes whole counts alone, and a millisecond for each client
+    # `binomtest(...).proportion_ci` takes whole counts only, and a millisecond for each client
     share, of_z = np.clip(percent / 100, 0, 1), _Z**2 / samples
     middle = (share + of_z / 2) / (1 + of_z)
     reach = np.sqrt(share * (1 - share) * of_z + of_z**2 / 4) / (1 + of_z)
@@ -71,10 +71,10 @@ def mean_of_parts(parts: Sequence[Part]) -> Interval:
 
 
 def difference_of_parts(one: Sequence[Part], other: Sequence[Part]) -> Interval:
-    """Returns the mean of `one` minus that of `other`, as if their samples were independent.
+    """Returns mean(one) - mean(other) with its interval, as if the samples were independent.
 
-    Two models that answer to the same samples differ less by chance, so the interval is too wide
-    rather than too narrow. `paired_difference` needs who was right on which sample.
+    Chance separates two models less on the same samples, so this interval is rather too wide than
+    too narrow. `paired_difference` is narrower, but needs the right answers by sample.
     """
     first, second = mean_of_parts(one), mean_of_parts(other)
     down = math.hypot(first.mean - first.low, second.high - second.mean)
@@ -83,11 +83,11 @@ def difference_of_parts(one: Sequence[Part], other: Sequence[Part]) -> Interval:
 
 
 def paired_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Interval:
-    """Returns the difference of the mean shares of right answers to the same samples, in percent.
+    """Returns the difference of two models' mean accuracies on the same samples, in percent.
 
     Args:
-      one: bool[n] for each client, whether the first model is right on its samples.
-      other: the same of the second model.
+      one: bool[n] for each client, whether the first model is right on each of its samples.
+      other: the same for the second model.
     """
     gaps = [100 * (a.astype(float) - b) for a, b in zip(one, other, strict=True)]
     reach = _Z * math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / len(gaps)

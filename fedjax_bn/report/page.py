@@ -1,4 +1,4 @@
-"""report.html: one page on finished runs, with their tables and curves, no other file needed."""
+"""Writes report.html, one self-contained page with the tables and curves of finished runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,14 +19,14 @@ from fedjax_bn.run.training.records import Record
 
 _CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
 _MOST_SAMPLED = 40  # clients whose images are shown
-_Group = tuple[list[Variant], list[str], list[Table]]  # of a data set; notes on what is left out
+_Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which runs are left out
 
 
 def write_report(folder: Path) -> None:
-    """Writes plots/*.png and report.html of a finished run, with the finished baselines beside it.
+    """Writes plots/*.png and report.html of a finished run and of its finished baselines.
 
     Raises:
-      WorkdirError: the folder holds no finished run.
+      WorkdirError: the folder holds no finished run, or a damaged one.
     """
     runs, notes = find_runs([folder])
     first = runs[0]
@@ -47,15 +47,15 @@ def write_report(folder: Path) -> None:
 
 
 def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> list[Path]:
-    """Writes a report on all finished runs in folders, and its tables as text beside it.
+    """Writes a report on all finished runs in folders, and its tables in text files beside it.
 
     Args:
       folders: workdirs, or folders of workdirs at any depth.
-      out: the page; the tables are beside it as .md, .csv and .tex.
-      baseline: the method, or the label of a variant, with which others are compared.
+      out: the path of the page; the tables go beside it as .md, .csv and .tex.
+      baseline: the method, or the label of the variant, with which others are compared.
 
     Returns:
-      The files.
+      The paths of the files.
 
     Raises:
       WorkdirError: there is no finished run, or a damaged one, or `out` cannot be written.
@@ -79,17 +79,18 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
 
     Args:
       internal: the clients.
-      unseen: the domains without a client; all of their samples are tested.
-      most: clients that are listed, evenly spaced if there are more.
+      unseen: the domains without a client; all their samples count as test samples.
+      most: the most clients that are listed; of more, an evenly spaced selection is.
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
-      "boxes": whether classes are of boxes, "number": of clients}, where counts are {"samples": n,
-      "classes": how many of each}.
+      "boxes": whether boxes are counted by class, "number": of all clients}, where counts are
+      {"samples": n, "classes": [n of each class]}.
     """
 
     def counts(parts: Sequence[Split]) -> Record:
-        parts = {id(part): part for part in parts}.values()  # an unseen domain may repeat one
+        # an unseen domain may use one split under several names: it is counted once
+        parts = {id(part): part for part in parts}.values()
         each = sum(label_trees.class_counts(part.labels, number) for part in parts)
         samples = sum(len(part.images) for part in parts)
         return {"samples": samples, "classes": [int(count) for count in each]}
@@ -114,9 +115,9 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
 def write_data_plots(
     folder: Path, internal: Dataset, unseen: Sequence[Domain], most: int = 100
 ) -> None:
-    """Writes data.json, and plots of what clients see and of how many samples they own.
+    """Writes data.json, and plots of the clients' samples and of their class counts.
 
-    If there are many clients, some are shown, evenly spaced; data.json lists `most` of them.
+    An evenly spaced selection of many clients is shown; data.json lists at most `most` clients.
     """
     write_json(folder / "data.json", data_facts(internal, unseen, most))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
@@ -127,7 +128,7 @@ def write_data_plots(
 
 
 def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
-    """Runs by data set and by what their scores are: the name of each -> its group."""
+    """Returns runs grouped by data set and kind of score: the group's name -> the group."""
     by_kind: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_kind.setdefault((run.summary["dataset"], run.score), []).append(run)
@@ -141,7 +142,7 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 
 
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
-    """The page: the tables of every data set first, then the rest of each."""
+    """Returns the page: first the tables of all data sets, then the other sections of each."""
     several, first, details = len(groups) > 1, [], []
     for name, (variants, left_out, tables) in groups.items():
         first += [f"<h2>{on_page(name)}</h2>"] * several

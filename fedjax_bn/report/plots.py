@@ -1,4 +1,4 @@
-"""Plots of a run and of its unseen clients, as PNG bytes."""
+"""Draws plots of a run, its data and its unseen clients, as PNG bytes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,14 +16,14 @@ from fedjax_bn.report.tables import columns, heading, score_of
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.training.records import Record
 
-_MOST_EMBEDDED = 1000  # samples drawn at random for t-SNE, whose time grows fast with them
-_NO_AMOUNTS = ("order", "affine", "seed", "about")  # settings between which a line means nothing
+_MOST_EMBEDDED = 1000  # samples drawn at random for t-SNE, whose time grows fast with their number
+_NO_AMOUNTS = ("order", "affine", "seed", "about")  # settings without an order: bars, not a line
 _YLABEL, _DOTTED = "accuracy, %", " (dotted: plain inference)"
 _MOST_COUNTED = 200  # clients whose labels are shown
 
 
 def curves(records: list[Record], key: str, label: str) -> bytes:
-    """Returns one line a client of `key` (such as "loss") over rounds; the mean in black."""
+    """Draws `key` (such as "loss") over rounds, a line for each client and the mean in black."""
     records = [record for record in records if key in record]
     rounds = [record["round"] for record in records]
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -42,7 +42,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
 
 
 def methods(summaries: list[Record]) -> bytes:
-    """Returns bars of test accuracy by client (and unseen domain), one colour a method."""
+    """Draws bars of test accuracy by client (and unseen domain), one colour for each method."""
     rows = [columns(summary) for summary in summaries]
     heads = list(rows[0])
     width = 0.8 / len(rows)
@@ -61,26 +61,26 @@ def methods(summaries: list[Record]) -> bytes:
 
 
 def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -> bytes:
-    """Draws the first samples of each client, a row each: images, connectomes, or profiles.
+    """Draws the first samples of each client in a row: images, connectomes, or profiles.
 
-    They are training samples, or test samples for an unseen client, which has no others.
+    They are from the first split that the client has: training, validation or test.
 
     Args:
-      domains: whose.
-      count: how many of each.
-      connectomes: whether features f[F] are the upper triangle of a matrix of correlations; other
-        features are drawn as a curve over their numbers.
+      domains: the clients and unseen domains.
+      count: the number of samples of each.
+      connectomes: whether features f[F] are the upper triangle of a correlation matrix; other
+        features are drawn as a curve over their index.
     """
     names = [in_lines(domain.name) for domain in domains]
     heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
     figure = Figure(figsize=(count * 0.75 + 1.5, sum(heights)), layout="constrained")
-    # One picture a row: a run waits for this plot, and drawing takes its time by the picture.
+    # One picture for a whole row, because matplotlib's time grows with the number of pictures.
     grid = figure.subplots(len(domains), squeeze=False, height_ratios=heights)[:, 0]
     for axes, domain, name in zip(grid, domains, names, strict=True):
         first = next(splits(domain))[1]
         images = np.stack([*islice(first.images, count)])
         images = _as_matrices(images) if connectomes and images.ndim == 2 else images
-        if images.ndim == 2:  # profiles beside each other, all on one scale
+        if images.ndim == 2:  # profiles side by side on one scale
             width = images.shape[1]
             for number, values in enumerate(images):
                 place = number * 1.1 * width + np.arange(width)
@@ -99,10 +99,7 @@ def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -
 
 
 def _as_matrices(features: np.ndarray) -> np.ndarray:
-    """Symmetric matrices f[n, R, R, 1] with the features f[n, F] of ABIDE above their diagonals.
-
-    The diagonal is 1, of a region with itself; F = R (R - 1) / 2.
-    """
+    """Returns symmetric f[n, R, R, 1], diagonal 1, from upper triangles f[n, F], F = R(R - 1)/2."""
     regions = round((1 + np.sqrt(1 + 8 * features.shape[1])) / 2)
     above = np.zeros((len(features), regions, regions), features.dtype)
     above[:, *np.triu_indices(regions, 1)] = features
@@ -110,12 +107,12 @@ def _as_matrices(features: np.ndarray) -> np.ndarray:
 
 
 def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
-    """Images [n, H, W, C] as one picture with room for `count`, gaps in white.
+    """Returns images [n, H, W, C] as one picture with room for `count` and white gaps.
 
-    Colours stay as they are; grey images are stretched from 0 to 1, each by itself.
+    Colours are unchanged; each grey image is scaled to [0, 1] by its own range.
 
     Returns:
-      [H, width, 3 or 4], or f64[H, width] with NaN in the gaps.
+      [H, width, C] if C > 1, else f64[H, width] with NaN in the gaps.
     """
     if images.shape[-1] == 1:
         grey = images.reshape(images.shape[:3]).astype(float)
@@ -130,15 +127,15 @@ def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
 
 
 def _gap(images: np.ndarray) -> int:
-    """Columns between two images [n, H, W, C] of `_in_a_row`."""
+    """Returns the width in pixels of the gap between two images [n, H, W, C] in a row."""
     return max(1, images.shape[2] // 10)
 
 
 def class_counts(dataset: Dataset) -> bytes:
-    """Draws how many training samples of each class (rows) each client (columns) owns.
+    """Draws the number of training samples by class (rows) and client (columns).
 
-    It is as FedIG's Fig. 10. If images have boxes, these are counted. If there are many clients,
-    some are shown, evenly spaced.
+    FedIG's Fig. 10 is of this kind. If images have boxes, boxes are counted. If there are many
+    clients, an evenly spaced selection is shown.
     """
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
@@ -163,7 +160,7 @@ def class_counts(dataset: Dataset) -> bytes:
         axes.set_yticks(np.arange(classes) + 0.5, names, fontsize=8)
     axes.invert_yaxis()
     axes.set_ylabel("class")
-    # "mnist/3" is client 3 of mnist: numbers stand below the columns, domains below the numbers
+    # "mnist/3" is client 3 of mnist: a number below each column, domains below the numbers
     places, _, own = zip(*(domain.name.rpartition("/") for domain in domains), strict=True)
     look = {"fontsize": 8} if any(places) else {"fontsize": 8, "rotation": 30, "ha": "right"}
     axes.set_xticks([])
@@ -179,11 +176,11 @@ def class_counts(dataset: Dataset) -> bytes:
 
 
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:
-    """Draws mean features by channel of domains, before and after their masks (FedCD, Fig. 4).
+    """Draws each domain's mean features by channel, before and after its mask (FedCD, Fig. 4).
 
     Args:
       features: domain -> f[N, F], before the mask.
-      masks: f[D, F], that of each domain.
+      masks: f[D, F], the mask of each domain.
     """
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     grid = figure.subplots(2, len(features), sharex=True, sharey="col", squeeze=False)
@@ -203,10 +200,10 @@ def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> by
 
 
 def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
-    """Yields a plot for every key that adaptations of one name vary, as (file's name, PNG).
+    """Yields (end of a file name, PNG) for every key that adaptations of one name vary.
 
     Args:
-      scores: domain -> adaptation -> accuracy in percent, such as a run's "unseen".
+      scores: domain -> adaptation -> accuracy in percent, as "unseen" in a run's summary.
     """
     texts = list(next(iter(scores.values()), {}))
     baseline = {d: row["running"] for d, row in scores.items() if "running" in row}
@@ -224,11 +221,11 @@ def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, 
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
-    """Returns a point for every test sample and layer, the layers' medians marked (FedIG, Fig. 4a).
+    """Draws a point for every test sample and layer, and the layers' medians (FedIG, Fig. 4a).
 
     Args:
       by_layer: layer name -> alpha f[N] in [0, 1].
-      title: above the plot.
+      title: the text above the plot.
     """
     figure = Figure(figsize=(max(6, 0.4 * len(by_layer) + 2), 4), layout="constrained")
     axes = figure.subplots()
@@ -247,12 +244,12 @@ def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
 def embeddings(
     features: Mapping[str, np.ndarray], labels: np.ndarray, classes: Sequence[str] = ()
 ) -> bytes:
-    """Returns t-SNE of features, one panel a method, a colour a class (FedIG, Fig. 4b).
+    """Draws t-SNE of features, a panel for each method, a colour for each class (FedIG, Fig. 4b).
 
     Args:
-      features: title -> f[N, F]; 1,000 samples are drawn at random if there are more.
+      features: panel title -> f[N, F]; of more than 1,000 samples, 1,000 are drawn at random.
       labels: i32[N].
-      classes: their names, in the order of the labels.
+      classes: the class names, in the order of the labels.
     """
     from sklearn.manifold import TSNE
 
@@ -261,7 +258,7 @@ def embeddings(
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     panels = figure.subplots(1, len(features), squeeze=False)[0]
     for axes, (title, values) in zip(panels, features.items(), strict=True):
-        # t-SNE refuses perplexities of as many as its samples
+        # scikit-learn's t-SNE needs a perplexity below the number of samples
         perplexity = min(30, (len(chosen) - 1) / 3)
         flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values[chosen])
         for label in np.unique(labels):
@@ -280,13 +277,13 @@ def ablation(
     baseline: Mapping[str, float] = {},
     logarithmic: bool = False,
 ) -> bytes:
-    """Returns accuracy over a setting, a line a method: mean and range (TsmoBN, Fig. 3).
+    """Draws accuracy over a setting, the mean and range of each method (TsmoBN, Fig. 3).
 
     Args:
-      values: method -> setting -> accuracies of its repeats, percent.
-      label: what the setting is, such as "momentum".
-      baseline: method -> accuracy of plain inference, dotted.
-      logarithmic: whether the setting's axis is, such as for batch sizes.
+      values: method -> setting -> accuracies of the repeats, percent.
+      label: the name of the setting, such as "momentum".
+      baseline: method -> accuracy of plain inference, drawn dotted.
+      logarithmic: whether the setting's axis is logarithmic, such as for batch sizes.
     """
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -312,7 +309,7 @@ def _bars(
     label: str,
     baseline: Mapping[str, float],
 ) -> bytes:
-    """Accuracy by setting as bars, a group a method, as `ablation` (TsmoBN, Fig. 3c and 3d)."""
+    """Draws `ablation` as bars, a group for each method (TsmoBN, Fig. 3c and 3d)."""
     figure = Figure(figsize=(max(6, 1.5 * len(values) + 2), 4), layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(setting for row in values.values() for setting in row))

@@ -1,8 +1,8 @@
-"""What papers print, and beside which cell of a report it is shown.
+"""Reads the papers' published numbers, and finds those that a report shows beside its cells.
 
-`paper_results.csv` has the numbers, a row for each cell of a table. `paper_protocols.json` has the
+`paper_results.csv` has the numbers, a line for each cell of a table. `paper_protocols.json` has the
 configuration and the test of each row; `launch/sweeps/coverage.py --protocols` writes it from the
-sweeps, which state how every table is made.
+sweeps, which define how every table is made.
 """
 
 import csv
@@ -20,13 +20,13 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.method import own_rules
 
 PROTOCOLS = "paper_protocols.json"
-UNSTATED = "unstated"  # what a paper starts from
-# What rows of a paper's table differ in, or what no number depends on by much.
+UNSTATED = "unstated"  # a protocol's `start` if the paper does not state the initial weights
+# Keys in which the rows of a paper's table differ, or on which numbers hardly depend.
 _OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience", "pretrained"))
-# What the digits' empty keys mean for the originals, whose numbers the papers print.
+# Values of the digits' empty keys for the original data sets, which the papers used.
 _OF_ORIGINALS = {"data.fraction": 0.1, "data.truncate": True}
-# FedBN's Table 16 prints its columns in another order than its numbers have, evidently its authors'
-# order of clients: printed heading -> data set of the numbers.
+# FedBN's Table 16 prints its headings in another order than its numbers, which evidently follow the
+# authors' order of clients: printed heading -> data set of the numbers.
 _TABLE_16 = {
     **{"SVHN": "MNIST", "USPS": "SVHN", "SynthDigits": "USPS", "MNIST-M": "SynthDigits"},
     "MNIST": "MNIST-M",
@@ -38,13 +38,13 @@ class Cell(NamedTuple):
 
     Attributes:
       paper: FedBN, FedIG-A, TsmoBN, UniFed or FedCD.
-      table: its number in the paper, such as "11" or "E.4".
-      dataset: such as "Digits-Five".
-      setting: how, such as "10% data, E=1, B=32"; may be empty.
-      method: a row, such as "FedAvg".
-      column: such as "SVHN".
-      mean: in percent.
-      std: standard deviation over runs in percent; None where the paper prints none.
+      table: the number of the table in the paper, such as "11" or "E.4".
+      dataset: the data set, such as "Digits-Five".
+      setting: the setting, such as "10% data, E=1, B=32"; may be empty.
+      method: the row, such as "FedAvg".
+      column: the heading of the column, such as "SVHN".
+      mean: the number, in percent.
+      std: the standard deviation over runs, in percent; None if the paper prints none.
       metric: accuracy_percent or mAP50_percent.
     """
 
@@ -63,9 +63,10 @@ class Cell(NamedTuple):
 def cells() -> tuple[Cell, ...]:
     """Returns all 2,037 published numbers, in the papers' order.
 
-    The columns of FedBN's Table 16 are those to which its numbers evidently belong, not the printed
-    ones (SVHN would be 99.6 %). Nothing else is corrected: FedBN+TsmoBN on MNIST in TsmoBN (99.98)
-    is likely a misprint, and FedIG-A's Table 5 repeats averages of Tables 7 and 8.
+    In FedBN's Table 16 each number has the column to which it evidently belongs, not the printed
+    one (by which SVHN would reach 99.6 %). Nothing else is corrected: TsmoBN's 99.98 for
+    FedBN+TsmoBN on MNIST is likely a misprint, and FedIG-A's Table 5 repeats averages of Tables 7
+    and 8.
     """
     text = files("fedjax_bn.report").joinpath("paper_results.csv").read_text(encoding="utf-8")
     found = []
@@ -82,7 +83,7 @@ def published(**where: str) -> tuple[Cell, ...]:
     """Returns the cells whose fields have given values: published(paper="FedBN", table="11").
 
     Raises:
-      ValueError: `Cell` lacks a field, or no cell has a value.
+      ValueError: a name is not a field of `Cell`, or no cell has the given value.
     """
     for field, value in where.items():
         if field not in Cell._fields:
@@ -95,24 +96,24 @@ def published(**where: str) -> tuple[Cell, ...]:
 
 
 class _Protocol(NamedTuple):
-    """A published table, or one setting of a table, with the configuration that states how."""
+    """A published table, or one setting of it, with the configuration of its runs."""
 
     where: Sequence[str]  # paper, table, dataset and setting of its cells
     name: str  # such as "FedBN, Table 11", with the setting if the table has several
-    kind: str  # internal or unseen, the table of a report beside which it is shown
+    kind: str  # internal or unseen: the report's table beside which it is shown
     metric: str  # accuracy or mAP50
     config: str  # the packaged config
-    dataset: str  # its data.name, with the changes
-    start: str  # what training starts from: empty for random weights, or UNSTATED
-    samples: Mapping[str, int]  # domain -> training samples of a client, where they are stated
-    columns: Mapping[str, str]  # domain here -> heading there
-    rows: Mapping[str, Mapping[str, Any]]  # title -> its test, and its changes by alternative
-    changes: Mapping[str, Any]  # of the config, which all rows make
-    target: str | None  # the domains left out; None if each is in turn
+    dataset: str  # the config's data.name, after the changes
+    start: str  # the initial weights: "" for random ones, or UNSTATED
+    samples: Mapping[str, int]  # domain -> training samples of a client, if the paper states them
+    columns: Mapping[str, str]  # our domain -> the paper's heading
+    rows: Mapping[str, Mapping[str, Any]]  # row title -> "adaptation", and "changes" of its runs
+    changes: Mapping[str, Any]  # changes of the config that all rows share
+    target: str | None  # the domains left out; None if several are left out in turn
 
 
 class _Training(NamedTuple):
-    """What makes a row of a published table: its test, its rules, all keys of its configuration."""
+    """A row of a published table: its adaptation, its rules, and all keys of its configuration."""
 
     protocol: _Protocol
     title: str
@@ -126,23 +127,23 @@ class _Printed(NamedTuple):
 
     paper: str
     table: str  # with the setting if the table has several
-    source: str  # the table, or that it is our mean of numbers that the paper prints without one
+    source: str  # the table, or "mean of" the table if we averaged its numbers
     mean: float  # percent
     std: float | None  # over runs in percent; None if the paper prints none
-    differs: str  # in what the run differs from the paper's protocol
+    differs: str  # the differences of the run from the paper's protocol, as text
 
 
 def beside(table: Table, row: Row, column: str) -> list[_Printed]:
-    """Returns the published numbers of a cell, at most one a paper.
+    """Returns the published numbers of a cell, at most one for each paper.
 
-    A number is from the row that has the run's rules, in the table whose protocol is nearest to the
-    run; if several are equally near, in the largest. If a paper prints no mean, the mean of its
-    numbers is beside the mean over the same clients.
+    A number is from a row with the run's rules, in the table whose protocol has the fewest
+    differences from the run, or in the largest of several such tables. If a paper prints no mean,
+    the mean of its numbers is shown beside the mean over the same clients.
 
     Args:
-      table: of the report.
-      row: of that table.
-      column: client or domain, or the mean of all domains left out.
+      table: a table of the report.
+      row: a row of that table.
+      column: a client, a domain, or `MEAN`.
     """
     found: dict[str, tuple[tuple[int, int], _Printed]] = {}
     trainings = _trainings(table.name, table.dataset, table.score)
@@ -161,7 +162,7 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
         else:
             continue
         differs = list(_differences(one, row))
-        # tables that repeat a row of another one, such as ablations, are smaller
+        # of equally near tables take the largest: ablations repeat rows of larger tables
         rank = (len(differs), -len(protocol.rows))
         paper = protocol.where[0]
         if paper not in found or rank < found[paper][0]:
@@ -174,9 +175,9 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     return [printed for _, printed in found.values()]
 
 
-@cache  # a page asks for each cell, and reading a config file takes 50 ms
+@cache  # called for each cell of a page, and reading a config file takes 50 ms
 def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
-    """The rows of the papers' tables on a data set; several of one row are its alternatives."""
+    """Returns the rows of the papers' tables on a data set, one for each alternative of a row."""
     text = files("fedjax_bn.report").joinpath(PROTOCOLS).read_text(encoding="utf-8")
     found = []
     for one in (_Protocol(**fields) for fields in json.loads(text)):
@@ -196,15 +197,16 @@ def _config(name: str) -> dict[str, Any]:
 
 @cache
 def _printed(where: tuple[str, ...], method: str) -> dict[str, Cell]:
-    """Heading -> the number, in a row of a published table."""
+    """Returns column heading -> cell in a row of a published table."""
     return {c.column: c for c in cells() if (*c[:4], c.method) == (*where, method)}
 
 
 def _rules(method: str, config: Mapping[str, Any]) -> tuple:
-    """What distinguishes the rows of papers: a method's name, its rules, what is done to the data.
+    """Returns what distinguishes rows of papers: method, sharing, weighing, and use of the data.
 
-    Two names of one row have the same rules: FedBN is FedAvg that keeps batch norm, FedIG-A is
-    FedIG with another test, and papers call a method the same if clients weigh alike or by size.
+    Methods that train alike get the same name: FedBN is FedAvg that keeps batch norm, and FedIG-A
+    is FedIG with another test. Uniform weights count as weights by size, because papers use one
+    name for both.
     """
     words = {k: str(config[k]).partition(":")[0] for k in ("share", "weigh", "data.perturb")}
     own = own_rules(method) | {key: word for key, word in words.items() if word}
@@ -218,17 +220,17 @@ def _rules(method: str, config: Mapping[str, Any]) -> tuple:
 
 
 def _differences(one: _Training, row: Row) -> Iterator[str]:
-    """The keys and the training samples in which a run differs from a protocol, with both values.
+    """Yields the differences of a run from a protocol, with both values.
 
-    A file of weights that the user has counts only if one of the two starts without.
+    Of `pretrained` only counts whether there is a file, because users have their own paths.
     """
     config, planned, protocol = row.config, one.planned, one.protocol
     keys = config.keys() & planned.keys() - APART - _OF_ROWS
-    if protocol.samples and any(row.data):  # known numbers of samples, which these make
+    if protocol.samples and any(row.data):  # the resulting numbers of samples are compared below
         keys -= _OF_ORIGINALS.keys()
     for key in sorted(keys):
         value = config[key]
-        # the digits' reader decides by the form of the data
+        # the digits' reader chooses the value of an empty key by the form of the data
         if value is None and protocol.config == "digits":
             value = _OF_ORIGINALS.get(key)
         if value != planned[key]:

@@ -1,8 +1,8 @@
-"""Tables of scores with intervals, from runs: which variant is best, by how much, how surely.
+"""Computes tables of scores with intervals from runs, and their differences to a baseline.
 
 A score is a mean over seeds. Its interval is over seeds if there are several, else over the test
-samples of the one seed. So is that of its difference to the baseline, which is taken seed by seed
-where both have the seed, because such runs share data and start.
+samples of the one seed. The same holds for the difference to the baseline, which is paired by seed
+where both have the seed, because runs of one seed share data and initial weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ from fedjax_bn.run.training.records import Record
 
 MEAN = "mean"
 RUNNING = "running"
-_MANY = 8  # rows; a longer table is sorted
+_MANY = 8  # a table with more rows is sorted by score
 
 
 class _Score(NamedTuple):
     """A score of one seed."""
 
     value: float  # percent
-    parts: tuple[Part, ...] = ()  # shares of which it is the plain mean; empty if not all are known
-    right: tuple[np.ndarray, ...] = ()  # bool[n] for each part: who was right; empty as above
-    data: str = ""  # hash of the data: only answers to the same samples are paired
+    parts: tuple[Part, ...] = ()  # the shares whose plain mean it is; empty if any is unknown
+    right: tuple[np.ndarray, ...] = ()  # bool[n] for each part: right answers; empty if unknown
+    data: str = ""  # hash of the data; answers are paired only if it is equal
 
 
 _Seeds = dict[int, _Score]
@@ -39,10 +39,11 @@ class Cell(NamedTuple):
     """A row's score in a column.
 
     Attributes:
-      value: mean over seeds, with its interval.
-      seeds: how many.
-      samples: test samples of a seed; 0 if that is not known.
-      versus: value minus the baseline's; None for the baseline itself and if it has no value.
+      value: the mean over seeds, with its interval.
+      seeds: the number of seeds.
+      samples: the number of test samples of a seed; 0 if unknown.
+      versus: the difference to the baseline; None for the baseline itself, and if the baseline has
+        no score in the column.
     """
 
     value: Interval
@@ -55,12 +56,12 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-      method: that of the variant.
-      variant: its label.
-      adaptation: that of unseen domains; else empty.
+      method: the variant's method.
+      variant: the variant's label.
+      adaptation: the adaptation on unseen domains; "" for internal clients.
       cells: column -> cell.
-      config: the target, and the keys on which numbers depend, of the variant's first run.
-      data: data.json of each of the variant's runs, see `page.data_facts`.
+      config: the target of the variant's first run, and its keys on which numbers depend.
+      data: the content of data.json of each of the variant's runs, see `page.data_facts`.
     """
 
     method: str
@@ -72,7 +73,7 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name in a table."""
+        """The name of the row in a table."""
         return f"{self.variant} [{self.adaptation}]" if self.adaptation else self.variant
 
 
@@ -81,12 +82,12 @@ class Table(NamedTuple):
 
     Attributes:
       name: internal or unseen.
-      dataset: that of the runs.
-      score: what the percentages are.
-      columns: the first one is the mean, or the only one.
-      rows: in the order of the runs; if there are many, by their scores in the first column.
-      baseline: label of the row with which others are compared.
-      tied: labels of the rows that do not differ from the best of the first column beyond chance.
+      dataset: the runs' data set.
+      score: accuracy or mAP50.
+      columns: the headings; the first is the mean, if there is one.
+      rows: the rows in the order of the runs; if there are many, by the score in the first column.
+      baseline: the label of the row with which others are compared.
+      tied: the labels of rows whose difference to the best row of the first column may be chance.
     """
 
     name: str
@@ -98,18 +99,18 @@ class Table(NamedTuple):
     tied: tuple[str, ...] = ()
 
     def ranked(self, column: str) -> list[Row]:
-        """Returns the rows that have a column, the greatest mean first, and NaN last."""
+        """Returns the rows that have a cell in a column, the greatest mean first and NaN last."""
         rows = [row for row in self.rows if column in row.cells]
         means = [row.cells[column].value.mean for row in rows]
         return [rows[i] for i in np.argsort(-np.array(means), kind="stable")]
 
 
 def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
-    """Returns the table of internal clients, and that of unseen domains if there are any.
+    """Returns the table of internal clients, and the table of unseen domains if there are any.
 
     Args:
-      variants: of one data set.
-      baseline: label of a variant, or its method; empty: fedavg if it is there, else the last.
+      variants: those of one data set.
+      baseline: the label or the method of a variant; "" takes fedavg, or else the last variant.
 
     Raises:
       ConfigError: no variant has that label or method.
@@ -137,10 +138,10 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
 
 
 def _inside(runs: Sequence[Run]) -> _Scores:
-    """Scores of the internal clients by column: their mean, and each client.
+    """Returns the scores of the internal clients by column: their mean, and each client.
 
-    If the runs leave out different domains, so that their clients differ: the mean over the domains
-    left out, and the mean of the clients without each.
+    Runs that leave out different domains have different clients. Then the columns are the clients'
+    mean without each target, and the mean of these over the targets.
     """
     found: _Scores = {}
     several = len({run.target for run in runs}) > 1
@@ -157,7 +158,7 @@ def _inside(runs: Sequence[Run]) -> _Scores:
 
 
 def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
-    """Returns adaptation -> unseen domain -> seed -> score, the mean first if there are several."""
+    """Returns adaptation -> unseen domain -> seed -> score, the mean of several domains first."""
     found: dict[str, _Scores] = {}
     for run in runs:
         for domain, row in run.summary["accuracy"]["unseen"].items():
@@ -170,9 +171,9 @@ def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
 
 
 def _with_mean(scores: _Scores) -> _Scores:
-    """Scores with their mean in front, over the seeds that have them all."""
+    """Returns scores with their mean first, over the seeds that have all columns."""
     mean: _Seeds = {}
-    # a seed without the hardest domain would raise the mean
+    # a seed that lacks a hard domain would raise the mean
     for seed in sorted(set.intersection(*map(set, scores.values()))):
         values, parts, right, data = zip(*(seeds[seed] for seeds in scores.values()), strict=True)
         mean[seed] = _Score(
@@ -185,7 +186,7 @@ def _with_mean(scores: _Scores) -> _Scores:
 
 
 def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str = "") -> _Score:
-    """A score that is the mean of those of some clients or domains."""
+    """Returns a score, with the shares of the clients or domains whose mean it is."""
     counts = {name: run.tested(name, adaptation) for name in parts}
     if not all(counts.values()):
         return _Score(value)
@@ -201,10 +202,10 @@ def _table(
     rows: Mapping[tuple[str, str], _Scores],
     baseline: tuple[str, str],
 ) -> Table:
-    """A table of rows (variant, adaptation) -> scores."""
+    """Returns a table, from (variant, adaptation) -> scores."""
     runs = {variant.label: variant.runs for variant in variants}
     score, dataset = variants[0].runs[0].score, variants[0].runs[0].summary["dataset"]
-    proportions = score == "accuracy"  # a share of the samples, which mAP50 is not
+    proportions = score == "accuracy"  # a share of samples with a binomial error; mAP50 is not
     columns = dict.fromkeys(column for scores in rows.values() for column in scores)
     columns = tuple(sorted(columns, key=lambda column: column != MEAN))
     made = []
@@ -214,7 +215,7 @@ def _table(
         for column, seeds in scores.items():
             one = next(iter(seeds.values()))
             value = intervals.over_seeds([score.value for score in seeds.values()])
-            # Student's interval does not end at 0 and 100; max and min keep a NaN in front
+            # clips Student's interval to [0, 100]; `max(nan, 0.0)` is NaN only in this order
             value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
             if len(seeds) == 1 and proportions and one.parts:
                 value = intervals.mean_of_parts(one.parts)._replace(mean=value.mean)
@@ -226,27 +227,27 @@ def _table(
         config = relevant(first) | {"target": first.target}
         data = tuple(run.data for run in runs[label])
         made.append(Row(first.method, label, adaptation, cells, config, data))
-    named = Row("", *baseline, {}).label  # which may have no row in this table
+    named = Row("", *baseline, {}).label  # the baseline may have no row in this table
     table = Table(name, dataset, score, columns, tuple(made), named)
     order = table.ranked(columns[0])
     best, *others = (rows[row.variant, row.adaptation][columns[0]] for row in order)
     gaps = [_difference(best, one, proportions) for one in others]
     pairs = zip(order[1:], gaps, strict=True)
     tied = [row.label for row, gap in pairs if gap.known and not gap.sign]
-    if len(made) > _MANY:  # a few rows stay in the order in which the folders were given
+    if len(made) > _MANY:  # fewer rows keep the order in which the folders were given
         made = [*order, *(row for row in made if columns[0] not in row.cells)]
     return table._replace(rows=tuple(made), tied=tuple(tied))
 
 
 def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:
-    """How many points a row has more than another: over the seeds that both have, else over all."""
+    """Returns a row's score minus another's, over common seeds, or over all if none is common."""
     both = sorted(set(seeds) & set(other))
     if len(both) > 1:
         return intervals.over_seeds([seeds[seed].value - other[seed].value for seed in both])
     if both:
         one, two = seeds[both[0]], other[both[0]]
         shapes = [[part.shape for part in score.right] for score in (one, two)]
-        # the same samples are hard for both models: a paired difference varies less
+        # both models find the same samples hard, so a paired difference varies less
         if one.right and one.data == two.data and shapes[0] == shapes[1]:
             return intervals.paired_difference(one.right, two.right)
         if proportions and one.parts and two.parts:

@@ -1,4 +1,4 @@
-"""The sections of a page on its runs themselves: batch norms, data, and how they were made."""
+"""Writes the sections of a page on batch norms, data, and how its runs were made."""
 
 import html
 import shlex
@@ -29,7 +29,7 @@ _TITLES = {
 _MOMENTS = {"first": "after round 1", "selected": "in the selected round"}
 _ADAPTER = "zero_shot_adapter"
 _QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
-_MOST_CLASSES = 40  # with a column of their own in the table of counts
+_MOST_CLASSES = 40  # for more classes the table of counts shows least, median and most
 _PICTURES = {
     "samples": "What the clients see",
     "boxes": "Boxes found in test images, and those missed",
@@ -43,7 +43,10 @@ _COSTS = (
 
 
 def batch_norms(variants: Sequence[Variant]) -> str:
-    """Returns heat maps of the first seed of each variant whose clients keep batch norms."""
+    """Returns heat maps of the clients' batch norms, for the first seed of each variant, as HTML.
+
+    Notes name the variants without such distances. The adapter's alphas follow below.
+    """
     parts, shared, missing = [], [], []
     for variant in variants:
         run = variant.runs[0]
@@ -57,7 +60,7 @@ def batch_norms(variants: Sequence[Variant]) -> str:
             values = {name: one.values[kind] for name, one in found.items()}
             finite = np.concatenate([one[np.isfinite(one)] for one in values.values()])
             if len(finite):
-                most = float(finite.max())  # the same colours at both moments
+                most = float(finite.max())  # one colour scale for both rounds
                 maps = (
                     heat_map(f"{title}, {_MOMENTS[name]}", one.layers, one.clients, values[name],
                              ".2g", most)
@@ -82,7 +85,7 @@ def batch_norms(variants: Sequence[Variant]) -> str:
 
 
 def _alphas(variants: Sequence[Variant]) -> str:
-    """A heat map for each file: quantiles over the samples, a column a layer; or how to get it."""
+    """Returns heat maps of the alphas' quantiles by layer, or a note on how to record them."""
     parts = []
     for variant in variants:
         folder, label = variant.runs[0].folder, variant.label
@@ -107,9 +110,10 @@ def _alphas(variants: Sequence[Variant]) -> str:
 
 
 def data_section(variants: Sequence[Variant]) -> str:
-    """Returns pictures of the first run's data, and its class counts with names, as HTML.
+    """Returns pictures of the first run's data, and its class counts, as HTML.
 
-    Classes are counted in training, validation and test samples: a row a client, a column a class.
+    Training, validation and test samples have a table each, with a row for each client and a column
+    for each class.
     """
     run = variants[0].runs[0]
     plots = run.folder / "plots"
@@ -135,7 +139,7 @@ def data_section(variants: Sequence[Variant]) -> str:
 
 
 def about_runs(variants: Sequence[Variant]) -> str:
-    """Returns tables of cost and of keys, the commands, and all else of interest, as HTML."""
+    """Returns the runs' costs, changed keys, commands, notes, versions and devices, as HTML."""
     runs = [(variant.label, run) for variant in variants for run in variant.runs]
     notes = list(dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ())))
     commands = list(dict.fromkeys(_command(run) for _, run in runs))
@@ -166,7 +170,7 @@ def about_runs(variants: Sequence[Variant]) -> str:
     every = [one for each in configs for one in each]
     changed = []
     for key in sorted({key for one in every for key in one if defaults().get(key) != one[key]}):
-        # all values that the seeds and targets of a variant have
+        # seeds and targets of one variant may have several values
         texts = [" | ".join(dict.fromkeys(spell(one[key]) for one in each)) for each in configs]
         if len(set(texts)) == 1:
             texts[1:] = ["same"] * (len(texts) - 1)
@@ -187,12 +191,12 @@ def about_runs(variants: Sequence[Variant]) -> str:
 
 
 def _command(run: Run) -> str:
-    """Returns a command that makes a run's configuration, from the nearest packaged config."""
+    """Returns the shortest command that sets a run's configuration, from a packaged config."""
     config = run.config
     changes = {
         name: {key: value for key, value in config.items() if values.get(key) != value}
         for name, values in _packaged().items()
-        # no argument makes a key empty that a config has set
+        # the command line cannot set a key back to None, so such configs are left out
         if all(config[key] is not None for key, value in values.items() if value is not None)
     }
     name = min(changes, key=lambda one: (len(changes[one]), one))
@@ -205,5 +209,5 @@ def _command(run: Run) -> str:
 
 @cache
 def _packaged() -> dict[str, dict[str, object]]:
-    """Name of a packaged config -> its keys."""
+    """Returns name of a packaged config -> its keys and values."""
     return {name: as_json(read(name)) for name in packaged_configs()}

@@ -1,4 +1,4 @@
-"""Tables of accuracies as plain text."""
+"""Prints tables of accuracies as plain text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from fedjax_bn.arguments.text import shown
 
 _MEAN = ("mean", "")
-OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # the forms of measures that are not percentages
+OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # number formats of measures that are not percentages
 
 
 def comparison(summaries: list[dict[str, Any]]) -> str:
-    """Returns test accuracy in percent by client as text, one row a run.
+    """Returns test accuracy in percent by client as text, one row for each run.
 
-    Internal clients use their own model of the selected round. The columns after `mean` are unseen
-    domains with the adaptation in brackets.
+    Internal clients are tested with their own models of the selected round. The columns after
+    `mean` are unseen domains, with the adaptation in brackets.
     """
     rows = [columns(summary) for summary in summaries]
     cells = [
@@ -24,13 +24,13 @@ def comparison(summaries: list[dict[str, Any]]) -> str:
 
 
 def score_of(summary: dict[str, Any]) -> str:
-    """Returns what the percentages of a summary are: accuracy, or mAP50 for a detector."""
+    """Returns the kind of a summary's percentages: accuracy, or mAP50 for a detector."""
     return summary.get("score", "accuracy")
 
 
 def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """Returns column -> percent: of (client, ""), ("mean", ""), then (domain, adaptation)."""
-    # pairs, so that a client called "a [running]" is not the domain a
+    """Returns column -> percent, in the order (client, ""), ("mean", ""), (domain, adaptation)."""
+    # with pairs as keys, a client named "a [running]" does not collide with the domain a
     internal = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
     mean = internal.pop(_MEAN)
     unseen = {
@@ -48,7 +48,7 @@ def heading(column: tuple[str, str]) -> str:
 
 
 def grid(rows: list[list[str]]) -> str:
-    """Returns rows as text: the first column to the left, the others right, row 1 underlined."""
+    """Returns rows as aligned text: first column left, others right, the first row underlined."""
     rows = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -62,7 +62,7 @@ def grid(rows: list[list[str]]) -> str:
 def by_target(
     summaries: dict[str, list[dict[str, Any]]],
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Returns (method, adaptation) -> target -> percent, and "mean", as the papers' tables have it.
+    """Returns (method, adaptation) -> target -> percent, with their "mean", as papers print it.
 
     Args:
       summaries: target -> the summaries of the runs that left it out.
@@ -78,12 +78,12 @@ def by_target(
 def accuracies(
     rows: Mapping[str, Mapping[str, float | None]], title: str, forms: Mapping[str, str] = {}
 ) -> str:
-    """Returns row name -> column -> percent as text, a dash for no value.
+    """Returns a table as text, with a dash for a missing value.
 
     Args:
-      rows: of the table.
-      title: in its corner.
-      forms: of columns that are not percentages, such as `OF_MEASURES`.
+      rows: row name -> column -> percent.
+      title: the text in the top left corner.
+      forms: column -> number format, for columns that are not percentages, such as `OF_MEASURES`.
     """
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     cells = [

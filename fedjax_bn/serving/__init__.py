@@ -1,9 +1,10 @@
-"""A trained model in use: stored images in, probabilities of classes out.
+"""Predicts class probabilities of stored images with a trained model.
 
     predict = predictor(method, global_variables(state), adapt="tsmobn")
     probabilities = predict(images)          # u8[N, H, W, C], as trained on -> f[N, classes]
 
-or, without any training code, from a folder that `fedjax-bn serve` wrote: `load(folder, "tsmobn")`.
+`load(folder, "tsmobn")` makes the predictor from a folder that `fedjax-bn serve` wrote, without
+training code.
 """
 
 from fedjax_bn.serving.folder import load

@@ -1,12 +1,12 @@
-"""What a client receives, as a folder: `fedjax-bn serve` writes it, `predict` and `load` read it.
+"""Writes and reads a served model's folder, for `fedjax-bn serve`, `fedjax-bn predict` and `load`.
 
-    model.json      what the model is: its name and options, classes, the form of its samples, how
-                    bytes are standardized, the adaptations it was tested with
+    model.json      the model's name and options, its classes, the form of its samples, how bytes
+                    are standardized, the adaptations with which it was tested
     variables.npz   its arrays, COLLECTION/MODULE/NAME
     programs/       each adaptation as StableHLO, see `serving.program`
 
-Nothing in the folder is executed but programs of StableHLO, which can only compute. Models and
-adaptations that it names are built only if they belong to this library, so a folder from elsewhere
+Only the StableHLO programs of a folder are executed, and they can only compute. Models and
+adaptations that a folder names are built only if they belong to this library, so a foreign folder
 imports no code.
 """
 
@@ -38,7 +38,7 @@ from fedjax_bn.serving.predictor import Predictor, from_choice
 from fedjax_bn.serving.program import Program, open_program, read_served, write_program
 from fedjax_bn.sharing import Variables
 
-FORM = 1  # of the folder
+FORM = 1  # the version of the folder's format
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
 _MOST_ABOUT = 2**26  # bytes of model.json
@@ -49,19 +49,19 @@ class About(NamedTuple):
     """The content of model.json.
 
     Attributes:
-      form: the number of the folder's form.
-      library: the version of fedjax_bn that wrote it.
-      model: its name and options, such as "ResNet18:width=16".
-      compute_dtype: in which its layers compute.
-      method, dataset, round: what trained it, on what, for how many rounds.
-      classes: their names, in the order of the probabilities.
-      shape, dtype: of one stored sample.
+      form: the version of the folder's format.
+      library: the version of fedjax_bn that wrote the folder.
+      model: the model's name and options, such as "ResNet18:width=16".
+      compute_dtype: the dtype in which the layers compute.
+      method, dataset, round: the method and data set of the training, and the number of rounds.
+      classes: the class names, in the order of the probabilities.
+      shape, dtype: the form of one stored sample.
       mean, std: bytes reach the model as (u8/255 - mean)/std.
-      adaptations: those with which its run tested unseen clients.
-      programs: adaptation -> what `open_program` needs.
-      batch_size: B of the batches on which its run tested adaptations that set no other.
-      orientation: of the image files that trained it, see `pixels.raster`; folders of earlier
-        versions have no such entry and were trained on stored pixels.
+      adaptations: the adaptations with which the run tested unseen clients.
+      programs: adaptation -> the argument `about` of `open_program`.
+      batch_size: B, the batch size of tests with adaptations that set no other.
+      orientation: whether image files were turned upright for training, or used as stored, see
+        `pixels.raster`; folders of earlier versions have no such entry and used stored pixels.
     """
 
     form: int
@@ -90,17 +90,17 @@ def is_ours(model: str) -> bool:
 def write(
     folder: Path, about: About, variables: Variables, programs: Mapping[str, Program]
 ) -> None:
-    """Writes a served model, all of it at once or nothing.
+    """Writes a served model atomically.
 
     Args:
-      folder: one that does not exist yet, or is empty.
-      about: what it is, without its programs.
-      variables: its collections, dicts in dicts of arrays.
+      folder: a folder that does not exist yet, or is empty.
+      about: the content of model.json, without `programs`.
+      variables: the model's collections, nested dicts of arrays.
       programs: adaptation -> its program.
 
     Raises:
-      ValueError: the folder holds something.
-      OSError: it cannot be written.
+      ValueError: the folder is not empty, or is a file.
+      OSError: the folder cannot be written.
     """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -116,8 +116,8 @@ def write(
         }
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
-        partial.chmod(0o755)  # `mkdtemp` lets only its user read it
-        os.replace(partial, folder)  # atomic: `partial` is beside the folder, on its file system
+        partial.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
+        os.replace(partial, folder)  # atomic, because both are on one file system
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -126,18 +126,18 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
     """Returns a predictor of a served model; it needs no training code, data or network.
 
     Args:
-      folder: as `fedjax-bn serve --export` wrote it.
-      adapt: how it predicts, `name:key=value`; empty: the first adaptation with which its run
-        tested unseen clients. A model that is not this library's has only those that were served.
-      batch_size: B, where `adapt` sets none; None: that on which the run tested. A model that is
-        not this library's has the one of its program.
+      folder: the folder that `fedjax-bn serve --export` wrote.
+      adapt: the adaptation, `name:key=value`; empty: the first with which the run tested unseen
+        clients. A model that is not this library's has only the adaptations that were served.
+      batch_size: B, unless `adapt` sets it; None: the run's batch size in tests. The programs of a
+        model that is not this library's have a fixed B.
 
     Raises:
       ValueError: the folder holds no served model or a damaged one, or `adapt` is unknown.
     """
     folder = Path(folder)
     about = read_about(folder)
-    # Code of the user's own is imported where the user typed its name, never from the folder.
+    # A user's own adaptation is imported only if the user gave its name, never by the folder's.
     typed, adapt = bool(adapt), adapt or about.adaptations[0]
     try:
         named = read_served(folder / _VARIABLES)
@@ -155,7 +155,7 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
 
     name = split_choice(adapt, ADAPTATIONS)[0]
     if not is_ours(about.model) or not (typed or name in ADAPTATIONS):
-        # What only the folder names is never imported: it is a program, or nothing.
+        # Code that only the folder names is never imported; only its program is used.
         if adapt not in about.programs:
             raise ValueError(
                 f"--adapt {brief(adapt)} was not served with {folder}, which names code that is "
@@ -203,7 +203,7 @@ def read_about(folder: Path) -> About:
 
 
 def _fault(about: About) -> str:
-    """Returns what is wrong with the content of model.json; empty where nothing is."""
+    """Returns what is wrong with the content of model.json; "" if nothing is."""
     parts = {"classes": str, "adaptations": str, "programs": str, "shape": int}
     parts |= {"mean": float, "std": float}
     for name, kind in About.__annotations__.items():
@@ -236,7 +236,7 @@ def _fault(about: About) -> str:
 def _variables_of(
     folder: Path, about: About, model: Any, named: Mapping[str, np.ndarray]
 ) -> Variables:
-    """Returns the arrays as the model's collections, with those that a method adds.
+    """Returns the arrays as collections: the model's, and those that a method adds.
 
     Raises:
       ValueError: an array of the model is missing, or has another shape or dtype.
@@ -250,7 +250,7 @@ def _variables_of(
             raise ValueError(
                 f"{folder / _VARIABLES} holds no {name} as {about.model} has it: serve it again"
             )
-    with naming(f"the tree of {folder / _VARIABLES}"):  # two names may exclude each other
+    with naming(f"the tree of {folder / _VARIABLES}"):  # "a" and "a/b" cannot both be leaves
         return jax.tree.map(jnp.asarray, unflatten_dict(dict(named), sep="/"))
 
 
@@ -265,7 +265,7 @@ def _check_traced(folder: Path, adapt: str, about: About, predictor: Predictor) 
         found = jax.eval_shape(predictor.step, carry, images, valid)[0]
         if found.shape != (size, len(about.classes)) or found.dtype.kind != "f":
             raise ValueError(f"it gives {found.dtype}{list(found.shape)}, and no probabilities")
-    except Exception as error:  # whatever arrays of another form make of a model or a program
+    except Exception as error:  # arrays of another form cause any error in a model or program
         raise ValueError(
             f"{folder} cannot predict by {brief(adapt)} in batches of {size} ({one_line(error)}): "
             "choose another --adapt, or serve it again"

@@ -1,4 +1,4 @@
-"""A model with the preprocessing that it was trained with, as one client uses it."""
+"""Predicts with a model, an adaptation, and the preprocessing of the model's training."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -19,15 +19,15 @@ PyTree = Any
 
 
 class Predictor(NamedTuple):
-    """A received model as one client uses it; called with all its images, or with a stream.
+    """A model with its preprocessing, for one client's images: all at once, or in a stream.
 
     Attributes:
-      start: `start() -> carry`, before the client's first batch.
+      start: `start() -> carry`, the carry before the client's first batch.
       step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`.
       check: raises ValueError for images [N, ...] of another form than the model was trained on.
       batch_size: B.
-      order: seed of the random order in which a call passes its images; -1 keeps theirs, see
-        `adaptation.choice.choose_adaptation`.
+      order: the seed of the random order in which a call passes its images; -1 keeps the given
+        order, see `adaptation.choice.choose_adaptation`.
     """
 
     start: Callable[[], PyTree]
@@ -39,19 +39,19 @@ class Predictor(NamedTuple):
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Returns probabilities f[N, C] of a client's images [N, ...], bytes if trained on bytes.
 
-        An adaptation sees them in batches, in the random order of `order`, as in `evaluate`.
+        The adaptation gets the images in batches, in the order of `order`, as in `evaluate`.
 
         Raises:
-          ValueError: there are no images, or the model was trained on others.
+          ValueError: there are no images, or their form is not that of the training images.
         """
         images = np.asarray(images)
         return self.predict(len(images), images.__getitem__)
 
     def predict(self, count: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns the same for images that are read when their turn comes.
+        """Returns the same as a call, but reads the images batch by batch.
 
         Args:
-          count: N.
+          count: N, the number of images.
           read: `read(index i64[b]) -> images [b, ...]`.
         """
         if not count:
@@ -61,13 +61,13 @@ class Predictor(NamedTuple):
             order = np.random.default_rng(self.order).permutation(count)
         blocks = np.split(order, range(self.batch_size, count, self.batch_size))
         found = np.concatenate(list(self.stream(map(read, blocks))))
-        return found[np.argsort(order)]  # in the order of the images again
+        return found[np.argsort(order)]  # back in the images' own order
 
     def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields probabilities f[b, C] of each batch [b, ...] of one client, b from 1 to B.
+        """Yields probabilities f[b, C] of each batch [b, ...] of one client, 1 <= b <= B.
 
         Raises:
-          ValueError: as `__call__`, or a batch has more than B images.
+          ValueError: see `__call__`; or a batch is empty or has more than B images.
         """
         carry = self.start()
         for images in map(as_images, batches):
@@ -78,7 +78,7 @@ class Predictor(NamedTuple):
                     f"a batch holds {count} images, but must hold 1 to batch_size="
                     f"{self.batch_size}: make it smaller, or the predictor with another batch_size"
                 )
-            # One shape for all batches, so that one program serves them.
+            # Padding gives all batches one shape, so that `step` compiles once.
             filled = np.pad(images, [(0, self.batch_size - count)] + [(0, 0)] * (images.ndim - 1))
             found, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
             yield np.asarray(found)[:count]
@@ -91,14 +91,14 @@ def predictor(
 
     Args:
       method: a `FederatedMethod` of `fedjax_bn.methods`, with which the variables were trained.
-      variables: one model's, as `global_variables(state)`, or a client's own,
+      variables: the variables of one model: `global_variables(state)`, or a client's own,
         `client_variables(state, k)`.
-      adapt: how it predicts, see `adaptation.choice.choose_adaptation`, such as "tsmobn".
-      batch_size: B, of the batches that an adaptation sees, unless `adapt` sets another.
+      adapt: the adaptation, such as "tsmobn", see `adaptation.choice.choose_adaptation`.
+      batch_size: B, the size of the adaptation's batches, unless `adapt` sets another.
 
     Raises:
-      ValueError: `adapt` is unknown or does not suit, the method has no model, or the variables
-        are of all clients.
+      ValueError: `adapt` is unknown or does not suit the model, the method has no model, or the
+        variables are those of all clients.
     """
     if method.learned is None:
         raise ValueError(
@@ -122,7 +122,7 @@ def predictor(
 def from_choice(
     choice: Choice, variables: Variables, prepare: Prepare, check: Callable[[np.ndarray], None]
 ) -> Predictor:
-    """Returns a predictor by an adaptation; arguments as of `Predictor` and `step_of`."""
+    """Returns a predictor by an adaptation; see `Predictor` and `step_of` for the arguments."""
     step, start = jax.jit(step_of(choice.adaptation, prepare)), choice.adaptation.init
     of_model = partial(start, variables), partial(step, variables)
     return Predictor(*of_model, check, choice.batch_size, choice.order)
@@ -131,8 +131,8 @@ def from_choice(
 def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax.Array, PyTree]]:
     """Returns `step(variables, carry, images, valid) -> (probabilities f[B, C], carry)`.
 
-    It raises ValueError where the model's outputs are not logits f[B, C]. `prepare` makes what the
-    model reads of stored images.
+    The step raises ValueError if the model's outputs are not logits f[B, C]. `prepare` converts
+    stored images to the model's inputs.
     """
 
     def step(

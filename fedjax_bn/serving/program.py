@@ -1,4 +1,4 @@
-"""An adaptation of a model as StableHLO, which runs without this library: JAX alone reads it.
+"""Exports an adaptation of a model as a StableHLO program, which JAX runs without this library.
 
     import numpy as np
     from jax import export
@@ -8,7 +8,7 @@
     carry = dict(np.load("programs/tsmobn.npz"))           # before a client's first batch
     probabilities, carry = program.call(arrays, carry, images, valid)   # batch after batch
 
-Images [B, ...] are given as they are stored (bytes are standardized inside), with B of model.json;
+Images [B, ...] have the stored form (the program standardizes bytes), with B from model.json;
 valid bool[B] is False after the last image of a short batch. Programs are for CPU.
 """
 
@@ -36,7 +36,7 @@ from fedjax_bn.serving.predictor import Predictor, step_of
 from fedjax_bn.sharing import Variables
 
 _MOST = 2**30  # bytes of a program
-# A custom call could run any code that the process has; these are LAPACK's, and XLA's own.
+# A custom call can run any registered code of the process; only LAPACK's and XLA's are allowed.
 _COMPUTES = r" @(lapack_\w+_ffi|Sharding)\("
 PyTree = Any
 Arrays = dict[str, Any]
@@ -46,10 +46,10 @@ class Program(NamedTuple):
     """An exported adaptation.
 
     Attributes:
-      content: what `jax.export` serialized.
-      carry: name -> array, before a client's first batch; {} where nothing is carried.
+      content: the bytes that `jax.export` serialized.
+      carry: name -> array, the carry before a client's first batch; {} if nothing is carried.
       batch_size: B.
-      order: of the stream, see `adaptation.choice.Choice`.
+      order: the order of the images, see `adaptation.choice.Choice`.
     """
 
     content: bytes
@@ -64,13 +64,13 @@ def export(
     """Returns an adaptation as a program over named arrays.
 
     Args:
-      choice: the adaptation, and the batches of its stream.
-      variables: the model's collections; only their form is in the program.
-      prepare: stored images -> what the model reads.
-      shape, dtype: of one stored sample.
+      choice: the adaptation, with its batch size and order.
+      variables: the model's collections; the program contains only their form.
+      prepare: converts stored images to the model's inputs.
+      shape, dtype: the form of one stored sample.
 
     Raises:
-      ImportError: flatbuffers is not installed, in which programs are written.
+      ImportError: flatbuffers, which `jax.export` needs, is not installed.
     """
     _require_flatbuffers()
     start, step = choice.adaptation.init(variables), step_of(choice.adaptation, prepare)
@@ -94,7 +94,7 @@ def export(
 
 
 def write_program(folder: Path, text: str, program: Program) -> dict[str, Any]:
-    """Writes NAME.stablehlo and NAME.npz; returns what `open_program` needs."""
+    """Writes NAME.stablehlo and NAME.npz; returns the argument `about` of `open_program`."""
     name = file_name(text)
     (folder / f"{name}.stablehlo").write_bytes(program.content)
     np.savez(folder / f"{name}.npz", **program.carry)
@@ -111,14 +111,14 @@ def open_program(
     """Returns a predictor by the program of an adaptation.
 
     Args:
-      folder: of the programs.
+      folder: the folder of the programs.
       text: the adaptation.
-      about: what `write_program` returned.
-      arrays: name -> array, the model's.
-      check: as of `Predictor`.
+      about: the result of `write_program`.
+      arrays: name -> array of the model.
+      check: see `Predictor`.
 
     Raises:
-      ValueError: the program is missing or damaged, or calls more than linear algebra.
+      ValueError: the program is missing or damaged, or has a custom call that is not allowed.
       ImportError: flatbuffers is not installed.
     """
     _require_flatbuffers()
@@ -130,7 +130,7 @@ def open_program(
         if wrong := [call for call in calls if not re.match(_COMPUTES, call)]:
             raise ValueError(f"it calls {wrong[0].strip()}, and may call linear algebra alone")
         start = read_served(folder / f"{name}.npz")
-    except Exception as error:  # whatever a damaged program makes of flatbuffers
+    except Exception as error:  # flatbuffers raises any error on a damaged program
         raise ValueError(
             f"cannot read the program of {text} in {folder} ({brief(str(error))}): serve it again"
         ) from error
@@ -139,15 +139,15 @@ def open_program(
 
 
 def read_served(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of a served folder's `.npz` by name: finite real numbers.
+    """Returns name -> array of a served folder's `.npz`, whose numbers are real and finite.
 
     Raises:
-      OSError, ValueError: it is missing, damaged or compressed, or holds anything else.
+      OSError, ValueError: the file is missing, damaged or compressed, or holds other arrays.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is not a regular file")
     names = names_in_npz(path)
-    with ZipFile(path) as archive:  # a small archive could fill the memory
+    with ZipFile(path) as archive:  # a small compressed archive could unpack to fill the memory
         if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
             raise ValueError(
                 f"{path} unpacks to more than it has, and served arrays are not packed"
@@ -161,8 +161,8 @@ def read_served(path: Path) -> dict[str, np.ndarray]:
 
 
 def _to_named(carry: PyTree) -> Arrays:
-    """Returns the leaves of a carry by their number; random keys as their words."""
-    # An .npz holds plain arrays, and the program is called without this library's types.
+    """Returns the leaves of a carry by their number, with random keys as their raw words."""
+    # An .npz cannot hold key arrays, and callers of a program need no tree of this library.
     leaves = enumerate(jax.tree.leaves(carry))
     return {str(i): jax.random.key_data(x) if _is_key(x) else x for i, x in leaves}
 

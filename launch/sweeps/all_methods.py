@@ -1,4 +1,4 @@
-"""All methods of the library on the same data: which of them help where a domain was left out?
+"""Compares all methods of the library on the same data: which of them help on unseen domains?
 
     python launch/sweeps/all_methods.py [run]  [--dataset NAME] [--path PATH] [--target NAMES]
         [--only GLOBS] [--seeds N] [--rates R,R] [--part I/N] [--workdir DIR] [--config.KEY=VALUE]
@@ -7,23 +7,23 @@
 NAME is one of scanners and beach, which need no data, digits and pacs, whose PATH is as their
 config files take data.path, or any other data.name: `--dataset folders --path DIR` compares on your
 own DIR/DOMAIN/CLASS/*.jpg. NAMES are the domains that are left out, one after the other (several at
-once with a + between them); by default those of the data set below, or each of your own.
+once with a + between them); the default is the targets of the data set below, or each domain.
 
 The methods are those of entries.py; GLOBS choose rows by their names ("Fed*,SNR"). Networks and
 rounds are small, so that a run takes seconds on two cores: SmallCNN from random weights, momentum
-0.9. Nothing is tuned but the learning rate, one of R for each method and data set: that whose first
-seed has the best mean accuracy on the clients' validation samples, over all targets; the other
-seeds take it. The round is selected by validation too. The unseen domain decides nothing.
+0.9. Only the learning rate is tuned, for each method and data set: of the rates R it is the one
+whose first seed has the best mean accuracy on the clients' validation samples, over all targets;
+the other seeds take it. The round is selected by validation too. The unseen domain decides nothing.
 
 All runs share this process and the compiled programs in config.compilation_cache, so that seeds do
-not compile again. Each is a usual run in DIR, which is not made twice, so that the same command
-continues; `--part I/N` does every Nth row, those that share runs as one, for several processes at
-once. `list` prints the commands of all runs. `report`, which `run` ends with, prints and writes
-DIR/DATASET.md: of every row the mean and 95 % interval (Student's t over seeds) on clients and on
-what is unseen, the paired difference to FedAvg by seed, seconds a round, bytes; which rows do not
+not compile again. Each is a usual run in DIR and is not repeated, so the same command continues.
+`--part I/N` does every Nth row, where rows that share runs count as one, for several processes at
+once. `list` prints the commands of all runs. `report`, with which `run` ends, prints and writes
+DIR/DATASET.md: for every row the mean and 95 % interval (Student's t over seeds) on clients and on
+unseen domains, the paired difference to FedAvg by seed, seconds a round, bytes; which rows do not
 help; and the settings of the runs. Data without validation samples are refused before the first
-run. Those that come divided without any, as digits do, hold some out of their training samples with
-data.split=official.
+run. If data come divided without them, as digits do, data.split=official holds some out of the
+training samples.
 """
 
 import argparse
@@ -56,12 +56,12 @@ HOLD_OUT = (
 
 
 class Bench(NamedTuple):
-    """A data set as methods are compared on it.
+    """A data set on which methods are compared.
 
     Attributes:
       config: the config file.
-      targets: left out one after the other; empty: each domain in turn.
-      changes: of the config.
+      targets: the domains that are left out one after the other; empty: each domain in turn.
+      changes: changes of the config.
     """
 
     config: str
@@ -94,9 +94,9 @@ BENCHES = {
 
 
 def bench_of(options: argparse.Namespace, given: Sequence[tuple[str, str]] = ()) -> Bench:
-    """Returns the data set that was chosen; any `data.name` has a bench.
+    """Returns the bench of the chosen data set; any `data.name` has one.
 
-    Without targets each domain of the data is left out.
+    If no targets are given, each domain of the data is left out in turn.
     """
     changes = {"data.name": options.dataset, "rounds": 40, "batch_size": 16, "eval_every": 10}
     own = Bench("configs/quickstart.py", (), changes)
@@ -114,12 +114,12 @@ def bench_of(options: argparse.Namespace, given: Sequence[tuple[str, str]] = ())
 def runs_of(
     options: argparse.Namespace, bench: Bench, entry: Entry, rate: float, seed: int
 ) -> tuple[Run, ...]:
-    """Returns the runs of a row, one a target."""
+    """Returns the runs of a row, one for each target."""
     changes = {**SMALL, **bench.changes, **entry.changes, "adaptations": entry.adaptations}
     if entry.norm:
         changes["model"] = f"{changes['model']}:norm={entry.norm}"
     changes |= {"optimizer.learning_rate": rate, "seed": seed}
-    # one checkpoint, at the end: a run takes seconds, and there are hundreds
+    # one checkpoint, at the end, because a run takes seconds and there are hundreds
     changes |= {"checkpoint_every": changes["rounds"], "target": ""}
     found = []
     for target in bench.targets:
@@ -130,16 +130,17 @@ def runs_of(
 
 
 def config_of(run: Run, changes: Sequence[tuple[str, str]]) -> Any:
-    """Returns the configuration of a run with changes of one's own."""
+    """Returns the configuration of a run with the user's changes."""
     own = [(key, text(value)) for key, value in run.changes.items()]
     return read(config_file(run.config), [*own, *changes])
 
 
 def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
-    """Reads the data of a run, before hours of training.
+    """Checks a run's data before hours of training.
 
     Raises:
-      SystemExit: they cannot be read, or a client has no validation samples to choose a rate by.
+      SystemExit: the data cannot be read, or a client has no validation samples, by which the rate
+        is chosen.
     """
     config = config_of(run, changes)
     try:
@@ -154,7 +155,7 @@ def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
 
 
 def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float | None:
-    """Returns the rate whose first seed validates best; None if none has finished on all targets.
+    """Returns the rate whose first seed validates best; None until one has finished all targets.
 
     Raises:
       SystemExit: a run has finished without validation samples.
@@ -185,9 +186,9 @@ def train_all(
     rows: Mapping[str, Entry],
     changes: Sequence[tuple[str, str]],
 ) -> None:
-    """Trains in this process what has not finished or failed, row after row.
+    """Trains the runs that have not finished or failed, in this process, row after row.
 
-    The first seed is trained at each rate, the others at the best.
+    The first seed is trained at each rate, the other seeds at the best.
     """
     import jax
 
@@ -200,7 +201,7 @@ def train_all(
             continue
         folders.add(entry.folder)
         print(f"{options.dataset}: {label}", file=sys.stderr, flush=True)
-        # programs of other rows are not needed again, and hundreds would fill the memory
+        # other rows do not need the last row's programs, and hundreds would fill the memory
         jax.clear_caches()
         for seed in range(options.seeds):
             best = best_rate(options, bench, entry) if seed else None
@@ -217,7 +218,7 @@ def train_all(
                     raise
                 except UserError as error:  # another process has it, or it cannot be run
                     print(f"{run.name}: {error}", file=sys.stderr)
-                    if isinstance(error, NotFiniteError):  # which it would be again
+                    if isinstance(error, NotFiniteError):  # a retry would diverge again
                         write_atomically(failure, f"{error}\n")
 
 
@@ -226,7 +227,7 @@ def _failure(options: argparse.Namespace, run: Run) -> Path:
 
 
 def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry]) -> str:
-    """Returns the table of a data set from what has finished."""
+    """Returns the report of a data set from finished runs."""
     measured: dict[str, Measured] = {}
     failed: dict[str, str] = {}
     for label, entry in rows.items():
@@ -247,13 +248,13 @@ def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry])
 
 
 def part_of(rows: Mapping[str, Entry], index: int, number: int) -> dict[str, Entry]:
-    """Returns every `number`th row from the `index`th on; rows that share runs count as one."""
+    """Returns every `number`th row, from row `index`; rows that share runs count as one."""
     folders = [*dict.fromkeys(entry.folder for entry in rows.values())][index - 1 :: number]
     return {label: entry for label, entry in rows.items() if entry.folder in folders}
 
 
 def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the options, and the changes of the configuration as they were given."""
+    """Returns the options, and the arguments --config.KEY=VALUE as given."""
 
     def part(text: str) -> tuple[int, int]:
         index, _, number = text.partition("/")
@@ -302,7 +303,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         return 0
     if options.action == "run":
         mine = part_of(rows, *options.part)
-        # all runs read the same data, so that one is enough
+        # all runs read the same data, so one is enough
         for entry in [*mine.values()][:1]:
             check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
         train_all(options, bench, mine, changes)

@@ -1,4 +1,4 @@
-"""From finished runs of `all_methods.py` to its tables: means, intervals, and what helps."""
+"""Makes the tables of `all_methods.py` from finished runs: means, intervals, and what helps."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ Summaries = Sequence[Mapping[str, Any]]  # of the targets of one seed
 
 
 class Measured(NamedTuple):
-    """What is known of a row.
+    """The measured numbers of a row.
 
     Attributes:
       rate: the learning rate that validation chose.
-      internal, unseen, tsmobn: percent by seed, means over clients or over targets.
-      seconds: median of a round.
-      traffic: bytes down and up, a client and round.
+      internal, unseen, tsmobn: seed -> percent, a mean over clients or over targets.
+      seconds: the median time of a round.
+      traffic: bytes down and up for a client in a round.
     """
 
     rate: float
@@ -35,12 +35,12 @@ class Measured(NamedTuple):
 
 
 def measure(entry: Entry, rate: float, by_seed: Mapping[int, Summaries]) -> Measured:
-    """Returns what the finished runs of a row have.
+    """Returns the numbers of a row's finished runs.
 
     Args:
       entry: the row.
-      rate: of these runs.
-      by_seed: seed -> the summaries of all its targets; seeds that lack one are left out.
+      rate: the learning rate of these runs.
+      by_seed: seed -> the summaries of all targets; seeds that lack a target are left out.
     """
 
     def unseen(adaptation: str) -> dict[int, float]:
@@ -61,7 +61,7 @@ def measure(entry: Entry, rate: float, by_seed: Mapping[int, Summaries]) -> Meas
 
 
 def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
-    """Returns the mean of the differences by seed, of the seeds that both have."""
+    """Returns the mean of the differences by seed, over the seeds that both have."""
     return _over({seed: one[seed] - other[seed] for seed in one if seed in other})
 
 
@@ -70,7 +70,7 @@ def _over(values: Mapping[int, float]) -> Interval:
 
 
 def table(measured: Mapping[str, Measured], failed: Mapping[str, str]) -> str:
-    """Returns a table in Markdown, best first by what is unseen; below it what does not help."""
+    """Returns a table in Markdown, best unseen accuracy first, and below it what does not help."""
     heads = ("", "rate", "seeds", "internal", "unseen", "against FedAvg", "unseen, TsmoBN",
              "seconds a round", "kB down, up")  # fmt: skip
     means = {label: _over(row.unseen).mean for label, row in measured.items()}
@@ -89,7 +89,7 @@ def table(measured: Mapping[str, Measured], failed: Mapping[str, str]) -> str:
 
 
 def verdicts(measured: Mapping[str, Measured]) -> Iterable[str]:
-    """Yields which rows are above FedAvg on what is unseen, below it, or neither."""
+    """Yields which rows are above FedAvg on unseen domains, below it, or neither."""
     if BASELINE not in measured:
         return
     kinds: dict[int, list[str]] = {1: [], -1: [], 0: []}
@@ -105,7 +105,7 @@ def verdicts(measured: Mapping[str, Measured]) -> Iterable[str]:
 
 
 def _number(value: Interval, sign: str = "") -> str:
-    """`71.0 ± 1.4`; a dash for what is not known."""
+    """Returns a number as text, such as `71.0 ± 1.4`; a dash if it is unknown."""
     if not np.isfinite(value.mean):
         return "-"
     half = f" ± {value.high - value.mean:.1f}" if value.known else ""

@@ -1,21 +1,21 @@
-"""For each of the papers' 2,037 published accuracies the command that makes it, or why none does.
+"""Prints the command of each of the papers' 2,037 published accuracies, or why it has no command.
 
     python launch/sweeps/coverage.py [--workdir DIR] [--data FOLDER]
     python launch/sweeps/coverage.py --protocols
 
-A line a number: paper, table, data set, setting, method, column, value, and after a tab the
-command of the first run from which it comes. After a `#` follow the place of the number in a file
-of the run's folder, and the command of all runs where there are several: two numbers of one command
-have two places. The last line is a JSON object: `rows`, `with_command`, and `without`, reason ->
-count. All of it is read from the tables of the papers' sweeps.
+Each number has a line: paper, table, data set, setting, method, column, value, and after a tab the
+command of the first run that makes it. After a `#` follow the number's place in a file of the run's
+folder and, if there are several runs, the command of all. Two numbers of one command have two
+places. The last line is a JSON object: `rows`, `with_command`, and `without`, reason -> count. All
+of it comes from the tables of the papers' sweeps.
 
-`--protocols` writes fedjax_bn/report/paper_protocols.json, by which a report finds the numbers that
-stand beside its runs: for each published table the config, the changes and the test of each row.
+`--protocols` writes fedjax_bn/report/paper_protocols.json, by which a report finds published
+numbers for its runs: for each published table the config, the changes and the test of each row.
 
-The papers print more than accuracies and mAP50, which has no rows: figures without numbers, which
-`--only "Fig. 3"` of a paper's sweep makes; FedIG's Table 4, parameters and times, which
-benchmarks/fedig_costs.py measures; FedBN's Table 10 and the pictures of samples (FedBN's Fig. 6 is
-in its sweep; TsmoBN's E.1, E.2 and E.6, UniFed's Fig. 4), which launch/pictures.py makes.
+Some results of the papers are not accuracies or mAP50 and have no line here. `--only "Fig. 3"` of a
+paper's sweep makes figures without numbers, FedBN's Fig. 6 among them; benchmarks/fedig_costs.py
+measures FedIG's Table 4, parameters and times; launch/pictures.py makes FedBN's Table 10 and the
+pictures of samples (TsmoBN's E.1, E.2 and E.6, UniFed's Fig. 4).
 """
 
 import argparse
@@ -49,17 +49,17 @@ SWEEPS = {
     "FedCD": fedcd.SWEEP,
 }
 NO_TABLE = "in no table of a sweep"
-KEPT_APART = ("seed", "target", "baselines", "adaptations")  # of what a row changes
+KEPT_APART = ("seed", "target", "baselines", "adaptations")  # changes that a protocol leaves out
 
 
 class Answer(NamedTuple):
-    """What makes a published number.
+    """How a published number is reproduced.
 
     Attributes:
       number: the number.
-      command: of one run, and its test where there is one; empty for none.
-      place: of the number, in a file in the run's folder.
-      every: the command of all runs, where there are several.
+      command: the command of one run, and of its test if there is one; "" if there is no run.
+      place: the number's place in a file of the run's folder.
+      every: the command of all runs if there are several.
       reason: why there is no command.
     """
 
@@ -93,7 +93,7 @@ def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
 
 
 def placed(sweep: Sweep) -> dict[Published, Cell]:
-    """Returns published number -> the cell beside which a report prints it."""
+    """Returns published number -> the cell of the sweep that reproduces it."""
     return {
         cell.published[0]: cell
         for table in sweep.tables
@@ -104,7 +104,7 @@ def placed(sweep: Sweep) -> dict[Published, Cell]:
 
 
 def place_of(cell: Cell, run: Run) -> str:
-    """Returns where a run's file has the number: `summary.json: accuracy.unseen.fog.tsmobn`."""
+    """Returns a number's place in a run's files: `summary.json: accuracy.unseen.fog.tsmobn`."""
     (test,) = [test for test in run.tests if test.name == cell.test] or [None]
     file, top = (f"evaluations/{test.name}.json", "") if test else ("summary.json", "accuracy.")
     domain = {MEAN: "mean", UNSEEN: "*"}.get(cell.domain, cell.domain)
@@ -116,7 +116,7 @@ def place_of(cell: Cell, run: Run) -> str:
 
 
 def _is_unseen(cell: Cell, run: Run) -> bool:
-    """Whether a cell's number is of a domain without a client."""
+    """Returns whether a cell's domain has no client in the run."""
     target = run.changes.get("target", _read(run.config).target)
     pooled = run.changes.get("data.partition") == "pooled"  # one client, tested on each domain
     return pooled or (bool(target) and cell.domain != MEAN)
@@ -124,21 +124,21 @@ def _is_unseen(cell: Cell, run: Run) -> bool:
 
 @cache  # reading a config file takes 50 ms
 def _read(config: str) -> ConfigDict:
-    """The configuration of a config file."""
+    """Returns the configuration of a config file."""
     return read(config_file(config))
 
 
 @cache
 def _settings(paper: str, table: str, dataset: str) -> set[str]:
-    """Those of a published table."""
+    """Returns the settings of a published table."""
     return {number.setting for number in cells() if number[:3] == (paper, table, dataset)}
 
 
 def protocols() -> list[dict[str, Any]]:
-    """Returns the content of paper_protocols.json: the tables whose runs a report may hold.
+    """Returns the content of paper_protocols.json: the tables whose runs a report may show.
 
-    Tests of finished runs are not in a report, but those on other corruptions are, as runs that
-    leave out these too.
+    A report does not show later tests of finished runs. Tests on other corruptions count here as
+    runs that leave these corruptions out too.
     """
     tables: dict[str, dict[str, Any]] = {}
     for sweep in SWEEPS.values():
@@ -146,11 +146,11 @@ def protocols() -> list[dict[str, Any]]:
         for number, cell in placed(sweep).items():
             every = [runs[name] for name in cell.runs]
             tests = [test for run in every for test in run.tests if test.name == cell.test]
-            # a test with flags, such as --internal, is in no report
+            # no report shows a test with flags, such as --internal
             if every and not any(test.flags for test in tests):
                 _add(tables, number, cell, every, tests[0].changes if tests else {})
     for table in tables.values():
-        # what all rows change is written once
+        # changes that all rows share are written once
         rows = [changes for row in table["rows"].values() for changes in row["changes"]]
         table["changes"] = {k: v for k, v in rows[0].items() if all(r.get(k) == v for r in rows)}
         for changes in rows:
@@ -179,7 +179,7 @@ def _add(
         "metric": number.metric.removesuffix("_percent"),
         "config": first.config.removeprefix("configs/").replace(".py", ""),
         "dataset": first.changes.get("data.name", _read(first.config).data.name),
-        # its text names no weights: the sweep takes those of ImageNet
+        # FedCD names no initial weights; its sweep takes ImageNet's
         "start": UNSTATED if number.paper == "FedCD" else start,
         "samples": dict(first.samples),
     }
@@ -197,7 +197,7 @@ def _add(
             table["targets"].append(target)
         changes = {k: v for k, v in run.changes.items() if k not in KEPT_APART}
         changes |= {"data.corruptions": ()} if "data.corruptions" in tested else {}
-        changes = json.loads(json.dumps(changes))  # lists for tuples, as in the file
+        changes = json.loads(json.dumps(changes))  # tuples become lists, as in the file
         if changes not in row["changes"]:
             row["changes"].append(changes)
 

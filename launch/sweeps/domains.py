@@ -1,4 +1,4 @@
-"""Headings of the papers' tables, and the domains of ours that they name."""
+"""Maps headings of the papers' tables to the names of domains here."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def target_in(path: str, target: str) -> str:
     """Returns the domain to leave out: `target`, or its stand-in if the data have that one.
 
     Args:
-      path: of the digits, a folder of the originals or a `.npz`.
+      path: the digits' data, a folder of the originals or an `.npz`.
       target: the domain that the plan leaves out.
     """
     other = STAND_INS.get(target)
@@ -52,6 +52,6 @@ def target_in(path: str, target: str) -> str:
         return "synth_digits"
     try:
         domains = {name.partition("__")[0] for name in names_in_npz(Path(path))}
-    except ValueError:  # which the run itself explains
+    except ValueError:  # the run itself reports the damaged file
         return target
     return other if target not in domains and other in domains else target

@@ -1,7 +1,7 @@
-"""What `all_methods.py` compares: a row a method, or a way to weigh, perturb or serve, by its keys.
+"""Lists what `all_methods.py` compares: a row for each method or way to weigh, perturb or serve.
 
-Arguments are the methods' defaults, whose sources the methods' docstrings name; only what a method
-cannot do without is given. Nothing is tuned here.
+Arguments are the methods' defaults, whose sources the methods' docstrings name; a row sets only the
+keys that its method requires. Nothing is tuned here.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ RUNNING, TSMOBN = "running", "tsmobn"
 
 
 class Entry(NamedTuple):
-    """A row.
+    """A row of the comparison.
 
     Attributes:
-      changes: of the config, the method among them; rows of the same changes share their runs.
-      adaptation: how its unseen clients are served.
-      norm: what replaces the model's batch norms; "" keeps them.
+      changes: the changes of the config, with the method; rows of equal changes share their runs.
+      adaptation: the adaptation for unseen clients.
+      norm: the layer that replaces the model's batch norms; "" keeps them.
     """
 
     changes: Mapping[str, Any]
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder of its runs."""
+        """The folder of the row's runs."""
         said = [self.changes["method"], *(f"{k}-{v}" for k, v in self.changes.items())]
         parts = [part for part in said if not part.startswith("method-")]
         norm = [f"norm-{self.norm}"] if self.norm else []
@@ -35,14 +35,14 @@ class Entry(NamedTuple):
 
     @property
     def adaptations(self) -> tuple[str, ...]:
-        """All that its runs are tested with, shared ones included."""
+        """All adaptations with which the runs are tested, those of rows that share them too."""
         own = {"fediga": (RUNNING, "zero_shot_adapter"), "copa": ("learned_alpha",)}
         served = own.get(self.changes["method"], (RUNNING,))
         return served if self.norm or self.changes["method"] == "copa" else (*served, TSMOBN)
 
 
 def _plain(method: str, **changes: Any) -> Entry:
-    """A method; keys of a group as fedsam__rho."""
+    """Returns the row of a method, with changed keys of the config: fedsam__rho is fedsam.rho."""
     return Entry({"method": method} | {k.replace("__", "."): v for k, v in changes.items()})
 
 
@@ -98,10 +98,10 @@ ENTRIES: dict[str, Entry] = {
 
 
 def chosen_rows(only: str) -> dict[str, Entry]:
-    """Returns the rows whose names fit one of some globs.
+    """Returns the rows whose names match any of the globs, which commas separate.
 
     Raises:
-      SystemExit: none does.
+      SystemExit: no row matches.
     """
     patterns = [pattern.strip().lower() for pattern in only.split(",")] if only else ["*"]
     rows = {

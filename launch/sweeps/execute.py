@@ -1,7 +1,7 @@
-"""Runs of a sweep on this machine: some at a time, failed ones again, and the outcome of each.
+"""Executes the runs of a sweep on this machine, several at a time, and repeats those that fail.
 
-A run is resumed from its workdir, so that nothing is lost if the sweep itself is killed: the same
-command continues. A run that another process trains is left to it.
+Each run resumes from its workdir, so if the sweep is killed, the same command continues. A run that
+another process trains is left to that process.
 """
 
 import os
@@ -24,18 +24,18 @@ from fedjax_bn.run.files.ownership import owner_of
 DONE, BEFORE, FAILED, IN_USE, WAITS = "done", "finished before", "failed", "in use", "waits"
 STOPPED = "stopped"
 STATES = (DONE, BEFORE, FAILED, IN_USE, WAITS, STOPPED)
-MISTAKE = 2  # the exit status of a mistake of the user's, which another try would only repeat
+MISTAKE = 2  # the exit status of a user's mistake, for which a retry is useless
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_place = threading.local()  # .number: which of the runs at a time this thread has
+_place = threading.local()  # .number: the index of this thread among those that run at a time
 
 
 class Job(NamedTuple):
     """One run.
 
     Attributes:
-      name: the run's.
+      name: the name of the run.
       folder: its workdir.
-      todo: the arguments of Python of what is left to do now, in their order.
+      todo: returns the steps that are left to do, each as Python's arguments, in order.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a run: its name, one of STATES, and why."""
+    """The outcome of a run: its name, one of STATES, and the reason."""
 
     name: str
     state: str
@@ -52,17 +52,17 @@ class Outcome(NamedTuple):
 
 
 class Processes:
-    """The processes under way, and the signal that ends them and all that follow."""
+    """The running processes, and the signal that ended them, after which no other starts."""
 
     def __init__(self) -> None:
         self.running: set[subprocess.Popen] = set()
         self.signal = 0
 
     def call(self, command: Sequence[str], **options: Any) -> int:
-        """Runs a command and returns its exit status; after a stop nothing starts."""
+        """Runs a command and returns its exit status; after a stop it starts no command."""
         if self.signal:
             return MISTAKE
-        # In a session of its own: Ctrl-C comes by `stop`, once.
+        # In a session of its own, so that Ctrl-C reaches it once, through `stop`.
         with subprocess.Popen(command, start_new_session=True, **options) as process:
             self.running.add(process)
             if self.signal:
@@ -72,10 +72,11 @@ class Processes:
         return status
 
     def stop(self, number: int, frame: Any = None) -> None:
-        """Handles a signal: passes it on to the processes."""
+        """Handles a signal: passes it on to the running processes."""
         del frame
         self.signal = number
-        # SLURM sends SIGTERM to every process of a step; a second one would end a run at once.
+        # SLURM itself sends SIGTERM to every process of a step; a second SIGTERM would end a run
+        # before it has saved its state.
         theirs = number == signal.SIGTERM and "SLURM_STEP_ID" in os.environ
         for process in () if theirs else tuple(self.running):
             process.send_signal(signal.SIGTERM)
@@ -83,10 +84,10 @@ class Processes:
 
 @contextmanager
 def _passing_on(processes: Processes) -> Iterator[None]:
-    """Signals that would end this process end the others, which save their state, in its place."""
+    """Passes signals that would end this process on to its runs, which then save their state."""
     old = {number: signal.getsignal(number) for number in _STOP}
     for number, handler in old.items():
-        if handler is not signal.SIG_IGN:  # as nohup and `&` have it
+        if handler is not signal.SIG_IGN:  # nohup and `&` ignore some signals: that is kept
             signal.signal(number, processes.stop)
     try:
         yield
@@ -98,17 +99,18 @@ def _passing_on(processes: Processes) -> Iterator[None]:
 def execute(
     jobs: Sequence[Job], at_once: int = 1, retries: int = 0, logs: Path | None = None
 ) -> list[Outcome]:
-    """Does what is left of every job, and continues after a failure.
+    """Executes the steps that are left of every job, and continues after a failure.
 
     Args:
       jobs: the runs, in the order in which they start.
-      at_once: how many run at a time, each on its share of this process's cores (Linux) and of the
-        GPUs in CUDA_VISIBLE_DEVICES.
-      retries: how often a step that fails is tried again.
-      logs: the folder of files that take what each run prints; None: it is printed where ours is.
+      at_once: the number of runs at a time, each on its share of this process's cores (Linux) and
+        of the GPUs in CUDA_VISIBLE_DEVICES.
+      retries: how often a failed step is tried again.
+      logs: the folder of files for each run's output; None: the output of this process.
 
     Returns:
-      One outcome a job. After Ctrl-C or SIGTERM runs save their state, and the rest is "stopped".
+      One outcome for each job. After Ctrl-C or SIGTERM running jobs save their state, and all
+      others are "stopped".
     """
     processes, numbers = Processes(), SimpleQueue()
     for number in range(at_once):
@@ -132,7 +134,7 @@ def execute(
         began = time.monotonic()
         try:
             outcome = _attempt(job, call, retries)
-        except OSError as error:  # of its log or its folder: the other runs continue
+        except OSError as error:  # its log or folder cannot be opened: the other runs continue
             outcome = Outcome(job.name, FAILED, f"before it could start: {error}")
         if processes.signal:
             return Outcome(job.name, STOPPED)
@@ -151,7 +153,7 @@ def execute(
 
 
 def _settle(number: int, at_once: int) -> None:
-    """Gives this thread, and what it starts, its share of the cores."""
+    """Binds this thread, and the processes that it starts, to its share of the cores."""
     _place.number = number
     if at_once > 1 and hasattr(os, "sched_setaffinity"):  # Linux has it; 0 is this thread alone
         os.sched_setaffinity(0, share(sorted(os.sched_getaffinity(0)), number, at_once))
@@ -164,7 +166,7 @@ def share(cores: Sequence[int], number: int, at_once: int) -> Sequence[int]:
 
 
 def environment(number: int, at_once: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Returns `given` with a run's GPU, and to take no more of it than it needs."""
+    """Returns `given` with a run's GPU, and without preallocation if runs share a GPU."""
     devices = [name for name in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     own = {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {}
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if at_once > len(devices) else {}
@@ -172,7 +174,7 @@ def environment(number: int, at_once: int, given: Mapping[str, str]) -> dict[str
 
 
 def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Outcome:
-    """Does what is left of a job by `call(step) -> status`."""
+    """Executes the steps that are left of a job by `call(step) -> status`."""
     todo = job.todo()
     for step in todo:
         if owner := owner_of(job.folder):
@@ -181,17 +183,17 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
             tried = f", try {again + 1} of {retries + 1}" if again else ""
             print(f"{job.name} starts{tried}", file=sys.stderr, flush=True)
             status = call(step)
-            if status in (0, MISTAKE):  # a mistake would only be repeated
+            if status in (0, MISTAKE):  # a retry would repeat the mistake
                 break
         if status:
-            owner = owner_of(job.folder)  # it may have been faster
+            owner = owner_of(job.folder)  # another process may have taken the run meanwhile
             state, why = (IN_USE, f"by {owner}") if owner else (FAILED, f"with status {status}")
             return Outcome(job.name, state, why)
     return Outcome(job.name, DONE if todo else BEFORE)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Returns how many runs came to what, and which of them did not finish, and why."""
+    """Returns a text with the number of runs by outcome, and the reasons of unfinished ones."""
     lines = []
     for state in STATES:
         found = [outcome for outcome in outcomes if outcome.state == state]

@@ -5,20 +5,20 @@
 NAMEs of data: digits, office, domainnet, abide, as their config files take data.path; and morpho,
 the digits' folder with Morpho-MNIST in it, see fedjax_bn/data/sets/digits.py.
 
-Percentages are shares of the training samples of the data that are given, cut to the smallest
-domain: of the originals 10 % are the paper's 743. For an `.npz` that holds these 743 already, add
---config.data.fraction=1 --config.data.truncate=False, to the tables at 10 % alone. The report marks
-runs that trained on other numbers of samples than the paper's.
+Percentages are shares of the given training samples, cut to the smallest domain: 10 % of the
+original data sets are the paper's 743. For an `.npz` that holds these 743 already, add
+--config.data.fraction=1 --config.data.truncate=False, but only to the tables at 10 %. The report
+marks runs whose numbers of training samples are not the paper's.
 
-Decisions where the paper is silent: T = 300 epochs whatever E, so T/E rounds (section 4.2), rounded
-up. One seed where the paper prints no standard deviation, five where it does. B = inf is one batch
-of 743. Unequal sizes (E.6): all clients make the steps of the largest client's epoch. FedProx's mu
-is "the best value founded by grid search" of FedProx's defaults, which the text does not name: it
-is 0.01 on digits and ABIDE, and the authors' code's 0.001 on Office-Caltech10 and DomainNet; the
-tables "mu" hold the whole grid, and the one that validation chooses where there is a validation
-set. Fig. 3 and 7 show the loss after aggregation in evaluation mode, as the authors' code takes it;
-their runs take it every round. Table 17 gives FedBN the statistics of test batches, as the paper
-does, FedAvg and FedProx their running ones, and these two those of test batches too.
+Decisions where the paper is silent: T = 300 epochs for every E, so T/E rounds (section 4.2),
+rounded up. There is one seed if the paper prints no standard deviation, else five. B = inf is one
+batch of 743. With unequal sizes (E.6) all clients make the steps of the largest client's epoch.
+FedProx's mu is "the best value founded by grid search" of FedProx's defaults, which the text does
+not name: here it is 0.01 on digits and ABIDE, and 0.001, as in the authors' code, on
+Office-Caltech10 and DomainNet. The tables "mu" have the whole grid and, with a validation set, the
+mu that validation chooses. Fig. 3 and 7 show the loss after aggregation in evaluation mode, as in
+the authors' code, in every round. Table 17 tests FedBN with the statistics of test batches, as the
+paper does; it tests FedAvg and FedProx with running statistics, and with those of test batches too.
 """
 
 import math
@@ -42,7 +42,7 @@ PERCENTS = (100, 60, 40, 20, 10, 5, 1)
 UNCUT = {"svhn": 7943, "usps": 743, "synth_digits": 39116, "mnist_m": 5600, "mnist": 5600}
 # Training images of each client in the authors' code.
 OF_EACH = {"office_caltech10": 62, "domainnet": 105}
-# "fonts" stand in for SynthDigits where those are not at hand
+# "fonts" replace SynthDigits in copies of the digits without SynthDigits
 DIGITS = DOMAINS["digits"] | {"fonts": "fonts"}
 SYNTHETIC = {"identity covariance": "identity", "correlated": "correlated"}
 
@@ -51,7 +51,7 @@ TRAININGS = {
 }
 TWO = ("FedAvg", "FedBN")
 FEDERATED = ("FedAvg", "FedProx", "FedBN")
-OWN_STATISTICS = "batch:batch_size=1000"  # of a tenth of the unseen client's samples
+OWN_STATISTICS = "batch:batch_size=1000"  # batches of about a tenth of the unseen client's samples
 LOCAL_EPOCHS = (1, 4, 8, 16)
 CLIENTS = tuple(range(1, 11))
 MUS = (0.001, 0.01, 0.1, 1.0)  # FedProx's own grid
@@ -63,7 +63,7 @@ def rows(*methods: str) -> dict[str, Training]:
 
 
 NEEDS_DIGITS = {"data.path": "digits"}
-TENTH = {"data.fraction": 0.1, "data.truncate": True}  # whatever form the data have
+TENTH = {"data.fraction": 0.1, "data.truncate": True}  # set, as the defaults depend on the data
 
 
 def each(count: int) -> dict[str, int]:
@@ -80,7 +80,7 @@ def digits(
     seeds: int = 1,
     samples: Mapping[str, int] = OF_EACH_DIGIT,
 ) -> Protocol:
-    """Returns configs/digits.py with a tenth of the data and with changes."""
+    """Returns the protocol of configs/digits.py with a tenth of the data and with changes."""
     ends = (columns_of(DIGITS), seeds, NEEDS_DIGITS, TENTH | dict(changes), samples)
     return Protocol(f"digits/{setting}", "configs/digits.py", *ends)
 
@@ -156,7 +156,7 @@ def where(number: int | str, **more: str) -> dict[str, str]:
 
 
 def combinations() -> Table:
-    """Returns Table 13, whose settings are protocols of their own."""
+    """Returns Table 13, which has a protocol for each setting."""
     parts = []
     for (b, e), protocol in BY_BATCH.items():
         setting = f"B={b}, E={e}"
@@ -168,13 +168,13 @@ def combinations() -> Table:
 def over(
     name: str, title: str, protocols: dict[str, Protocol], methods: tuple[str, ...], number: str
 ) -> Table:
-    """Returns a table of settings: a row a domain and method, a column a setting.
+    """Returns a table with a row for each domain and method, and a column for each setting.
 
     Args:
-      name, title: of the table.
+      name, title: see `Table`.
       protocols: heading -> protocol.
       methods: the rows of each domain.
-      number: of the published table whose setting is "data fraction HEADING"; empty for none.
+      number: the published table, whose settings are "data fraction HEADING"; "" for no table.
     """
     found, made = {}, []
     for domain, client in DIGITS.items():
@@ -194,14 +194,14 @@ def over(
 
 
 def centralized() -> Table:
-    """Returns Table 12."""
+    """Returns Table 12: centralized training beside FedBN."""
     pooled = table("", "", CENTRALIZED, {"Centralized": TRAININGS["FedAvg"]}, where(12))
     parts = [("", pooled), ("", table("", "", DEFAULT, rows("FedBN"), where(12)))]
     return plan.stacked("table12", "Table 12: centralized training", parts)
 
 
 def unseen_rows() -> dict[str, Row | Training]:
-    """Returns Table 17's rows as printed, and all three methods with both statistics."""
+    """Returns Table 17's rows as printed, and further rows of methods and statistics."""
     found: dict[str, Row | Training] = {"FedBN": Row((TRAININGS["FedBN"],), OWN_STATISTICS)}
     for label in ("FedProx", "FedAvg"):
         found[label] = TRAININGS[label]
@@ -209,7 +209,7 @@ def unseen_rows() -> dict[str, Row | Training]:
     return found
 
 
-# The text describes it and prints no number: each of the digits joins the other four.
+# Appendix G prints no numbers: here each of the digit domains joins the other four.
 THEN_JOINED = training("fedbn", tests=(JOINED,))
 JOINING_ROWS = {
     "FedBN, as received": Row((THEN_JOINED,), "received", test=JOINED.name),
@@ -218,7 +218,7 @@ JOINING_ROWS = {
 
 
 def grid(dataset: str, protocol: Protocol, usual: float, validated: bool) -> Table:
-    """Returns FedProx over its mu; its run in the other tables is that of the usual mu."""
+    """Returns a table of FedProx by mu; for the usual mu it takes the run of the other tables."""
     by_mu = {mu: training("fedprox", f"fedprox-mu{mu}", fedprox__mu=mu) for mu in MUS}
     by_mu[usual] = TRAININGS["FedProx"]
     found: dict[str, Row | Training] = {f"mu = {mu}": one for mu, one in by_mu.items()}
@@ -257,9 +257,9 @@ TABLES = (
 def loss_figure(
     name: str, title: str, protocol: Protocol, domains: dict[str, str], key: str = "train_loss"
 ) -> plan.Figure:
-    """Returns training losses of both methods by client: after aggregation, or of local steps.
+    """Returns the figure of both methods' training losses by client.
 
-    The latter have the key "loss".
+    The key "train_loss" is the loss after aggregation, "loss" the loss of the local steps.
     """
     methods = {label: protocol.names("", TRAININGS[label]) for label in TWO}
     panels = {

@@ -5,25 +5,25 @@
 NAMEs of data: pacs, driving and bdd100k, as their config files take data.path; and resnet18, a file
 of ResNet-18's ImageNet weights by torchvision's names, which you supply: --data.resnet18=FILE.
 
-The text names no weights to start from. All runs here start from ImageNet's, because Table 1 has
-numbers like those that FedIG prints from them, far above what random weights reach
-(docs/results.md). That is a choice of ours; --config.pretrained= starts at random, and the report
-states it. No optimizer, augmentation or split is named either: see configs/pacs.py.
+The text names no initial weights. All runs here start from ImageNet's, because Table 1 has
+numbers like those of FedIG, which starts from them, far above those from random weights
+(docs/results.md). This is our choice; --config.pretrained= starts at random, and the report states
+it. The text names no optimizer, augmentation or split either: see configs/pacs.py.
 
-It also names no weights of the clients and no arguments of the other methods. Batch size, rounds,
-epochs and rate are those of FedDG-GA's code (MediaBrain-SJTU/FedDG-GA), and so is FedProx's
+Nor does it name the weights of the clients and the arguments of the other methods. Batch size,
+rounds, epochs and rate are those of FedDG-GA's code (MediaBrain-SJTU/FedDG-GA), and so is FedProx's
 mu, 0.1, here and in Tables 2 and 3. Clients weigh by size in FedAvg, FedProx, Scaffold and AM, as
 in that code, and in FedSAM, as in Caldarola's; they weigh alike in HarmoFL, FedSR (with FedCMI and
 FedL2R) and FedADG, as in their authors' code. By size is our choice in FedNova, RSC and SNR.
 
 The text gives "results for the optimal parameter configurations" of lambda and eta and does not say
-on which data they are optimal: rows with several take, target by target, the one with the best
-validation accuracy on the clients that train. The grid has tables of its own. One seed, since
-no deviation is printed. AA is the mean over targets, "Avg" in the published file. The four numbers
-of Table 3's row FedCD-SCI average 42.01, but the paper prints 42.26; the report states it for every
-such row. FedDG-GA measures the loss, where its code measures accuracy by default. Tables 2 and 3
-are detection. The same methods at a size that two cores carry, and on a constructed shortcut, are
-in fedcd_small.py.
+on which data they are optimal: a row with several values takes, for each target, the one with the
+best validation accuracy on the clients that train. The grid has tables of its own. There is one
+seed, since no deviation is printed. AA is the mean over targets, "Avg" in the published file. The
+four numbers of Table 3's row FedCD-SCI average 42.01, but the paper prints 42.26; the report states
+every such row. FedDG-GA measures the loss, whereas its code measures accuracy by default. Tables 2
+and 3 are detection. fedcd_small.py has the same methods at a size that two cores can train, and on
+a constructed shortcut.
 """
 
 import sys
@@ -35,7 +35,7 @@ from plan import Figure, Protocol, Row, Sweep, Table, Training, left_out, table,
 from sweep import main
 
 NO_FORMULA = "a rival whose formula is not to be had"  # why a row has no run
-NORM = ("mask_l1", "mean")  # in a record
+NORM = ("mask_l1", "mean")  # keys of the masks' mean norm in a record
 LAMBDAS = (0.5, 0.7, 0.8, 0.9, 1.0)
 ETAS = (0.3, 0.5, 0.8)
 
@@ -50,7 +50,7 @@ PACS = Protocol(
 
 
 def by_size(method: str, folder: str = "", **keys: object) -> Training:
-    """Returns a method whose clients weigh by size, with keys of the config as fedsr__cmi."""
+    """Returns a method whose clients weigh by size, with keys of the config such as fedsr__cmi."""
     return training(method, folder, weigh="by_size", **keys)
 
 
@@ -101,7 +101,7 @@ GRID = {
 
 
 def detection(number: int, title: str, name: str) -> Table:
-    """Returns a table of mAP50; the config file states what the paper leaves open."""
+    """Returns a table of mAP50; the config file decides what the paper leaves open."""
     rows = ("FedAvg", "FedProx", "FedSAM", "FedDG-GA", "FedCD-SCI", "FedCD-SCI + REA")
     columns, needs = left_out(DOMAINS[name]), {"data.path": name}
     protocol = Protocol(name, f"configs/{name}.py", columns, 1, needs, {})
@@ -112,7 +112,7 @@ def detection(number: int, title: str, name: str) -> Table:
 
 
 def norms() -> Figure:
-    """Returns Fig. 3: L1 norms of the masks, a panel a domain left out."""
+    """Returns Fig. 3: L1 norms of the masks, a panel for each domain left out."""
     two = {f"lambda = {value}": SCI[value] for value in (0.7, 0.9)}
     panels = {
         heading: {label: (PACS.names(domain, one), NORM) for label, one in two.items()}
@@ -123,9 +123,9 @@ def norms() -> Figure:
 
 
 def features() -> Figure:
-    """Returns Fig. 4: features before and after the masks of art paintings and sketches.
+    """Returns Fig. 4: features of art paintings and sketches before and after their masks.
 
-    The text does not name its lambda; 0.7 is ours.
+    The text does not name the figure's lambda; 0.7 is our choice.
     """
     protocol = PACS._replace(columns=left_out({"P": "photo"}))
     files = [f"{protocol.names('photo', SCI[0.7])[0]}/plots/masked_features.png"]

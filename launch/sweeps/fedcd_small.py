@@ -1,17 +1,17 @@
-"""FedCD and its parts at sizes that two CPU cores carry, and the cow on the beach.
+"""Runs FedCD and its parts at sizes that two CPU cores can train, and the cow on the beach.
 
     python launch/sweeps/fedcd_small.py [--only 'beach/*'] [--data FOLDER]     see sweep.py
 
 NAMEs of data: digits and pacs, as their config files take data.path. `digits/*` leaves one of five
 digit domains out, `small/*` one of PACS at 32x32 pixels with three tenths of the images, and
-`beach/*` is the cow on the beach (configs/cow_on_beach.py), which needs no data; all with SmallCNN
-from random weights, so that FedIG-A's CAFL is the mean over features (see configs/pacs.py).
+`beach/*` is the cow on the beach (configs/cow_on_beach.py), which needs no data. All train SmallCNN
+from random weights, so FedIG-A's CAFL is the mean over features (see configs/pacs.py).
 
 A figure shows what trained masks suppress on the beach. In the zoo the ground's colour and the
-digit are independent, so a channel's variance over its images has a share that the colour explains
-and one that the digit does.
+digit are independent, so the colour explains one share of a channel's variance over the zoo's
+images, and the digit another.
 
-lambda and eta are 0.7 and 0.5 but in `beach/lambda*` and `beach/eta*`.
+lambda and eta are 0.7 and 0.5 except in `beach/lambda*` and `beach/eta*`.
 """
 
 import json
@@ -65,15 +65,15 @@ SMALL_DIGITS = Protocol(
 )
 PLACES = {
     "clients": Column(("",), MEAN),
-    "zoo": Column(("",), "zoo"),  # the colour has no meaning
-    "beach": Column(("",), "beach"),  # it misleads
+    "zoo": Column(("",), "zoo"),  # the colour is independent of the class
+    "beach": Column(("",), "beach"),  # the colour misleads
 }
 BEACH = Protocol("beach", "configs/cow_on_beach.py", PLACES, 3, {}, {})
 TWO_SEEDS = BEACH._replace(seeds=2)
 
 
 def on_the_beach(label: str) -> Training:
-    """Returns a method with all adaptations that its rows need."""
+    """Returns a method's training, tested with all adaptations that its rows need."""
     known = TRAININGS[label].changes
     masked = ("running:mask=False",) if label.startswith("FedCD") else ()
     served = (*known.get("adaptations", ("running",)), "tsmobn", *masked)
@@ -91,10 +91,10 @@ def beach() -> Table:
 
 
 def suppressed(workdir: Path, names: Sequence[str]) -> bytes | None:
-    """Draws a point for each channel of all finished runs; None if no run has finished.
+    """Draws a point for each channel of all finished runs; returns None if no run has finished.
 
-    Left: the shares that colour and digit explain, coloured by the mean mask. Right: the mean mask
-    over the difference of the two shares.
+    The left panel shows the shares of variance that colour and digit explain, with the mean mask as
+    the point's colour; the right panel shows the mean mask over the difference of the shares.
     """
     runs = [_channels(workdir / name) for name in names if plan.finished(workdir, name)]
     if not runs:
@@ -122,10 +122,10 @@ def suppressed(workdir: Path, names: Sequence[str]) -> bytes | None:
 
 
 def _channels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The channels before the classifier in a finished run's selected round, f[F] each.
+    """Returns three f[F] for the channels before the classifier in a run's selected round.
 
-    The shares of a channel's variance in the zoo that colour and digit explain, in [0, 1], and the
-    mean mask.
+    They are the shares in [0, 1] of a channel's variance in the zoo that colour and digit explain,
+    and the mean mask.
     """
     import jax
 
@@ -149,7 +149,7 @@ def _channels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def explained(features: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Returns f[F]: the share of a feature's variance over N samples between groups i[N]."""
+    """Returns f[F], the share of each feature's variance (over N samples) between groups i[N]."""
     mean, total = features.mean(0), features.var(0)
     between = sum(
         (groups == g).mean() * np.square(features[groups == g].mean(0) - mean)

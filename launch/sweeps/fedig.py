@@ -7,16 +7,17 @@ of ResNet-18's ImageNet weights by torchvision's names, which you supply: --data
 --config.pretrained= --config.fedig.cafl=mean starts at random instead (configs/pacs.py), and the
 report states it. Four seeds (section 4.1). Table 4 is a benchmark, benchmarks/fedig_costs.py.
 
-FedIG is a run of FedIG-A tested without its adapter, which does not touch the main network. Each
-domain is left out in turn; averages are over targets, by seed. Table 12 tests FedIG-A's runs on
-their internal clients: a client's number is the mean over the three targets that leave it inside.
-Its samples are the validation samples that chose the round: DomainBed's split, which the paper
-follows, has no others, and the text names none. --config.data.test=0.1 keeps some for the test.
-FedProx has mu = 0.1 everywhere, which the text names for Table 3a, and no other. Fig. 5 and 6 print
-no values: their lambdas are points around the ranges that A.1 names. The text does not state
-how the methods of domain generalization were made federated: here FedAvg has their objectives,
-with our defaults, whose sources docs/rivals.md names; RandAug takes the place of DomainBed's
-augmentation. FedDG shows every client the means of 64 images of each other one, as many as a batch.
+FedIG is a run of FedIG-A that is tested without its adapter, because the adapter does not change
+the main network. Each domain is left out in turn; averages are over targets, by seed. Table 12
+tests FedIG-A's runs on their internal clients: a client's number is the mean over the three targets
+that leave it inside. The test uses the validation samples that chose the round, because DomainBed's
+split, which the paper follows, has no test samples, and the text names none;
+--config.data.test=0.1 keeps some for the test. FedProx has mu = 0.1 everywhere, the value that the
+text names for Table 3a. Fig. 5 and 6 print no values: their lambdas are points around the ranges of
+A.1. The text does not state how the methods of domain generalization were made federated: here
+FedAvg has their objectives, with our defaults, whose sources docs/rivals.md names; RandAug replaces
+DomainBed's augmentation. FedDG shows each client the means of 64 images of every other client, as
+many as a batch.
 """
 
 import sys
@@ -30,9 +31,9 @@ from sweep import main
 
 DOMAINS = {name: domains.DOMAINS[name.lower()] for name in ("PACS", "VLCS", "OfficeHome")}
 SEEDS = 4
-SPECTRA = 64  # a batch: images of which FedDG shows their means
+SPECTRA = 64  # images of a client whose means FedDG shows to others: one batch
 ADAPTER = "zero_shot_adapter"
-# Rows of Table 3c, of FedIG-A's own runs -> adaptation.
+# Row of Table 3c, a test of FedIG-A's runs -> adaptation.
 INFERENCE = {
     "FedIG + ensemble BNs": "ensemble",
     "FedIG + IABN": "iabn",
@@ -52,12 +53,12 @@ RANGES = {
 
 
 def plain(method: str, folder: str = "", **keys: object) -> Training:
-    """Returns a method that is served without adapter, with keys of the config."""
+    """Returns a method that is tested with running statistics, with keys of the config."""
     return training(method, folder, adaptations=("running",), **keys)
 
 
 def adapted(folder: str, **keys: object) -> Training:
-    """Returns FedIG-A with other arguments."""
+    """Returns FedIG-A with changed keys of the config, tested with and without its adapter."""
     return training("fediga", folder, adaptations=("running", ADAPTER), **keys)
 
 
@@ -66,11 +67,11 @@ SERVED = ("running", *dict.fromkeys(INFERENCE.values()))
 FEDIGA = training("fediga", tests=(INSIDE,), adaptations=SERVED)
 BIN = training("fedig", "bin", fedig__gates=True, adaptations=("learned_alpha",))
 COPA = training("copa", adaptations=("learned_alpha",))
-PRINTED = {"fedig.cafl": "sum"}  # for ImageNet's weights
+PRINTED = {"fedig.cafl": "sum"}  # trains from ImageNet's weights; from random ones take "mean"
 
 
 def protocol(dataset: str) -> Protocol:
-    """Returns a protocol that leaves one domain out after the other."""
+    """Returns a protocol that leaves out one domain of a data set after the other."""
     name = dataset.lower()
     needs = {"data.path": name, "pretrained": "resnet18"}
     columns = left_out(DOMAINS[dataset])
@@ -178,9 +179,9 @@ def inside(dataset: str) -> Table:
 
 
 def lambdas(key: str, number: int, values: tuple[float, ...], usual: float) -> Figure:
-    """Returns Fig. 5 or 6: FedIG-A over one lambda, a row a target."""
+    """Returns Fig. 5 or 6: FedIG-A over one lambda, a row for each target."""
     made = {v: adapted(f"fediga-{key}-{v}", **{f"fedig__{key}": v}) for v in values}
-    made[usual] = FEDIGA  # trained for the tables already
+    made[usual] = FEDIGA  # the same runs as in the tables
     rows = {
         f"{heading}, FedIG-A": tuple(PACS.cell(Row((one,), ADAPTER), c) for one in made.values())
         for heading, c in PACS.columns.items()
@@ -212,12 +213,12 @@ TABLES = (
 
 
 def first(dataset: str, target: str) -> str:
-    """Returns the folder of the first seed's evaluation of FedIG-A."""
+    """Returns the path, without its ending, of the first seed's evaluation of FedIG-A."""
     return f"{PROTOCOLS[dataset].names(target, FEDIGA)[0]}/evaluations/{INSIDE.name}"
 
 
 def alphas(number: int, dataset: str) -> Figure:
-    """Returns Fig. 7 to 9: the adapter's alphas on every domain left out."""
+    """Returns one of Fig. 7 to 9: the adapter's alphas on each domain that is left out."""
     files = [f"{first(dataset, d)}-alphas-*.png" for d in DOMAINS[dataset].values()]
     title = f"Fig. {number}: alphas on {dataset}"
     runs = PROTOCOLS[dataset].runs([FEDIGA])
@@ -225,7 +226,7 @@ def alphas(number: int, dataset: str) -> Figure:
 
 
 def partitions() -> Figure:
-    """Returns Fig. 10: who owns which classes, where photographs are left out."""
+    """Returns Fig. 10: samples by class and client, with photographs left out."""
     photo = {"P": Column(("photo",), "photo")}
     protocols = [crowd(folder)._replace(columns=photo) for folder in CROWDED]
     files = [f"{p.names('photo', THIRTY)[0]}/plots/class_counts.png" for p in protocols]

@@ -1,8 +1,8 @@
-"""Figures of a sweep from its finished runs, as PNG bytes; None if none of them has finished.
+"""Draws figures of a sweep from finished runs, as PNG bytes, or None if no run has finished.
 
-Bars and lines are drawn from a table's numbers, curves from the records of runs. The runs of a
-curve may differ in length: every round is the mean over those that have it. Ablations are figures
-of test batches: their size, momentum and order (TsmoBN, Fig. 3; UniFed, Fig. 6).
+Bars and lines show a table's numbers, curves the records of runs. The runs of a curve may differ in
+length: each round shows the mean over the runs that have it. Ablations vary the statistics of the
+test: size of batches, momentum and order (TsmoBN, Fig. 3; UniFed, Fig. 6).
 """
 
 import io
@@ -22,13 +22,13 @@ from fedjax_bn.engine.figures import png
 from fedjax_bn.report.plots import ablation
 from fedjax_bn.run.errors import UserError
 
-STYLES = ("--o", "-s", ":^", "-.v")  # of methods
-IMAGES, SAMPLES = 8, 100  # of a client: images that are shown, and whose pixels are counted
+STYLES = ("--o", "-s", ":^", "-.v")  # one for each method
+IMAGES, SAMPLES = 8, 100  # of each client: images that are shown, images in the histogram
 Records = list[dict[str, Any]]
-Keys = tuple[str, ...]  # that lead to a value of a record
+Keys = tuple[str, ...]  # the path of a value in a record
 BATCH_SIZES = tuple(2**k for k in range(1, 10))
 ORDERS = tuple(range(10))
-ABLATIONS = "ablations"  # the evaluation of the ablations
+ABLATIONS = "ablations"  # name of the ablations' evaluation
 VARIED = {  # kind -> a figure's title, axis, adaptation, settings, and how it is drawn
     "a": ("one batch at a time", "batch size", "batch:batch_size={}", BATCH_SIZES, "log"),
     "b": ("momentum", "momentum", "tsmobn:momentum={}", [k / 10 for k in range(10)], "line"),
@@ -49,7 +49,7 @@ def line_figure(table: Table, xlabel: str, log: bool = False) -> Figure:
 
 
 def ablations(first: Sequence[str], orders: Sequence[int] = ORDERS) -> Evaluation:
-    """Returns the evaluation with all statistics of the ablations, after some others."""
+    """Returns the evaluation with the adaptations `first` and all those of the ablations."""
     settings = {**VARIED, "c": (*VARIED["c"][:3], orders)}
     varied = [settings[kind][2].format(one) for kind in "abc" for one in settings[kind][3]]
     return Evaluation(ABLATIONS, {"adaptations": (*first, *varied)})
@@ -58,7 +58,7 @@ def ablations(first: Sequence[str], orders: Sequence[int] = ORDERS) -> Evaluatio
 def ablation_figure(
     name: str, kind: str, protocol: Protocol, training: Training, columns: Mapping[str, Column]
 ) -> Figure:
-    """Returns the figure of a training's runs tested with a `kind` of statistics, see `VARIED`."""
+    """Returns the figure of a training's runs over one setting of the test, see `VARIED`."""
     what, label, text, settings, drawn = VARIED[kind]
     runs = {c.domain: protocol.names(c.targets[0], training) for c in columns.values()}
     texts = {setting: text.format(setting) for setting in settings}
@@ -70,7 +70,7 @@ def ablation_figure(
 
 
 def bars(workdir: Path, table: Table) -> bytes | None:
-    """Draws the numbers of a table as bars with standard deviations; published ones as crosses."""
+    """Draws a table as bars with standard deviations, and published numbers as crosses."""
     values = _measured(workdir, table)
     used = [i for i in range(len(table.columns)) if any(row[i] for row in values.values())]
     if not used:
@@ -91,14 +91,14 @@ def bars(workdir: Path, table: Table) -> bytes | None:
 
 
 def lines(workdir: Path, table: Table, xlabel: str, log: bool = False) -> bytes | None:
-    """Draws a table whose columns are values of a setting, as one line a row.
+    """Draws a table whose columns are values of a setting, with a line for each row.
 
     Args:
-      workdir: of the sweep.
-      table: its columns are numbers, or percents; rows are named "DOMAIN, METHOD": one colour a
-        domain, one line style a method.
-      xlabel: what the setting is.
-      log: whether its axis is logarithmic.
+      workdir: the folder of the sweep.
+      table: its headings are numbers or percents, its rows are named "DOMAIN, METHOD"; a domain has
+        a colour, a method a line style.
+      xlabel: the name of the setting.
+      log: whether the setting's axis is logarithmic.
     """
     values = _measured(workdir, table)
     settings = [float(column.rstrip("%")) for column in table.columns]
@@ -122,7 +122,7 @@ def lines(workdir: Path, table: Table, xlabel: str, log: bool = False) -> bytes 
 
 
 def _measured(workdir: Path, table: Table) -> dict[str, list[tuple[float, float | None] | None]]:
-    """The rows of a table that have cells, as `report.measured` gives them."""
+    """Returns the measured rows of a table that have any number, see `report.measured`."""
     done = {r.name: read_results(workdir, r) for r in table.runs if finished(workdir, r.name)}
     return {
         label: [measured(cell, done) if cell else None for cell in cells]
@@ -139,16 +139,16 @@ def adaptations(
     test: str,
     kind: str = "line",
 ) -> bytes | None:
-    """Draws accuracy on unseen domains over a setting of their statistics; dotted: running ones.
+    """Draws accuracy on unseen domains over a setting of adaptation; running statistics dotted.
 
     Args:
-      workdir: of the sweep.
-      runs: unseen domain -> names of the runs that left it out, one a seed.
-      label: what the setting is.
+      workdir: the folder of the sweep.
+      runs: unseen domain -> names of the runs that left it out, one for each seed.
+      label: the name of the setting.
       texts: setting -> the adaptation in the runs' results.
-      test: the evaluation that has them.
-      kind: line, log (a line over a logarithmic axis), or box: over the seeds for each setting
-        (TsmoBN, Fig. 3c).
+      test: the evaluation that has these adaptations.
+      kind: line, log (a line over a logarithmic axis), or box (over the seeds for each setting:
+        TsmoBN, Fig. 3c).
     """
     values: dict[str, dict[float, list[float]]] = {}  # domain -> setting -> percent of each run
     baseline: dict[str, float] = {}
@@ -183,13 +183,13 @@ def adaptations(
 def curves(
     workdir: Path, panels: Mapping[str, Mapping[str, tuple[Sequence[str], Keys]]], ylabel: str
 ) -> bytes | None:
-    """Draws values of the runs' records over rounds: a panel a title, a line a label.
+    """Draws values of the runs' records over rounds, with a panel for each title.
 
     Args:
-      workdir: of the sweep.
-      panels: title -> label -> (names of runs, the keys of a value in a record). A line is the mean
-        over the finished runs; if the value has a number for each client, each has a thin line too.
-      ylabel: what the values are.
+      workdir: the folder of the sweep.
+      panels: title -> line's label -> (names of runs, path of a value in a record). A line is the
+        mean over the finished runs; a value with a number for each client also has thin lines.
+      ylabel: the name of the values.
     """
     known = {}
     for title, lines in panels.items():
@@ -198,15 +198,15 @@ def curves(
             known[title] = drawn
     if not known:
         return None
-    columns = len(known) if len(known) <= 6 else 4  # one row as long as it fits a page
+    columns = len(known) if len(known) <= 6 else 4  # up to six panels fit one row of a page
     rows = -(-len(known) // columns)
     figure = Canvas(figsize=(2.8 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     legend: dict[str, Any] = {}
     for axes, (title, lines) in zip(grid, known.items(), strict=False):
         for label, values in lines.items():
-            k = list(panels[title]).index(label)  # one colour in all panels, whatever has finished
-            # rounds without the value are NaN: the line goes from one evaluation to the next
+            k = list(panels[title]).index(label)  # same colour in all panels, if runs are missing
+            # rounds without the value are NaN; they are dropped, so that the line has no gaps
             x = 1 + np.flatnonzero(np.isfinite(values).reshape(len(values), -1).all(1))
             y, style = values[x - 1], {"color": f"C{k}", "linestyle": ("--", "-")[k % 2]}
             if y.ndim > 1:
@@ -229,8 +229,8 @@ def mean_over(runs: Sequence[Records], keys: Keys) -> np.ndarray:
     """Returns f[rounds] or f[rounds, clients]: the mean of a value over the runs that have a round.
 
     Args:
-      runs: the records of each; they may differ in length.
-      keys: of the value in a record; NaN for rounds without it.
+      runs: the records of each run; the lengths may differ.
+      keys: the path of the value in a record; rounds without the value give NaN.
     """
     return np.array(
         [
@@ -247,7 +247,7 @@ def _value(record: Any, keys: Keys) -> Any:
 
 
 def _records(workdir: Path, names: Sequence[str], keys: Keys) -> list[Records]:
-    """The lines of metrics.jsonl of the finished runs in which any has a value."""
+    """Returns the records of the finished runs that have the value in any record."""
     runs = [
         [json.loads(line) for line in (workdir / n / "metrics.jsonl").read_text().splitlines()]
         for n in names
@@ -257,11 +257,11 @@ def _records(workdir: Path, names: Sequence[str], keys: Keys) -> list[Records]:
 
 
 def pictures(workdir: Path, files: Sequence[str]) -> bytes | None:
-    """Joins pictures that the runs drew, those that are there below each other.
+    """Joins pictures that the runs drew, one below the other; missing ones are left out.
 
     Args:
-      workdir: of the sweep.
-      files: globs of their paths in it.
+      workdir: the folder of the sweep.
+      files: globs of the pictures' paths in this folder.
     """
     from PIL import Image
 
@@ -282,11 +282,11 @@ def pictures(workdir: Path, files: Sequence[str]) -> bytes | None:
 def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
     """Draws a row for each client: images, and the histogram of their pixels (FedBN, Fig. 6).
 
-    The data are read again as the first finished run had them.
+    The data are read again with the configuration of the first finished run.
 
     Args:
-      workdir: of the sweep.
-      runs: names.
+      workdir: the folder of the sweep.
+      runs: the names of the runs.
     """
     from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
     from fedjax_bn.run.files.finished import configuration

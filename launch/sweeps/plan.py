@@ -1,8 +1,8 @@
-"""A paper's tables and figures as data: which runs and tests they need, and which cell holds what.
+"""Describes a paper's tables and figures as data: their runs, their tests, and their cells.
 
-A *protocol* is a config file with what all rows of a table share, and its columns. A *training* is
-what one row changes. Together they name runs, one for each target and seed. A *row* names the test
-of these runs, and the row of the paper.
+A *protocol* is a config file, with the changes that all rows of a table share, and the columns. A
+*training* is the changes of one row. Together they name runs, one for each target and seed. A *row*
+names the test of these runs, and the row of the paper.
 """
 
 import sys
@@ -18,19 +18,19 @@ from fedjax_bn.report.published import published as published_cells  # noqa: E40
 
 UNSEEN = "unseen"  # instead of a domain: the mean over all unseen ones of a run
 MEAN = "mean"  # instead of a domain: the mean over all internal clients
-OWN = "own"  # instead of an adaptation: each internal client's own model, of an evaluation
+OWN = "own"  # instead of an adaptation: an evaluation of each internal client's own model
 # A copy of the digits has one of these domains: computer-rendered fonts replace SynthDigits.
 STAND_INS = {"synth_digits": "fonts", "fonts": "synth_digits"}
 
 
 class Evaluation(NamedTuple):
-    """A finished run tested once more, which writes WORKDIR/RUN/evaluations/NAME.json.
+    """A later test of a finished run, which writes WORKDIR/RUN/evaluations/NAME.json.
 
     Attributes:
-      name: of that file.
-      changes: dotted key -> value.
-      flags: such as "--internal".
-      program: the arguments of Python in front of them.
+      name: the name of that file.
+      changes: dotted key -> value of the changed keys.
+      flags: command-line flags, such as "--internal".
+      program: Python's arguments before the flags.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Evaluation(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One call of fedjax_bn.main, and tests of what it trained.
+    """One call of fedjax_bn.main, and the tests of its model.
 
     Attributes:
-      name: also its folder in the workdir, such as "digits/E1/fedbn/0".
-      config: the config file, from the repository's root.
-      changes: dotted key -> value, what differs from the config file.
-      needs: dotted key -> NAME of --data.NAME=PATH, what the user must supply.
-      tests: that follow.
-      samples: domain -> training samples of each of its clients, if the paper gives the number; a
-        report marks runs that trained on others.
+      name: the name, also of its folder in the workdir, such as "digits/E1/fedbn/0".
+      config: the config file, relative to the repository's root.
+      changes: dotted key -> value, for keys that differ from the config file.
+      needs: dotted key -> NAME of --data.NAME=PATH, for files that the user must supply.
+      tests: the tests after the training.
+      samples: domain -> training samples of each of its clients, if the paper states the number; a
+        report marks runs that trained on another number.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Cell(NamedTuple):
     """A number of a table: percent, as mean (std) over seeds.
 
     Attributes:
-      parts: names of runs by target, alternative and seed: the mean is over targets; if there are
-        several alternatives, the one with the best validation accuracy counts, chosen by target.
+      parts: the names of runs by target, alternative and seed. The number is a mean over targets;
+        if a target has several alternatives, the one with the best validation accuracy counts.
       domain: the client or the unseen domain whose accuracy it is; or MEAN, or UNSEEN.
-      published: what the paper prints; if there are several numbers, their mean is shown.
-      adaptation: that of an unseen domain.
-      test: the evaluation from which it is read; empty: the run's summary.json.
+      published: the paper's number; if there are several, their mean is shown.
+      adaptation: the adaptation on an unseen domain.
+      test: the name of the evaluation that has the number; "" for the run's summary.json.
       missing: why there are no runs.
     """
 
@@ -90,11 +90,11 @@ class Table(NamedTuple):
     """A table of the paper: row label -> one cell a column (None for an empty one).
 
     Attributes:
-      name: unique, such as "table1-abide".
-      title: its numbers in the paper in front of a colon: "Table 2, Table E.5: Digits-DG".
-      columns: their headings.
-      rows: the cells.
-      runs: all that they need.
+      name: a unique name, such as "table1-abide".
+      title: the title, which starts with the paper's numbers: "Table 2, Table E.5: Digits-DG".
+      columns: the headings.
+      rows: row label -> cells.
+      runs: all runs that the cells need.
     """
 
     name: str
@@ -108,9 +108,9 @@ class Figure(NamedTuple):
     """A figure of the paper.
 
     Attributes:
-      name, title: as of a table.
-      runs: those that it shows.
-      draw: the workdir -> PNG bytes; None if none of its runs has finished.
+      name, title: see `Table`.
+      runs: the runs that it shows.
+      draw: `draw(workdir) -> PNG bytes`, or None if none of the runs has finished.
     """
 
     name: str
@@ -120,12 +120,12 @@ class Figure(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """A paper.
+    """The tables and figures of a paper.
 
     Attributes:
-      name: of its file here, and of its folder.
-      paper: its title in reports.
-      tables, figures: in the paper's order.
+      name: the name of its file here, and of its folder.
+      paper: the paper's title in reports.
+      tables, figures: those of the paper, in its order.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Sweep(NamedTuple):
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs of all parts, each once, with the tests that any part wants.
+        """The runs of all parts, each once, with the tests that any part needs.
 
         Raises:
           ValueError: two different runs have one name.
@@ -158,7 +158,7 @@ class Sweep(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a row trains: a folder below its protocol's, changes of the config, later tests."""
+    """The training of a row: a folder below the protocol's, config changes, later tests."""
 
     folder: str
     changes: Mapping[str, Any]
@@ -166,9 +166,9 @@ class Training(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: the accuracy on a domain in the runs that leave out each of `targets`.
+    """A column of a table: the accuracy on a domain, averaged over runs that leave out a target.
 
-    A target "" changes nothing: the config's own, such as none.
+    The target "" keeps the config's own target.
     """
 
     targets: tuple[str, ...]
@@ -179,7 +179,7 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-      trainings: one, or several from which validation chooses one.
+      trainings: one training, or several of which validation chooses one.
       adaptation, test: see `Cell`.
       published: the method's name in the published table; empty: the row's label.
     """
@@ -197,9 +197,9 @@ class Protocol(NamedTuple):
       name: the folder of its runs.
       config: the config file.
       columns: heading -> column.
-      seeds: how many, from 0 on.
+      seeds: the number of seeds, which start at 0.
       needs: see `Run`.
-      changes: of the config, by all rows.
+      changes: the changes of the config that all rows share.
       samples: see `Run`.
     """
 
@@ -243,7 +243,7 @@ class Protocol(NamedTuple):
 def training(
     method: str, folder: str = "", tests: tuple[Evaluation, ...] = (), **keys: Any
 ) -> Training:
-    """Returns the training of a method with keys of the config, fedsr__cmi for fedsr.cmi.
+    """Returns the training of a method with changed keys of the config: fedsr__cmi is fedsr.cmi.
 
     Its folder is the method's name unless another is given.
     """
@@ -252,14 +252,14 @@ def training(
 
 
 def columns_of(domains: Mapping[str, str], target: str = "") -> dict[str, Column]:
-    """Returns columns from heading -> domain: clients, or domains left out together as `target`."""
+    """Returns columns from heading -> domain, for clients or for domains left out as `target`."""
     return {heading: Column((target,), domain) for heading, domain in domains.items()}
 
 
 def left_out(domains: Mapping[str, str]) -> dict[str, Column]:
-    """Returns columns of domains that are left out one after the other, from heading -> domain.
+    """Returns columns from heading -> domain, for domains that are left out one after the other.
 
-    The cell of a domain with a stand-in takes whichever was left out, see `domains.target_in`.
+    If a domain has a stand-in, its cell takes the one that was left out, see `domains.target_in`.
     """
     return {
         heading: Column((domain,), UNSEEN if domain in STAND_INS else domain)
@@ -279,15 +279,15 @@ def table(
 
     Args:
       name, title: see `Table`.
-      protocol: see there.
-      rows: label -> row; a training alone, tested with running statistics; or why it has no runs.
-      where: fields of the published cells beside it, such as {"paper": "FedBN", "table": "11"}.
-      average: heading of a column of the mean over all others; empty for none.
+      protocol: see `Protocol`.
+      rows: label -> row; or a training, tested with running statistics; or why there are no runs.
+      where: the fields of the published cells, such as {"paper": "FedBN", "table": "11"}.
+      average: the heading of a column with the mean over all others; "" for no such column.
     """
     printed = published_cells(**where) if where else ()
     printed = {(one.method, one.column): one for one in printed}
     columns = dict(protocol.columns)
-    if average:  # over unseen domains where each column is of the domain left out, else clients
+    if average:  # over unseen domains if each column is one that was left out, else over clients
         outside = all(c.domain == UNSEEN or c.targets == (c.domain,) for c in columns.values())
         columns[average] = Column(protocol.targets, UNSEEN if outside else MEAN)
     found: dict[str, tuple[Cell, ...]] = {}
@@ -306,7 +306,7 @@ def table(
 
 
 def stacked(name: str, title: str, parts: Sequence[tuple[str, Table]]) -> Table:
-    """Returns tables of the same columns below each other, each with a prefix for its labels."""
+    """Returns one table from several with the same columns, each with a prefix for its labels."""
     rows = {f"{prefix}{label}": row for prefix, part in parts for label, row in part.rows.items()}
     runs = tuple(run for _, part in parts for run in part.runs)
     return Table(name, title, parts[0][1].columns, rows, runs)
@@ -319,17 +319,17 @@ def config_file(config: str) -> str:
 
 
 def text(value: Any) -> str:
-    """Returns a value as the command line writes it."""
+    """Returns a value as the command line takes it."""
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def finished(workdir: Path, name: str) -> bool:
-    """Returns whether a run has ended."""
+    """Returns whether a run has finished."""
     return (workdir / name / "summary.json").exists()
 
 
 def by_folder(names: Iterable[str]) -> str:
-    """Returns names of runs with what differs last in braces: a/{0,1}, b/{0}."""
+    """Returns names of runs with their last parts in braces: a/{0,1}, b/{0}."""
     found: dict[str, list[str]] = {}
     for name in names:
         folder, _, last = name.rpartition("/")

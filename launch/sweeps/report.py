@@ -1,4 +1,4 @@
-"""From finished runs to a paper's tables, in Markdown, beside the published numbers."""
+"""Writes a paper's tables from finished runs, in Markdown, beside the published numbers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import METHODS, group_of
 from fedjax_bn.run.files.workdir import write_atomically
 
-# Keys of the machine, of what is kept and of what is shown, on which no number depends.
+# Keys on which no number depends: those of the machine, of checkpoints and of output.
 APART = (
     *("data.path", "data.cache", "data.device_megabytes", "baselines", "adaptations", "clients"),
     *("checkpoint_every", "eval_batch_size", "seed"),
 )
-Results = Mapping[str, Mapping[str, Any]]  # of finished runs, see `read_results`
+Results = Mapping[str, Mapping[str, Any]]  # finished run -> `read_results`
 Apart = Mapping[str, Sequence[str]]  # run -> its differences from the plan
 
 
 def write_report(sweep: Sweep, workdir: Path) -> Path:
-    """Writes WORKDIR/report.md and WORKDIR/figures/*.png from what has finished.
+    """Writes WORKDIR/report.md and WORKDIR/figures/*.png from finished runs.
 
     Returns:
       The path of report.md.
@@ -57,11 +57,11 @@ def write_report(sweep: Sweep, workdir: Path) -> Path:
 
 
 def read_results(workdir: Path, run: Run) -> dict[str, Any]:
-    """Returns what a run's summary and evaluations have, and the clients' validation accuracy.
+    """Returns a run's summary and evaluations, and the clients' validation accuracy.
 
     Returns:
-      "summary": its content; "validation": see `selected_validation`; and name -> content of each
-      evaluation that is there.
+      {"summary": content of summary.json, "validation": see `selected_validation`}, and
+      name -> content of each evaluation that exists.
     """
     folder = workdir / run.name
     summary = json.loads((folder / "summary.json").read_text())
@@ -74,7 +74,7 @@ def read_results(workdir: Path, run: Run) -> dict[str, Any]:
 
 
 def selected_validation(folder: Path, summary: Mapping[str, Any]) -> float | None:
-    """Returns the clients' mean validation accuracy in the selected round; None if not known."""
+    """Returns the clients' mean validation accuracy in the selected round; None if unknown."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return None
@@ -83,7 +83,7 @@ def selected_validation(folder: Path, summary: Mapping[str, Any]) -> float | Non
 
 
 def value(results: Mapping[str, Any], cell: Cell) -> float | None:
-    """Returns percent of a cell's domain in one run; None if the run does not have it."""
+    """Returns a cell's accuracy in percent in one run; None if the run does not have it."""
     if not cell.test:
         return accuracy(results["summary"], cell.domain, cell.adaptation)
     found = results.get(cell.test)
@@ -96,13 +96,13 @@ def value(results: Mapping[str, Any], cell: Cell) -> float | None:
 
 
 def accuracy(summary: Mapping[str, Any], domain: str, adaptation: str) -> float | None:
-    """Returns percent of a domain in a run's selected round; None if it has none.
+    """Returns a domain's accuracy in percent in a run's selected round; None if unknown.
 
     Args:
-      summary: of summary.json.
-      domain: a client; if the domain has several ("mnist/0", "mnist/1"), their mean; else an
-        unseen domain; or `MEAN`, `UNSEEN`.
-      adaptation: how the unseen domain was served.
+      summary: the content of summary.json.
+      domain: a client; a domain with several clients ("mnist/0", "mnist/1"), whose mean is
+        returned; an unseen domain; `MEAN` or `UNSEEN`.
+      adaptation: the adaptation on unseen domains.
     """
     inside = _of_clients(summary["accuracy"]["internal"], domain)
     if inside is not None:
@@ -122,7 +122,7 @@ def _outside(unseen: Mapping[str, Any], domain: str, adaptation: str) -> float |
 
 
 def chosen(part: tuple[tuple[str, ...], ...], done: Results) -> tuple[str, ...]:
-    """Returns that of a target's alternatives which has the best mean validation accuracy."""
+    """Returns the alternative of a target with the best mean validation accuracy over seeds."""
 
     def mean(names: tuple[str, ...]) -> float:
         known = [done[name]["validation"] for name in names if name in done]
@@ -133,7 +133,7 @@ def chosen(part: tuple[tuple[str, ...], ...], done: Results) -> tuple[str, ...]:
 
 
 def measured(cell: Cell, done: Results) -> tuple[float, float | None] | None:
-    """Returns mean and standard deviation (None for one seed) over seeds, each a mean over targets.
+    """Returns mean and standard deviation (None for one seed) over seeds of the mean over targets.
 
     Seeds that lack a target do not count.
     """
@@ -148,7 +148,7 @@ def measured(cell: Cell, done: Results) -> tuple[float, float | None] | None:
 
 
 def printed(cell: Cell) -> tuple[float, float | None] | None:
-    """Returns the published mean and standard deviation; the mean alone of several numbers."""
+    """Returns the published mean and standard deviation; of several numbers only their mean."""
     if not cell.published:
         return None
     std = cell.published[0].std if len(cell.published) == 1 else None
@@ -160,7 +160,7 @@ def table_text(table: Table, done: Results, apart: Apart) -> str:
     marks, lines = marks_of((run.name for run in table.runs), apart), []
 
     def ours(cell: Cell | None) -> str:
-        """The measured number, and after it the letters of its runs' differences."""
+        """Returns the measured number, followed by the letters of its runs' differences."""
         found = cell and measured(cell, done)
         if not found:
             return ""
@@ -184,13 +184,13 @@ def table_text(table: Table, done: Results, apart: Apart) -> str:
 
 
 def number(value: tuple[float, float | None]) -> str:
-    """Returns `71.04 (0.31)`."""
+    """Returns a number as text, such as `71.04 (0.31)`, mean and standard deviation."""
     mean, std = value
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ({std:.2f})"
 
 
 def notes(table: Table, done: Results, apart: Apart) -> str:
-    """Returns which runs are missing or differ, what validation chose, and oddities in print."""
+    """Returns notes on missing and differing runs, on validation's choices, and on misprints."""
     names = [run.name for run in table.runs]
     found = [missing(names, done), legend(marks_of(names, apart))]
     for label, cells in table.rows.items():
@@ -203,13 +203,13 @@ def notes(table: Table, done: Results, apart: Apart) -> str:
 
 
 def oddities(table: Table) -> Iterable[str]:
-    """Yields sentences on published averages that are not those of their row."""
+    """Yields sentences on published averages that differ from the mean of their row."""
     for label, cells in table.rows.items():
-        # several numbers beside one cell are a mean that we made
+        # a cell with several published numbers shows our mean of them: not a printed number
         found = [c.published[0] for c in cells if c and len(c.published) == 1]
         averages = [number for number in found if number.column == "Avg"]
         others = [number.mean for number in found if number.column != "Avg"]
-        # two decimals of each number, and of the average, are rounded
+        # each number and the average are rounded to two decimals: up to 0.01 is not an error
         if averages and len(others) > 1 and abs(averages[0].mean - np.mean(others)) > 0.0151:
             yield (
                 f"{label}: the published numbers average {np.mean(others):.2f}, the paper prints "
@@ -224,9 +224,9 @@ def missing(names: Sequence[str], done: Results) -> str:
 
 
 def differences(workdir: Path, run: Run) -> tuple[str, ...]:
-    """Returns in what a finished run differs from the plan: "model is X (planned: Y)".
+    """Returns the differences of a finished run from the plan: "model is X (planned: Y)".
 
-    If the user must supply a file, such as weights, only whether it was supplied counts.
+    For a file that the user supplies, such as weights, only its presence counts.
     """
     folder = workdir / run.name
     if not (folder / "config.json").exists():
@@ -235,12 +235,12 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
     changes = {key: value for key, value in run.changes.items() if key != "seed"}
     supplied = dict.fromkeys(run.needs, "PATH")
     planned = _planned(run.config, tuple((changes | supplied).items()))
-    others = set(METHODS) - {group_of(theirs.get("method", ""))}  # whose keys do not matter
+    others = set(METHODS) - {group_of(theirs.get("method", ""))}  # their keys do not matter
     found = []
     for key in sorted(planned.keys() & theirs.keys() - set(APART)):
         if key.partition(".")[0] in others:
             continue
-        # JSON has lists for tuples
+        # JSON stores tuples as lists
         values = (planned[key], theirs[key])
         ours, given = (list(one) if isinstance(one, tuple) else one for one in values)
         if key in run.needs:
@@ -260,12 +260,12 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
 
 @cache  # reading a config file takes 50 ms, and thousands of runs share a few
 def _planned(config: str, changes: tuple[tuple[str, object], ...]) -> Mapping[str, object]:
-    """The planned configuration, dotted key -> value."""
+    """Returns the planned configuration, dotted key -> value."""
     return dict(flatten(read(config_file(config), [(key, text(one)) for key, one in changes])))
 
 
 def marks_of(names: Iterable[str], apart: Apart) -> dict[str, str]:
-    """Returns a letter for each difference of some runs from the plan: a to z, a1 to z1, ..."""
+    """Returns difference from the plan -> letter, for some runs: a to z, a1 to z1, ..."""
     found: dict[str, str] = {}
     for difference in (one for name in names for one in apart.get(name, ())):
         turn, place = divmod(len(found), len(ascii_lowercase))
@@ -274,6 +274,6 @@ def marks_of(names: Iterable[str], apart: Apart) -> dict[str, str]:
 
 
 def legend(marks: Mapping[str, str]) -> str:
-    """Returns what the letters mean; empty if there is no letter."""
+    """Returns the meaning of the letters as text; "" if there is no letter."""
     each = "; ".join(f"[{letter}] {difference}" for difference, letter in marks.items())
     return f"Differs from the plan: {each}." if each else ""

@@ -1,12 +1,12 @@
-"""FedCD's detection at a size that two CPU cores carry: signs in the weather, and their shortcut.
+"""Runs FedCD's detection at a size that two CPU cores can train: signs in weather, and a shortcut.
 
     python launch/sweeps/signs.py [--only 'shortcut/*'] [--data FOLDER]     see sweep.py
 
-`signs/*` is configs/signs.py, which needs no data: four scenes train, dusk is unseen, with the
-statistics of training and with TsmoBN. `shortcut/*` is its variant, where the colour of the rim
-mostly predicts the digit in the clients' scenes and misleads in dusk: how far a method falls from
-the clients to dusk is how far it has learned the colour, beside how far it falls in `signs/*`,
-where the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percent, 3 seeds.
+`signs/*` is configs/signs.py, which needs no data: four scenes train, and dusk is unseen, with the
+statistics of training and with TsmoBN. In its variant `shortcut/*` the colour of the rim mostly
+predicts the digit in the clients' scenes and misleads in dusk. A method that has learned the colour
+loses more from the clients to dusk there than in `signs/*`, where only the weather differs. lambda
+and eta are 0.7 and 0.5. Numbers are mAP50 in percent over 3 seeds.
 """
 
 import sys
@@ -28,7 +28,7 @@ SHORTCUT = SIGNS._replace(name="shortcut", changes={**SIGNS.changes, "data.name"
 
 
 def scenes(name: str, title: str, protocol: Protocol) -> Table:
-    """Returns the clients' scenes and dusk, with running statistics and with TsmoBN."""
+    """Returns a table of the clients' scenes and dusk, with running statistics and with TsmoBN."""
     rows = {label: Row((one,)) for label, one in METHODS.items()}
     rows |= {f"{label} + TsmoBN": Row((one,), "tsmobn") for label, one in METHODS.items()}
     return table(name, title, protocol, rows)

@@ -1,4 +1,4 @@
-"""What the sweeps share: the commands that list, run and report the runs of a paper.
+"""Lists, executes and reports the runs of a paper: the command line that all sweeps share.
 
     python launch/sweeps/PAPER.py [run] [--only WHAT] [--data FOLDER] [--workdir DIR] [--dry-run]
                                         [--jobs N] [--retries N]
@@ -6,20 +6,19 @@
     python launch/sweeps/PAPER.py commands    a line a run, for an array of launch/slurm.sbatch
     python launch/sweeps/PAPER.py report      [--workdir DIR]
 
-`run` executes what has not finished, N at a time, each on its share of the cores; what they print
-is in DIR/logs if N is above 1. A run that was stopped continues, one that another process trains is
-left to it, and one that fails is tried again as often as --retries allows. The last lines list the
-outcome of all; the exit status is 0 if every run has finished, 1 if one failed, 3 if one is in use
-or waits for data, 130 after Ctrl-C. With --dry-run the commands are printed instead, all of them.
-`report` writes report.md and figures from what has finished.
+`run` executes the unfinished runs, N at a time, each on its share of the cores; if N is above 1,
+their output is in DIR/logs. A run that was stopped continues, a run that another process trains is
+left to that process, and a run that fails is tried again as often as --retries allows. The last
+lines list the outcomes; the exit status is 0 if every run has finished, 1 if one failed, 3 if one
+is in use or waits for data, 130 after Ctrl-C. With --dry-run all commands are printed instead.
+`report` writes report.md and figures from finished runs.
 
 --only takes globs of run names ("digits/E1/*") or tables and figures as the paper numbers them
-("Table 3", "Fig. 4"), several with commas between them. FOLDER has the data sets and weights by
-their NAMEs, which the file of the paper lists (FOLDER/pacs, or FOLDER/pacs.npz and so on);
---data.NAME=PATH gives one of them. A copy of the digits holds SynthDigits or the fonts that replace
-it: a run that leaves one of them out takes the one that is there. --config.KEY=VALUE changes a key
-of every selected run, as for fedjax_bn.main; the report lists for every number in what its runs
-differ.
+("Table 3", "Fig. 4"), separated by commas. FOLDER has the data sets and weights by their NAMEs,
+which the paper's file lists (FOLDER/pacs, or FOLDER/pacs.npz and so on); --data.NAME=PATH gives one
+of them. A copy of the digits holds SynthDigits or the fonts that replace it: a run that leaves one
+of them out takes the one that the copy has. --config.KEY=VALUE changes a key of every selected run,
+as for fedjax_bn.main; the report lists such differences for every number.
 """
 
 import argparse
@@ -43,7 +42,7 @@ def train_command(
     """Returns the arguments of Python that train a run; an unknown path becomes PATH_OF_NAME."""
     given = {key: data.get(name, f"PATH_OF_{name}") for key, name in run.needs.items()}
     planned = {**run.changes, **given}
-    if "target" in planned:  # depends on the form in which PATH has the digits
+    if "target" in planned:  # PATH may have the target's stand-in
         path = _changed(changes).get("data.path", planned.get("data.path", ""))
         planned["target"] = target_in(path, planned["target"])
     settings = [f"--config.{key}={text(value)}" for key, value in planned.items()]
@@ -53,7 +52,7 @@ def train_command(
 
 
 def _changed(changes: Iterable[str]) -> dict[str, str]:
-    """Key -> text of arguments `--config.KEY=TEXT`."""
+    """Returns key -> text, from arguments `--config.KEY=TEXT`."""
     return dict(change.removeprefix("--config.").split("=", 1) for change in changes)
 
 
@@ -64,14 +63,14 @@ def commands(
     changes: Iterable[str] = (),
     left: bool = False,
 ) -> list[list[str]]:
-    """Returns the arguments of Python of a run's training, then of its tests.
+    """Returns the commands of a run, as Python's arguments: its training, then its tests.
 
     Args:
-      run: of the sweep.
-      workdir: of the sweep.
+      run: a run of the sweep.
+      workdir: the folder of the sweep.
       data: NAME -> path.
       changes: arguments --config.KEY=VALUE of the training.
-      left: whether what has finished is left out.
+      left: whether finished parts are left out.
     """
     folder, made = workdir / run.name, []
     if not (left and finished(workdir, run.name)):
@@ -86,10 +85,10 @@ def commands(
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
-    """Returns the runs that fit a glob of `only`, or that a table or figure of that number needs.
+    """Returns the runs that match a glob of `only`, or that a table or figure of that number needs.
 
     Raises:
-      SystemExit: none does.
+      SystemExit: no run matches.
     """
     every = sweep.runs
     if not only:
@@ -104,7 +103,7 @@ def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
         fitting = {run.name for run in every if fnmatch(run.name, pattern.strip())}
         fitting |= {run.name for part in parts for run in part.runs}
         if not fitting:
-            # only tables may have no run
+            # a figure always has runs, a table may have only cells without runs
             cells = [c for part in parts for row in part.rows.values() for c in row if c]
             if cells:
                 why = f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells))}"
@@ -118,7 +117,7 @@ def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
 
 
 def labels(part: Table | Figure) -> set[str]:
-    """Returns what a part is called: its name, its numbers in the paper, these without a letter."""
+    """Returns a part's labels: its name, and its numbers in the paper with and without letter."""
     numbers = [part.name, *part.title.partition(":")[0].split(",")]
     return {_plain(form) for n in numbers for form in (n, re.sub(r"(?<=\d)[a-z]$", "", n.strip()))}
 
@@ -128,7 +127,7 @@ def _plain(label: str) -> str:
 
 
 def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
-    """Returns name -> path of what a folder has: NAME itself, or the only NAME.SUFFIX."""
+    """Returns name -> path, for names that a folder has as NAME or as a single NAME.SUFFIX."""
     found = {}
     for name in needed:
         fitting = [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{name}.*"))
@@ -140,10 +139,10 @@ def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
 def execute_all(
     chosen: Sequence[Run], options: argparse.Namespace, data: Mapping[str, str], changes: list[str]
 ) -> int:
-    """Runs what is not finished and prints the outcome; returns the exit status."""
+    """Executes the unfinished runs and prints the outcomes; returns the exit status."""
     jobs, outcomes = [], []
     for run in chosen:
-        # a run that has finished needs its data no more
+        # a finished run does not need its data
         lacks = sorted(set(run.needs.values()) - data.keys())
         if lacks and commands(run, options.workdir, data, left=True):
             paths = " ".join(f"--data.{name}=PATH" for name in lacks)
@@ -158,7 +157,7 @@ def execute_all(
 
 
 def count(least: int, text: str) -> int:
-    """Returns a whole number of at least `least`, from the command line."""
+    """Returns a whole number of at least `least` from an option's text."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
@@ -181,7 +180,7 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the commands of `run`")
     parser.add_argument("--jobs", type=partial(count, 1), default=1, help="runs at a time")
     parser.add_argument("--retries", type=partial(count, 0), default=0, help="of a run that fails")
-    # --data.NAME and --config.KEY are any number of names, which argparse cannot declare
+    # argparse cannot declare --data.NAME and --config.KEY, whose names are open
     options, rest = parser.parse_known_args(arguments)
     data = locate(options.data, needed) if options.data else {}
     changes = []
@@ -201,7 +200,7 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     if options.action == "report":
         print(write_report(sweep, options.workdir))
         return 0
-    given = _changed(changes)  # a run need not wait for what --config.KEY=VALUE gives
+    given = _changed(changes)  # a run does not wait for data that --config.KEY=VALUE gives
     chosen = [
         run._replace(needs={key: name for key, name in run.needs.items() if key not in given})
         for run in select(sweep, options.only)
@@ -212,7 +211,7 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
                 print(shlex.join(["python", *command]))
         return 0
     if options.action == "commands":
-        # each line executes one run alone, with the data and the changes of this call
+        # each line executes one run, with the data and the changes of this call
         script = os.path.relpath(ROOT / "launch" / "sweeps" / f"{sweep.name}.py")
         again = ["--workdir", str(options.workdir), f"--retries={options.retries}"]
         again += ["--data", str(options.data)] if options.data else []

@@ -7,26 +7,27 @@ are made) and camelyon17, as their config files take data.path; and alexnet, a f
 ImageNet weights by torchvision's names, which you supply: --data.alexnet=FILE. --config.pretrained=
 starts at random instead, and the report states it.
 
-Three seeds, 0, 1 and 2 (E.2.2); runs on CIFAR-10-C and Camelyon17 stop when ten rounds bring no
-better validation accuracy, images of CIFAR-10-C have 256 pixels a side (E.1). Each of its four
-types of corruption is left out in turn: `--only "Table 1"` makes all four, and `--only
+There are three seeds, 0, 1 and 2 (E.2.2). Runs on CIFAR-10-C and Camelyon17 stop when ten rounds
+bring no better validation accuracy; images of CIFAR-10-C have 256 pixels a side (E.1). Each of its
+four types of corruption is left out in turn: `--only "Table 1"` makes all four, and `--only
 'cifar10_c/noise/*'` one. Tables E.11 and E.12 test the same models on four more corruptions,
 without further training. Fig. 3 and E.3 to E.5 test the FedAvg models of Tables E.7 and 1 with
-other batch sizes, momenta and orders, and all methods without their affine: five orders in Fig. E.5
-(E.2.4), ten, our number, in Fig. 3c, which has a box over the seeds for each. Fig. 2 is drawn of
-the two unseen hospitals; its caption names the three training clients too, of which no number is
-printed. Fig. E.1, E.2 and E.6 show samples of the data, which launch/pictures.py draws.
+other batch sizes, momenta and orders, and all methods without their affine. Fig. E.5 has five
+orders (E.2.4); Fig. 3c has ten, our choice, each with a box over the seeds. Fig. 2 shows the two
+unseen hospitals; its caption names the three training clients too, whose numbers are not printed.
+Fig. E.1, E.2 and E.6 show samples of the data, which launch/pictures.py draws.
 
 Decisions where the paper is silent, all of them defaults here: FedProx's mu is 0.01, as in FedBN's
-experiments on digits; FedAdam's eta is 0.01 (ours), its tau 0.001 and its betas 0.9 and 0.99;
-RandConv mixes, and its consistency weighs 10, as in its authors' script for digits; JiGen's order
-weighs 0.7 and nine of ten images stay whole, both within its authors' scripts; CSD has the values
-of its authors' code for PACS; clients weigh by size (Eq. 1), and DenseNet-121 starts at random. An
-unseen client receives the mean of the clients' batch norms with FedBN too; UniFed's Table 3 prints
-the same numbers for a global model whose batch norms are not updated (unifed.py).
+experiments on digits. FedAdam's eta is 0.01 (our choice), its tau 0.001 and its betas 0.9 and 0.99.
+RandConv mixes, and its consistency loss has weight 10, as in its authors' script for digits.
+JiGen's order loss has weight 0.7, and nine of ten images stay whole, both within the ranges of its
+authors' scripts. CSD has the values of its authors' code for PACS. Clients weigh by size (Eq. 1),
+and DenseNet-121 starts at random. An unseen client receives the mean of the clients' batch norms,
+with FedBN too; UniFed's Table 3 prints the same numbers for a global model whose batch norms are
+not updated (unifed.py).
 
-Differs from the text: its lists in E.2.2 exchange the names of CIFAR-10-C and Camelyon17, so Tables
-E.6, E.7, E.9 and E.10 are here what their columns say. The numbers without deviations in Tables 1
+One difference from the text: the lists in E.2.2 exchange the names of CIFAR-10-C and Camelyon17, so
+here Tables E.6, E.7, E.9 and E.10 follow their columns. The numbers without deviations in Tables 1
 to 4 are those of Tables E.5 to E.10.
 """
 
@@ -58,13 +59,13 @@ EXTRAS = Evaluation("extra", {"data.corruptions": EXTRA, "target": "extra"})
 def both(
     *tests: Evaluation, orders: Sequence[int] = (), test: str = "", methods: Sequence[str] = METHODS
 ) -> dict[str, Row]:
-    """Returns every method, with running statistics and with TsmoBN.
+    """Returns two rows for each method, with running statistics and with TsmoBN.
 
     Args:
-      *tests: of all runs.
-      orders: of the samples, in the ablations of FedAvg's runs; empty: without the ablations.
-      test: the one that the rows are read from; empty: the summary.
-      methods: which.
+      *tests: the tests of all runs.
+      orders: the orders of samples in the ablations of FedAvg's runs; empty: no ablations.
+      test: the test that has the rows' numbers; "" for the summary.
+      methods: the names of the methods.
     """
     rows = {}
     for label in methods:
@@ -87,7 +88,7 @@ def where(number: str, **more: str) -> dict[str, str]:
 
 
 def camelyon(name: str, changes: dict[str, object]) -> Protocol:
-    """Returns a protocol of three hospitals that train and two unseen ones."""
+    """Returns a protocol of Camelyon17: three hospitals train, two are unseen."""
     needs, columns = {"data.path": "camelyon17"}, columns_of(DOMAINS["camelyon17"])
     return Protocol(name, "configs/camelyon17.py", columns, SEEDS, needs, changes)
 
@@ -122,7 +123,7 @@ def extra_tables() -> list[Table]:
 
 
 def affine_table() -> Table:
-    """Returns Fig. 3d: every method with and without its trained affine."""
+    """Returns the table of Fig. 3d: every method with and without its trained affine."""
     rows = {}
     for label in METHODS:
         row = CAMELYON_ROWS[label]
@@ -132,7 +133,7 @@ def affine_table() -> Table:
 
 
 def compared(number: str, title: str, protocol: Protocol, rows: dict[str, Row]) -> Table:
-    """Returns a table beside the published one of its number, such as "E.7"."""
+    """Returns a table beside the published table `number`, such as "E.7"."""
     return table(f"table{number}", title, protocol, rows, where(number))
 
 
@@ -161,7 +162,7 @@ TABLES = (
 
 
 def by_type(name: str, kind: str) -> list[plan.Figure]:
-    """Returns a figure of CIFAR-10-C, one panel a type of corruption."""
+    """Returns the figures of an ablation on CIFAR-10-C, one for each type of corruption."""
     one, found = CIFAR_ROWS["FedAvg"].trainings[0], []
     for left in TYPES:
         columns = {h: c for h, c in CORRUPTIONS.items() if c.targets == (left,)}

@@ -8,28 +8,29 @@ weights by torchvision's names, which you supply: --data.alexnet=FILE. Images of
 pixels a side (section 4.1.1). --config.pretrained= starts at random, --config.data.image_size=64
 makes them small, and the report states it.
 
-Eight algorithms, each with batch norm averaged and kept by the clients ("own"), three seeds
-(section 4: "three independent runs"), all clients of the same weight, 1/N (Eq. 2, Algorithm 1), in
-two protocols: all 15 corruptions as internal clients, divided 0.7, 0.1 and 0.2; and one of four
-types of corruption left out, external clients. External clients are tested with the received
-running statistics and with test-specific ones (TsmoBN, momentum 0.9); what Table 3 calls "+Ours" is
-the latter after training with averaged batch norm. PerFedAvg adapts to 16 labelled samples of a
-client first. A run on Camelyon17 serves both: three hospitals train and test, divided 0.7, 0.1 and
-0.2 (section 4.1.1 has 0.8 and 0.2 for external clients), and two are external. Fig. 6 tests the
-FedAvg runs with other statistics; ten orders of the samples in 6c are our number. Fig. 4 shows
-pictures of the hospitals, which launch/pictures.py draws.
+The sweep has eight algorithms, each with batch norm averaged and with batch norm kept by the
+clients ("own"), and three seeds (section 4: "three independent runs"). All clients have the same
+weight, 1/N (Eq. 2, Algorithm 1). There are two protocols: all 15 corruptions as internal clients,
+divided 0.7, 0.1 and 0.2; and one of four types of corruption left out, as external clients.
+External clients are tested with the received running statistics and with test-specific ones
+(TsmoBN, momentum 0.9); "+Ours" in Table 3 is the second test after training with averaged batch
+norm. PerFedAvg first adapts to 16 labelled samples of a client. A run on Camelyon17 serves both
+protocols: three hospitals train and test, divided 0.7, 0.1 and 0.2 (section 4.1.1 has 0.8 and 0.2
+for external clients), and two are external. Fig. 6 tests the FedAvg runs with other statistics; the
+ten orders of the samples in 6c are our choice. launch/pictures.py draws Fig. 4, samples of the
+hospitals.
 
 Table 3's row FedBN is FedAvg with batch norm kept, where "the BN layers in the global model are not
 updated" (4.1.3): they have scale 1, bias 0, mean 0 and variance 1, and with "+Ours" test-specific
-statistics. As launch/joining.py and all else here serve an external client by the mean of the
-clients' batch norms, rows without published numbers do so too.
+statistics. In rows without published numbers an external client receives the mean of the clients'
+batch norms, as in launch/joining.py and everywhere else here.
 
-Decisions where the paper is silent: severity 1, as TsmoBN, whose numbers Table 3 repeats; the
-columns A to O of Table 2 are the corruptions in the order of Table 3; the algorithms' own arguments
-are the defaults here, whose sources docs/decisions.md names. All 200 rounds are trained, because no
-early stop is named (TsmoBN stops after ten rounds without improvement: --config.patience=10). No
-cut is named either, so Camelyon17's hospitals keep their sizes (TsmoBN cuts them to the smallest:
---config.data.truncate=True). Its DenseNet-121 starts at random.
+Decisions where the paper is silent: severity is 1, as in TsmoBN, whose numbers Table 3 repeats. The
+columns A to O of Table 2 are the corruptions in the order of Table 3. The algorithms' own arguments
+are the defaults here, whose sources docs/decisions.md names. All 200 rounds are trained, because
+the text names no early stop (TsmoBN stops after ten rounds without improvement:
+--config.patience=10). It names no cut either, so Camelyon17's hospitals keep their sizes (TsmoBN
+cuts them to the smallest: --config.data.truncate=True). DenseNet-121 starts at random.
 """
 
 import sys
@@ -72,11 +73,11 @@ def protocols(
     """Returns the protocols of CIFAR-10-C with internal and with external clients.
 
     Args:
-      config: its file.
+      config: the config file.
       needs: see `Run`.
-      inside: seeds of the internal protocol.
-      outside: seeds of the external one.
-      changes: of the config.
+      inside: the number of seeds of the internal protocol.
+      outside: the number of seeds of the external one.
+      changes: changes of the config.
     """
     columns = columns_of(LETTERS) | {MEAN: Column(("",), MEAN)}
     divided = {**changes, **EQUAL, "target": "", **DIVIDED}
@@ -97,7 +98,7 @@ def table2(protocol: Protocol) -> Table:
     """Returns Table 2: internal clients with their own models, and the mean over them."""
     title = "Table 2: internal clients A to O (gaussian_noise to jpeg_compression)"
     made = table("table2", title, protocol, BOTH_WAYS, {"paper": "UniFed", "table": "2"})
-    # the paper prints no mean; that of its numbers stands beside ours
+    # the paper prints no mean, so the mean of its numbers is shown beside ours
     with_mean = {
         label: (*cells[:-1], cells[-1]._replace(published=sum((c.published for c in cells), ())))
         for label, cells in made.rows.items()
@@ -107,14 +108,14 @@ def table2(protocol: Protocol) -> Table:
 
 def table3(protocol: Protocol) -> Table:
     """Returns Table 3: external clients, both ways of training, both statistics at the test."""
-    # one run serves the paper's row FedBN and ours, which differ in the test alone
+    # one run serves the paper's row FedBN and our row, which differ only in the test
     rows, fedbn = {}, training("FedAvg", "own")
     served = ("running", TRACKED, *NEVER_UPDATED.values())
     fedbn = fedbn._replace(changes={**fedbn.changes, "adaptations": served})
     for label in METHODS:
         for way in SHARES:
             one = fedbn if (label, way) == ("FedAvg", "own") else training(label, way)
-            # the paper prints numbers of averaged batch norm alone
+            # the paper prints only numbers of averaged batch norm
             name = label if way == "averaged" else f"{label}, trained with own batch norm"
             for ours, adaptation in (("", "running"), (OWN_BN, TRACKED)):
                 rows[name + ours] = Row((one,), adaptation)
@@ -144,7 +145,7 @@ FIG5 = (
 
 
 def convergence(protocol: Protocol) -> plan.Figure:
-    """Returns Fig. 3: training loss of every client and its mean, a panel an algorithm."""
+    """Returns Fig. 3: training loss of every client and the mean, a panel for each algorithm."""
     made = {label: {way: training(label, way) for way in SHARES} for label in METHODS}
     panels = {
         label: {

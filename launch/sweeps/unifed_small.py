@@ -1,10 +1,10 @@
-"""UniFed's Tables 2 and 3 and Fig. 3 at a size that two CPU cores carry.
+"""Runs UniFed's Tables 2 and 3 and Fig. 3 at a size that two CPU cores can train.
 
     python launch/sweeps/unifed_small.py [--only "Table 2"] [--data.cifar10=PATH]     see sweep.py
 
-PATH is CIFAR-10 or a part of it. As launch/sweeps/unifed.py, but by configs/cifar10_c_small.py: 32
-pixels a side, a small network from random weights, severity 5, few rounds; two seeds of the
-internal protocol and one of the external.
+PATH is CIFAR-10 or a part of it. The runs are those of launch/sweeps/unifed.py, but with
+configs/cifar10_c_small.py: 32 pixels a side, a small network from random weights, severity 5, few
+rounds; two seeds of the internal protocol and one of the external.
 """
 
 import sys

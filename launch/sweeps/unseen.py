@@ -1,17 +1,18 @@
-"""Unseen clients on real images at a size that two CPU cores carry: TsmoBN, FedIG and FedIG-A.
+"""Tests TsmoBN, FedIG and FedIG-A on unseen clients with real images, small enough for two cores.
 
     python launch/sweeps/unseen.py [--only 'digits/*'] [--data FOLDER] [--dry-run]     see sweep.py
 
 NAMEs of data: digits and pacs, as their config files take data.path; digits is an `.npz` of some
-700 training images a domain (of the originals all would train, unless --config.data.fraction is
-given). Each domain of the digits is left out in turn, and the sketches of PACS. FedIG is a run of
-FedIG-A tested without its adapter, because the adapter does not change the main network. Seeds
-share compiled programs if the environment has JAX_COMPILATION_CACHE_DIR=FOLDER.
+700 training images a domain (of the original data sets all images would train, unless
+--config.data.fraction is given). Each domain of the digits is left out in turn; of PACS only the
+sketches are. FedIG is a run of FedIG-A that is tested without its adapter, because the adapter does
+not change the main network. Seeds share compiled programs if the environment has
+JAX_COMPILATION_CACHE_DIR=FOLDER.
 
-Differs from the papers: small networks from scratch, fewer rounds and small images. CAFL is the
-mean over features, as in every run from random weights, where the sum lets features collapse.
-Published numbers beside the digits are Digits-DG's (TsmoBN, Table E.5), beside PACS FedIG's Table
-5, whose ResNet-18 starts from ImageNet's weights.
+The runs differ from the papers: small networks from random weights, fewer rounds and small images.
+CAFL is the mean over features, as in every run from random weights, where the sum lets features
+collapse. The published numbers beside the digits are those of Digits-DG (TsmoBN, Table E.5); beside
+PACS they are those of FedIG's Table 5, whose ResNet-18 starts from ImageNet's weights.
 """
 
 import sys
@@ -24,7 +25,7 @@ from sweep import main
 
 
 class Served(NamedTuple):
-    """A row: which method is tested how, and its names in the papers' tables."""
+    """A row: its method, its adaptation, and its names in the papers' tables."""
 
     method: str
     adaptation: str
@@ -83,11 +84,11 @@ ON_PACS = Protocol(
 
 
 def compared(name: str, title: str, protocol: Protocol, where: Mapping[str, str]) -> Table:
-    """Returns one row for each way to serve; a column a target and their mean by seed."""
+    """Returns a table with a row for each way to serve, and a column for each target."""
     rows = {}
     for label, row in ROWS.items():
         printed = row.tsmobn if where["paper"] == "TsmoBN" else row.fedig
-        # a label must not be taken for the name of a row in the paper
+        # an empty name would make `plan.table` look for the label in the paper
         rows[label] = Row((TRAININGS[row.method],), row.adaptation, printed or "printed nowhere")
     average = "mean" if len(protocol.columns) > 1 else ""
     return table(name, title, protocol, rows, where, average)

@@ -1,1 +1,1 @@
-"""The app: a client and a server, each of whatever method its config file names."""
+"""A Flower app: a client and a server of the method that the config file names."""

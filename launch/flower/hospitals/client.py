@@ -1,4 +1,4 @@
-"""What a SuperNode runs."""
+"""Defines the app that a SuperNode runs."""
 
 from pathlib import Path
 

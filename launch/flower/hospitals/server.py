@@ -1,4 +1,4 @@
-"""What the SuperLink runs."""
+"""Defines the app that the SuperLink runs."""
 
 from pathlib import Path
 
