@@ -77,6 +77,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
     run_python(page, BLOCKS[page])
 
 
+@pytest.mark.slow
 def test_rounds_and_clients_one_by_one_are_shown_as_they_are():
     names = run_python("docs/python.md", BLOCKS["docs/python.md"])
     assert int(names["state"].round) == 3

@@ -24,6 +24,7 @@ def run(tmp_path_factory):
         yield folder
 
 
+@pytest.mark.slow
 def test_only_batch_norm_moves(run):
     about = finished.read_about(run)
     config = finished.configuration(about["config"])

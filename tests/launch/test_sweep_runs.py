@@ -58,6 +58,7 @@ def made(tmp_path_factory):
     return one, folder / "runs"
 
 
+@pytest.mark.slow
 def test_the_report_holds_what_runs_and_their_tests_measured(made):
     one, folder = made
     results = report.read_results(folder, one.runs[0])

@@ -299,6 +299,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
     lines = runs.lines(folder)
     files = sorted((folder / "masks").iterdir())

@@ -113,6 +113,7 @@ def check_rounds(name, values, seen):
             close(logits[k], values[f"{prefix}__logits__{domain}"])
 
 
+@pytest.mark.slow
 def test_a_round_of_fedbn_equals_pytorch(shared, stored, x64, optimized):
     check_rounds("fedbn", stored[0], trained("fedbn", shared, rounds=1)[0])
 

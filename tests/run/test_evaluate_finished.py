@@ -138,6 +138,7 @@ def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
     assert "notes" not in run(folder, name="unseen")[0]
 
 
+@pytest.mark.slow
 def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
     _, files = run(finished[0], alphas=True, tsne=True, name="plots")
     assert {file.name for file in files} == {

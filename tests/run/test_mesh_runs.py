@@ -66,6 +66,7 @@ def spread():
         return after_two_rounds(mesh__clients=2)
 
 
+@pytest.mark.slow
 def test_three_clients_on_two_devices_have_the_numbers_of_one_device(spread):
     state, numbers = spread
     assert len(state.round.sharding.device_set) == 2

@@ -37,6 +37,7 @@ def files(place):
     return {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_target_is_a_folder_in_the_workdir(place):
     folder = place / "x" / "run" / "%2E.%2F..%2Fevil"
     assert all(name.startswith("x/run/") for name in files(place))
