@@ -73,6 +73,7 @@ TRACED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRACED)
 def test_a_round_is_traced_to_the_passes_that_predict_its_time(benchmark, name):
     options = benchmark["OPTIONS"].get(name, {})

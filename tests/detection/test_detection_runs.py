@@ -52,6 +52,7 @@ def config(monkeypatch):
     return changed
 
 
+@pytest.mark.slow
 def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again(config, tmp_path):
     summary = train.run(config, tmp_path, say=lambda text: None)
     assert summary["score"] == "mAP50"

@@ -202,6 +202,7 @@ def silent():
     return Rounds("", one, lambda state: lambda state: (state, metrics))
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     runs.run(tmp_path, weigh="risk_extrapolation:eta=3", rounds=2, method="fedavg")

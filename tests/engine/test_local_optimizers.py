@@ -22,10 +22,9 @@ def started(method, clients):
     return jax.jit(method.init, static_argnums=2)(KEY, variables_of(NET), clients)
 
 
+@pytest.mark.slow
 # SCAFFOLD trains as FedAvg does, and finds its variates' rate as the others do theirs.
-@pytest.mark.parametrize(
-    "make", [scaffold, *(pytest.param(m, marks=pytest.mark.slow) for m in (fedavg, fednova, feddc))]
-)
+@pytest.mark.parametrize("make", [scaffold, fedavg, fednova, feddc])
 def test_a_rate_of_the_round_is_that_of_methods_built_for_each_round(make):
     """The methods built by hand have a plain rate each, that of the first round and the second."""
     method = make(NET, by_round(lambda round: optax.sgd(DECAY(round), momentum=0.9)))

@@ -97,9 +97,10 @@ def test_clients_need_not_go_out_even(x64, name):
     assert_close(spread, after(name, batches, rounds=2), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["fedcd", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedbn", "fedig", "perfedavg"))],
+    ["fedcd", "fedbn", "fedig", "perfedavg"],
 )
 def test_a_batch_over_devices_gives_the_numbers_of_one_device(x64, name):
     """Statistics, losses and gradients of both orders; batches of three on two devices."""
@@ -114,6 +115,7 @@ def numbers_of(given):
     return sum(int(np.prod([int(side) for side in shape.split(",") if side])) for shape in shapes)
 
 
+@pytest.mark.slow
 def test_a_cohort_on_a_mesh_is_that_of_one_device(x64):
     """Three of four clients on two devices."""
     client, states = jnp.asarray([3, 0, 2], jnp.int32), []

@@ -211,6 +211,7 @@ KEYS = {"method": "fedbn", "privacy__clip": 0.5, "privacy__noise": 2.0}
 KEYS |= {"rounds": 4, "eval_every": 4, "checkpoint_every": 1, "target": ""}
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_spends_and_serve_what_that_does_not_cover(tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     runs.install(monkeypatch)

@@ -103,7 +103,8 @@ def test_a_variate_moves_by_its_share_of_the_whole_population(x64):
     assert_close(moves[1], jax.tree.map(lambda move: move / 2, moves[0]), rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("clients", ["map", pytest.param("vmap", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", ["map", "vmap"])
 def test_who_the_rows_are_need_not_be_said_where_all_are_there(x64, clients):
     """A cohort of two of four clients, without padding, and all four without names."""
     method = method_of("fedbn, remembering", clients)

@@ -50,10 +50,11 @@ def masked(vectors: list[np.ndarray]) -> list[np.ndarray]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "server"),
     [
-        pytest.param(fedbn, averaging(), marks=pytest.mark.slow),
+        (fedbn, averaging()),
         (scaffold, averaging_with_variate()),
     ],
 )

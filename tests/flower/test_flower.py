@@ -67,6 +67,7 @@ def in_round(message):
     return int(arrays_in(message.content)["round"]) + 1
 
 
+@pytest.mark.slow
 def test_who_fails_is_left_out_and_comes_back_and_a_server_that_ended_continues(
     folder, tmp_path, caplog
 ):

@@ -33,6 +33,7 @@ def asked(monkeypatch):
     return given
 
 
+@pytest.mark.slow
 def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(
     folder, asked, tmp_path, caplog
 ):
@@ -73,7 +74,8 @@ def test_only_the_side_that_adds_the_noise_draws_its_key():
     assert _with_own_noise(quiet) is quiet
 
 
-@pytest.mark.parametrize("side", ["server", pytest.param("client", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["server", "client"])
 def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(
     folder, asked, tmp_path, caplog, side
 ):

@@ -71,6 +71,7 @@ def test_a_node_config_that_cannot_be_used_is_refused_by_key(change, message):
         node_of(NODE | change)
 
 
+@pytest.mark.slow
 def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_then_served(
     folder, tmp_path, caplog
 ):

@@ -40,6 +40,7 @@ def test_only_batch_norm_moves(run):
     assert accuracy.keys() == {"received", "joined"}
 
 
+@pytest.mark.slow
 def test_the_command_writes_an_evaluation_that_reports_read(run, capsys):
     assert joining.main(["--workdir", str(run), "--epochs", "30"]) == 0
     written = json.loads((run / "evaluations" / "joined.json").read_text())

@@ -82,6 +82,7 @@ def test_a_launcher_that_lacks_arguments_says_how_it_is_used(call):
 # local.sh
 
 
+@pytest.mark.slow
 def test_two_local_processes_meet_add_their_numbers_and_stop_when_they_are_told():
     result = launch("local.sh", "-n", "2", "-m", "joined", JAX_NUM_CPU_DEVICES="2")
     assert result.returncode == 0, result.stderr

@@ -69,6 +69,7 @@ def test_the_report_holds_what_runs_and_their_tests_measured(made):
     assert f"| own | measured, 1 of 1 runs | {own['ant']:.2f} [a] | {own['mean']:.2f} [a] |" in text
 
 
+@pytest.mark.slow
 def test_what_was_changed_is_said_and_nothing_else(made):
     text = (made[1] / "report.md").read_text()
     assert text.count("Differs from the plan: [a] rounds is 3 (planned: 2).") == 2

@@ -315,6 +315,7 @@ def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
     assert lines[0]["mask_l1"] != lines[1]["mask_l1"]
 
 
+@pytest.mark.slow
 def test_a_run_draws_norms_weights_and_masked_features(folder):
     page = (folder / "report.html").read_text()
     for name in ("mask_l1", "weights", "masked_features"):

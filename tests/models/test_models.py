@@ -119,7 +119,9 @@ def check_parity(make, model, shape, *, differentiated=False):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "alexnet")) for n in SMALL]
+)
 def test_small_networks_equal_pytorch_in_both_modes_moved_statistics_and_gradients(name):
     model, make, shape = SMALL[name]
     check_parity(make, model, shape, differentiated=name in ("resnet_basic", "densenet"))

@@ -68,6 +68,7 @@ def test_a_leaf_weighs_a_client_by_its_distance_from_the_mean_of_those_who_count
     np.testing.assert_allclose(ours["c"], weights, rtol=1e-12)  # all alike there
 
 
+@pytest.mark.slow
 def test_a_round_weighed_by_leaf_is_the_mean_by_hand_and_who_sits_out_does_not_count(x64):
     batches = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
     fused = fedavg(NET, SGD, weigh=by_divergence())
@@ -120,6 +121,7 @@ class Mapped(nn.Module):
 BY_SIZE = {"weigh": lambda sizes, risks: sizes.astype(float)}
 
 
+@pytest.mark.slow
 def test_csac_freezes_a_clients_first_model_and_calibrates_by_it_from_then_on(x64):
     """Weighed by size its first round is FedAvg's; client 1 comes one round later."""
     method = csac(NET, SGD, **BY_SIZE)

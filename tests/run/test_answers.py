@@ -171,6 +171,7 @@ def folder(tmp_path_factory):
     return runs.finished(place, rounds=4, predictions="csv", adaptations=texts)
 
 
+@pytest.mark.slow
 def test_a_run_tells_measures_of_its_selected_round_that_its_predictions_have(folder):
     summary = json.loads((folder / "summary.json").read_text())
     rows = {}

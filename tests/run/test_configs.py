@@ -45,9 +45,8 @@ def test_without_data_the_error_says_what_belongs_there(path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "target", [pytest.param("sketch", marks=pytest.mark.slow), "photo,cartoon"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sketch", "photo,cartoon"])
 def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(small_pacs, target):
     config = read("configs/pacs.py", [*small_pacs.items(), ("target", target)])
     sizes = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}

@@ -121,7 +121,8 @@ def left_over(folder):
     return [name for name in names if name.endswith(".partial") or "-tmp" in name]
 
 
-@pytest.mark.parametrize("size", [pytest.param(600, marks=pytest.mark.slow), 2000])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [600, 2000])
 def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there_is_room(
     straight, tmp_path, monkeypatch, size
 ):

@@ -27,6 +27,7 @@ def test_training_that_is_not_finite_stops_with_the_round_the_clients_and_the_re
     assert runs.lines(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_with_drop_too_a_round_in_which_every_client_fails_is_an_error_that_names_them(tmp_path):
     wild = {"optimizer__learning_rate": 1e30, "on_nonfinite": "drop"}
     with pytest.raises(NotFiniteError) as caught:

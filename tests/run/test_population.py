@@ -136,6 +136,7 @@ def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, devices
     assert_same_numbers(told)
 
 
+@pytest.mark.slow
 def test_what_two_devices_trained_is_restored_on_one(tiny, tmp_path):
     found = []
     for devices in (2, 1):
@@ -250,6 +251,7 @@ def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
     assert reached == {0, 2, 4}
 
 
+@pytest.mark.slow
 def test_going_on_from_one_of_them_ends_with_the_same_bits(tiny, recorded, tmp_path):
     straight, images, known = recorded
     folder = cut.lay(images[len(images) * 2 // 3], tmp_path / "run")

@@ -152,6 +152,7 @@ def percent(model, variables, split: Split) -> float:
     return 100 * float(np.mean(np.asarray(logits).argmax(-1) == split.labels))
 
 
+@pytest.mark.slow
 def test_the_server_validates_with_the_aggregated_model_where_the_protocol_says_so(fedbn_run):
     """FedIG, A.2: "using the aggregated server parameters"."""
     _, built, state = fedbn_run(validate_with="global")

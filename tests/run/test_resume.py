@@ -111,6 +111,7 @@ def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(t
     assert runs.scalars(folder) == runs.expected_scalars(folder)
 
 
+@pytest.mark.slow
 def test_an_exception_within_a_round_loses_that_round_alone(tmp_path, straight, monkeypatch):
     """The line of round 3 is written, and no checkpoint of it; test_power_cut has every write."""
     real = logs._write_events

@@ -49,6 +49,7 @@ def test_samples_stand_side_by_side_with_room_for_those_that_are_missing():
     assert (wide[:, 2] == 255).all()
 
 
+@pytest.mark.slow
 def test_a_program_for_one_run_gives_the_bits_of_any_other(optimized):
     def init(key):
         return models.SmallCNN(widths=(16,)).init(key, jnp.zeros((2, 8, 8, 3)))
