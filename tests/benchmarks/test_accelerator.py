@@ -155,6 +155,7 @@ def test_the_table_has_fractions_of_the_peak_and_ratios_to_pytorch(bench):
     assert "unknown" in bench.markdown({**ABOUT, "kind": "x"}, {})
 
 
+@pytest.mark.slow
 def test_a_case_says_what_a_round_took(bench, monkeypatch):
     import tasks
     from on_accelerator import jax_case

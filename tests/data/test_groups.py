@@ -99,6 +99,7 @@ def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
         share_out_domains(runs.DATA, 3, partition="drawn:samples=7", sizes="5")
 
 
+@pytest.mark.slow
 def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     changes = {"target": "", "clients_per_round": 2, "rounds": 2, "clients_named": 3}

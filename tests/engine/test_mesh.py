@@ -86,6 +86,7 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
     assert_close(spread, after(name, batches, rounds=2), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["fedbn, by risks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scaffold", "csac"))],

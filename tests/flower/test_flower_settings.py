@@ -156,6 +156,7 @@ def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder, t
     assert "add losses to report, or set config.weigh=by_size" in reply.error.reason
 
 
+@pytest.mark.slow
 def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, tmp_path):
     config = run_config(tmp_path / "server", "method=fedbn,rounds=1,weigh=uniform")
     grid = LocalGrid(nodes_of(folder, config, report="nothing"))

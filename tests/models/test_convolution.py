@@ -77,6 +77,7 @@ def test_every_algorithm_gives_xlas_values_and_gradients(images, kernel, strides
     assert_all_as_xla(every(*draw(images, kernel)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
 def test_second_derivatives_are_xlas(strides):

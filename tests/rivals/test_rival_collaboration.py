@@ -264,6 +264,7 @@ def test_one_client_alone_is_fedavg(x64):
     assert_close(global_variables(ours), global_variables(theirs), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alone(x64):
     """By hand: three classifiers as arrays, the others' constant."""
     method, variables = once(copa, NET, SGD, gates=False), variables_of()

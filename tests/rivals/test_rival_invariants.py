@@ -77,6 +77,7 @@ def rounds_of(kind, change=(), who=(0, 1, 2), present=(True, True, True)):
     return states, metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OFTEN)
 def test_identical_clients_aggregate_to_themselves(x64, kind):
     same = jax.tree.map(lambda x: jnp.repeat(x[:1], 3, 0), batches_of(SIZES))

@@ -31,6 +31,7 @@ def test_a_finished_run_keeps_its_last_round_and_the_selected_one(tmp_path, late
     assert runs.steps(tmp_path, "selected") == [selected]
 
 
+@pytest.mark.slow
 def test_without_its_newest_checkpoint_a_run_continues_from_the_one_before(tmp_path, straight):
     folder = runs.unfinished(tmp_path / "older", runs.config())
     assert runs.steps(folder) == [4, 6]

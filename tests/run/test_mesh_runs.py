@@ -90,6 +90,7 @@ def test_a_run_on_a_mesh_has_the_numbers_of_one_device(changes):
     assert_close(spread, alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path, spread):
     """What two devices trained is saved, tested, and tested on one, where it comes back alone."""
     state, _ = spread

@@ -209,6 +209,7 @@ def everything_of(held):
     return jax.tree.map(np.asarray, (held.state, population.rows_of_clients(held, EVERYBODY)))
 
 
+@pytest.mark.slow
 def test_a_run_from_the_disk_tells_the_numbers_of_one_on_the_device(tiny, recorded, tmp_path):
     runs.run(tmp_path, **KILLED | {"population": "device"})
     told = [[runs.without_times(x) for x in runs.lines(f)] for f in (tmp_path, recorded[0])]

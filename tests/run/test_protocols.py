@@ -220,6 +220,7 @@ def test_patience_ends_so_many_rounds_behind_the_best_one(means, patience, stops
 KEYS = {"rounds": 14, "eval_every": 1, "checkpoint_every": 5, "optimizer__learning_rate": 0.3}
 
 
+@pytest.mark.slow
 def test_a_run_out_of_patience_stops_and_tests_unseen_clients_once_in_its_best_round(
     tmp_path, monkeypatch
 ):

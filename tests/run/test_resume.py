@@ -262,6 +262,7 @@ def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_
     assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
     state = runs.saved(straight, jax.eval_shape(train.prepare(runs.config())[2]), "selected")
     changes = {"start_from": str(straight), "method": "fedprox"}
