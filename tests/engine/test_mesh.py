@@ -87,10 +87,7 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["fedbn, by risks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scaffold", "csac"))],
-)
+@pytest.mark.parametrize("name", ["fedbn, by risks", "scaffold", "csac"])
 def test_clients_need_not_go_out_even(x64, name):
     """Three clients on two devices: a row of padding counts nowhere."""
     batches = batches_for(SIZES)
