@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Times what the record lacks, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--record", type=Path, required=True, help="a file; what it has is not timed again")
+    add("--record", type=Path, required=True, help="file of timings; its cases are not timed again")
     add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     add("--seconds", type=float, default=1800, help="after which no case begins")
     add("--small", action="store_true", help="tiny sizes, to see on a CPU that everything runs")

@@ -148,8 +148,8 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
         mean = shared[COLLECTION]["mean"]
-        nobody = _Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
-        return ServerState(sent=nobody, kept=server.init(shared, personal))
+        zeros = _Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
+        return ServerState(sent=zeros, kept=server.init(shared, personal))
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState

@@ -244,9 +244,9 @@ def start_held(
     def hold() -> Held:
         state = start()
         first = first_rows(state)
-        nobody = np.zeros(experiment.participation.drawn, np.int32)
+        client = np.zeros(experiment.participation.drawn, np.int32)
         slots = np.full(num_clients, UNTOUCHED, np.uint8)
-        return Held(state._replace(memory=(), weighing=()), first, nobody, slots, store)
+        return Held(state._replace(memory=(), weighing=()), first, client, slots, store)
 
     return hold
 
