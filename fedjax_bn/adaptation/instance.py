@@ -152,7 +152,7 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         n = x[0, ..., 0].size
         if not is_spatial(x) or n == 1:
             return running_statistics(layer, x)
-        own_mean, own_var = instance_moments(x)
+        own_mean, own_var = instance_moments(x, layer.columns)
         own_var = own_var * (n / (n - 1))
         mean, var = layer.mean.astype(own_mean.dtype), layer.var.astype(own_var.dtype)
         floor = var + layer.epsilon

@@ -16,6 +16,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from fedjax_bn.engine.dtypes import promote
 
 PyTree = Any
+_LANES = 128  # of a TPU; a narrower matrix gains nothing by a product
 
 
 # Part of the keys of JAX's trace cache, so that a trace is never reused for another platform.
@@ -42,9 +43,18 @@ def on_cpu() -> bool:
 
     `traced_for` sets the platform, else `jax.default_device`, else JAX's default backend.
     """
+    return _platform() == "cpu"
+
+
+def on_tpu() -> bool:
+    """Returns whether programs are traced for TPU; the platform is set as for `on_cpu`."""
+    return _platform() == "tpu"
+
+
+def _platform() -> str:
     device = jax.config.jax_default_device  # type: ignore[attr-defined,unused-ignore]
     default = getattr(device, "platform", device) or jax.default_backend()
-    return (_traced_for.value or default) == "cpu"
+    return _traced_for.value or default
 
 
 def computed_once(tree: PyTree) -> PyTree:
@@ -123,22 +133,29 @@ def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _finite_on_cpu(leaf: jax.Array) -> jax.Array:
-    """Returns whether all numbers are finite, in a fifth of the time of `isfinite` on XLA:CPU."""
-    # The product of a row with zeros is NaN, which is not 0, if a number of the row is not finite.
+def _finite(leaf: jax.Array) -> jax.Array:
+    """Returns whether all numbers are finite, by a matrix product where that is faster.
+
+    It takes a fifth of the time of `isfinite` on XLA:CPU, and as little of the cycles that the
+    compiler for TPU estimates.
+    """
+    # A product with zeros is NaN, which is not 0, if one of the numbers is not finite.
     rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
-    return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()
+    if on_cpu():
+        return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()
+    if min(rows.shape) < _LANES:
+        return jnp.isfinite(leaf).all()
+    # Several rows, because XLA computes a product with one vector as a sum. Halves, because an
+    # accelerator may round the largest numbers of float32 to infinity.
+    return (jnp.zeros((8, rows.shape[0]), leaf.dtype) @ (rows / 2) == 0).all()
 
 
 def all_finite(tree: PyTree) -> jax.Array:
     """Returns whether all floating numbers of a tree are finite, bool[]."""
 
-    def ask(leaf: jax.Array) -> jax.Array:
-        return _finite_on_cpu(leaf) if on_cpu() else jnp.isfinite(leaf).all()
-
     leaves = [x for x in jax.tree.leaves(tree) if x.size]
     floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
-    answers = jnp.stack([ask(leaf) for leaf in floating] or [jnp.array(True)])
+    answers = jnp.stack([_finite(leaf) for leaf in floating] or [jnp.array(True)])
     # Without the barrier XLA combines the answers again for each leaf that is selected by them:
     # with the 600 leaves of DenseNet121 this was 7/8 of a round's program text and 4/5 of its
     # compilation.

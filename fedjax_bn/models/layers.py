@@ -6,7 +6,7 @@ and later NaN.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -14,8 +14,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.engine.backend import on_cpu
+from fedjax_bn.engine.columns import convolve as convolve_packed
+from fedjax_bn.engine.columns import pack, unpack
 from fedjax_bn.models import cpu
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.normalization.calls import outputs_are_read
 
 _Initializer = jax.nn.initializers.Initializer
 _Norm = Literal["batch", "group", "none"]
@@ -59,6 +63,7 @@ class Network(nn.Module, kw_only=True):
         name: str,
         kernel_init: _Initializer = fan_in_uniform,
         use_bias: bool = False,
+        columns: tuple[int, int] = (1, 1),
         **options: Any,
     ) -> jax.Array:
         """Applies a square convolution; its kernel is standardized if `norm` is "none".
@@ -72,6 +77,8 @@ class Network(nn.Module, kw_only=True):
           name: the layer's name.
           kernel_init: initializer of the kernel f[kernel, kernel, C, F].
           use_bias: whether there is a bias, by default drawn as in PyTorch.
+          columns: the numbers of columns that are packed in x and in the result, see
+            `engine.columns`; maps are unpacked by default.
           **options: further options of `nn.Conv`; by default `cpu.convolve` convolves.
 
         Returns:
@@ -80,11 +87,12 @@ class Network(nn.Module, kw_only=True):
         Raises:
           ValueError: the padded map is smaller than the kernel, or its dtype is an integer one.
         """
+        x = unpack(x, columns[0])
         _check_window(x, kernel, padding, name)
         made = {
             "bias_init": _fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
-            "conv_general_dilated_cls": lambda: (
-                _standardized_convolve if self.norm == "none" else cpu.convolve
+            "conv_general_dilated_cls": lambda: partial(
+                _standardized_convolve if self.norm == "none" else _convolve, columns
             ),
         }
         layer = nn.Conv(
@@ -98,13 +106,32 @@ class Network(nn.Module, kw_only=True):
             name=name,
             **made | options,
         )
-        return layer(x)
+        return pack(layer(x), columns[1])
 
     @nn.nowrap
-    def normalize(self, x: jax.Array, name: str | None, **options: Any) -> jax.Array:
-        """Applies the network's norm; only `BatchNorm` takes the options."""
-        options = options if self.norm == "batch" else {}
-        return norm_of(self.norm, self.param_dtype)(name=name, **options)(x)
+    def normalize(
+        self, x: jax.Array, name: str | None, columns: int = 1, **options: Any
+    ) -> jax.Array:
+        """Applies the network's norm to a map of packed columns; only `BatchNorm` takes options."""
+        if self.norm == "batch":
+            layer = BatchNorm(param_dtype=self.param_dtype, name=name, columns=columns, **options)
+        else:
+            layer = norm_of(self.norm, self.param_dtype)(name=name)
+        return layer(x) if columns == 1 else pack(layer(unpack(x, columns)), columns)
+
+    @nn.nowrap
+    def normalize_and_pool(
+        self, x: jax.Array, name: str, window: int, strides: int, padding: int = 0
+    ) -> jax.Array:
+        """Applies the network's norm, a ReLU and `max_pool`, f[B, H, W, C] -> f[B, H', W', C].
+
+        On accelerators the maximum comes before the normalization, which is monotone, so that less
+        is normalized. The values are the same.
+        """
+        pool = partial(max_pool, window=window, strides=strides, padding=padding)
+        if on_cpu() or self.norm != "batch" or outputs_are_read():
+            return pool(nn.relu(self.normalize(x, name)))
+        return nn.relu(BatchNorm(param_dtype=self.param_dtype, name=name)(x, pool=pool))
 
     @nn.nowrap
     def part(self, kind: Callable[..., nn.Module], *args: Any, **fields: Any) -> nn.Module:
@@ -127,9 +154,26 @@ class Classifier(Network, kw_only=True):
         return self.classify(self.features(images))
 
 
-def _standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
+def _convolve(
+    columns: tuple[int, int],
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    **options: Any,
+) -> jax.Array:
+    """Convolves x f[B, H, W, C] with the kernel f[h, w, C, F], by packed columns if there are."""
+    if columns == (1, 1):
+        return cpu.convolve(x, kernel, strides, padding, **options)
+    read, made = columns
+    return unpack(convolve_packed(pack(x, read), kernel, strides, padding, read, made), made)
+
+
+def _standardized_convolve(
+    columns: tuple[int, int], x: jax.Array, kernel: jax.Array, *given: Any, **options: Any
+) -> jax.Array:
     """Convolves x f[B, H, W, C] with the standardized kernel f[h, w, C, F]."""
-    return cpu.convolve(x, _standardized(kernel), *given, **options)
+    return _convolve(columns, x, _standardized(kernel), *given, **options)
 
 
 def _standardized(kernel: jax.Array) -> jax.Array:

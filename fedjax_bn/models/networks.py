@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Above0, Units, bounded
+from fedjax_bn.engine import columns
 from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.models.layers import (
     Classifier,
@@ -23,7 +24,6 @@ from fedjax_bn.models.layers import (
     fan_in_uniform,
     he_fan_in,
     he_fan_out,
-    max_pool,
     norm_of,
     require_floats,
 )
@@ -148,11 +148,12 @@ class DigitCNN(Classifier):
         """f[B, H, W, C] -> f[B, hidden[-1]], the classifier's inputs."""
         x = images
         for i, width in enumerate((self.width, self.width, 2 * self.width), start=1):
-            if i > 1:
-                x = max_pool(x, 2, 2)
             # Padding 2 on all sides, as in PyTorch; the published weights include the bias.
             x = self.convolve(x, width, 5, padding=2, use_bias=True, name=f"conv{i}")
-            x = nn.relu(self.normalize(x, f"norm{i}"))
+            if i < 3:
+                x = self.normalize_and_pool(x, f"norm{i}", 2, 2)
+            else:
+                x = nn.relu(self.normalize(x, f"norm{i}"))
         return _hidden_layers(self, x, norms=3)
 
 
@@ -188,8 +189,10 @@ class AlexNet(Classifier):
         layers += [(384, 3, 1, 1, False), (256, 3, 1, 1, False), (256, 3, 1, 1, True)]
         for i, (width, kernel, strides, padding, pool) in enumerate(layers, start=1):
             x = self.convolve(x, width, kernel, strides, padding, use_bias=True, name=f"conv{i}")
-            x = nn.relu(self.normalize(x, f"norm{i}"))
-            x = max_pool(x, 3, 2) if pool else x
+            if pool:
+                x = self.normalize_and_pool(x, f"norm{i}", 3, 2)
+            else:
+                x = nn.relu(self.normalize(x, f"norm{i}"))
         return _hidden_layers(self, adaptive_average_pool(x, 6), norms=5)
 
 
@@ -210,19 +213,40 @@ class _ResidualBlock(Network):
         branch = [(self.width, 3, self.strides), (self.width, 3, 1)]
         if self.bottleneck:
             branch = [(self.width, 1, 1), branch[0], (4 * self.width, 1, 1)]
-        out, shortcut = branch[-1][0], x
+        out, channels = branch[-1][0], x.shape[-1]
+        height, width = (-(-side // self.strides) for side in x.shape[1:3])
+        # On TPU columns of narrow maps are packed; a stride can only make fewer of what it reads.
+        made = columns.fitting((x.shape[0], height, width, out))
+        read = columns.fitting(x.shape)
+        read = read if self.strides * made % read == 0 else 1
+        # Packed once for both readers, so that XLA adds their gradients packed.
+        x = shortcut = columns.pack(x, read)
         # Where the branch changes the shape, a 1x1 convolution gives the shortcut the same shape.
-        if self.strides != 1 or x.shape[-1] != out:
+        if self.strides != 1 or channels != out:
             shortcut = self.convolve(
-                x, out, 1, self.strides, kernel_init=he_fan_out, name="shortcut_conv"
+                x,
+                out,
+                1,
+                self.strides,
+                kernel_init=he_fan_out,
+                name="shortcut_conv",
+                columns=(read, made),
             )
-            shortcut = self.normalize(shortcut, "shortcut_norm")
+            shortcut = self.normalize(shortcut, "shortcut_norm", made)
         for i, (width, kernel, strides) in enumerate(branch, start=1):
             x = self.convolve(
-                x, width, kernel, strides, kernel // 2, kernel_init=he_fan_out, name=f"conv{i}"
+                x,
+                width,
+                kernel,
+                strides,
+                kernel // 2,
+                kernel_init=he_fan_out,
+                name=f"conv{i}",
+                columns=(read, made),
             )
-            x = self.normalize(x, f"norm{i}")
+            x, read = self.normalize(x, f"norm{i}", made), made
             x = nn.relu(x if i < len(branch) else x + shortcut)
+        x = columns.unpack(x, made)
         # Otherwise XLA:CPU would recompute the sums of all earlier blocks in every later block.
         return computed_once(x)
 
@@ -254,7 +278,7 @@ class ResNet(Classifier):
     def maps(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / 32, W / 32, F] with four stages, the last block's output."""
         x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
-        x = max_pool(nn.relu(self.normalize(x, "norm1")), 3, 2, 1)
+        x = self.normalize_and_pool(x, "norm1", 3, 2, 1)
         for stage, size in enumerate(self.stage_sizes):
             for block in range(size):
                 strides = 2 if stage > 0 and block == 0 else 1
@@ -335,7 +359,7 @@ class DenseNet(Classifier):
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
         x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_in, name="stem_conv")
-        x = max_pool(nn.relu(self.normalize(x, "stem_norm")), 3, 2, 1)
+        x = self.normalize_and_pool(x, "stem_norm", 3, 2, 1)
         for block, size in enumerate(self.block_sizes, start=1):
             if block > 1:
                 x = self.part(_Transition, name=f"transition{block - 1}")(x)

@@ -33,7 +33,7 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
             f"batch norm {layer.name!r} has no gate: make the variables with "
             "fedjax_bn.normalization.batch_instance.with_gates(variables) before training"
         )
-    own_mean, own_var = instance_moments(x)
+    own_mean, own_var = instance_moments(x, layer.columns)
     plain = Statistics(layer.mean, layer.var)
     if layer.training:
         positions = x[0, ..., 0].size

@@ -10,6 +10,7 @@ model's `__call__` needs no argument except the images:
             return nn.Dense(10)(x.mean((1, 2)))
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -44,6 +45,8 @@ class BatchNorm(nn.Module):
       unbiased: whether the running variance averages the batches' unbiased variance, as in PyTorch,
         or the biased one, as in flax.
       param_dtype: dtype in which the variables are created.
+      columns: number of columns of a map f[B, H, W, C] that XLA stores as one, see
+        `engine.columns`; the results are the same.
     """
 
     momentum: float = 0.9
@@ -52,6 +55,7 @@ class BatchNorm(nn.Module):
     use_bias: bool = True
     unbiased: bool = True
     param_dtype: Any = jnp.float32
+    columns: int = 1
 
     @nn.compact
     def __call__(
@@ -59,6 +63,7 @@ class BatchNorm(nn.Module):
         x: jax.Array,
         statistics: StatisticsRule | None = None,
         valid: jax.Array | None = None,
+        pool: Callable[[jax.Array], jax.Array] | None = None,
     ) -> jax.Array:
         """Normalizes `x`.
 
@@ -66,22 +71,33 @@ class BatchNorm(nn.Module):
           x: f[B, ..., C].
           statistics: rule that returns mean and variance, each f[C] or broadcastable against `x`.
           valid: bool[B], the samples that count in the batch's statistics; None for all.
+          pool: the maximum over windows of positions, which is applied to the normalized map (in
+            effect: it is computed before, because the normalization of a channel is monotone).
 
         Returns:
-          f[B, ..., C] in the dtype of `x`.
+          f[B, ..., C] in the dtype of `x`; the map of `pool` if there is one.
         """
         shape = (x.shape[-1],)
         self.variable("batch_stats", "mean", jnp.zeros, shape, self.param_dtype)
         self.variable("batch_stats", "var", jnp.ones, shape, self.param_dtype)
-        layer = layer_of(self, unbiased=self.unbiased)
-        given = statistics_of(statistics, layer, x, valid)
-        store(self, layer, given)
+        layer = layer_of(self, unbiased=self.unbiased)._replace(columns=self.columns)
         scale = bias = None
         if self.use_scale:
             scale = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, shape, self.param_dtype)
-        return normalize(x, given, self.epsilon, scale, bias).astype(x.dtype)
+        turned, sign = x, jnp.ones((), x.dtype)
+        if pool is not None and scale is not None:
+            # Where the scale is negative, the largest value comes from the smallest x. The sign
+            # belongs to x from here on: XLA makes it a part of the convolution that computes x.
+            sign = jnp.where(scale < 0, -1, 1).astype(x.dtype)
+            turned = x * sign
+            x = turned * sign
+        given = statistics_of(statistics, layer, x, valid)
+        store(self, layer, given)
+        if pool is not None:
+            x = pool(turned) * sign
+        return normalize(x, given, self.epsilon, scale, bias, self.columns).astype(x.dtype)
 
 
 def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:

@@ -63,10 +63,13 @@ class Call(NamedTuple):
 _Handler = Callable[[Callable[..., Any], Call, tuple, dict[str, Any]], Any]
 _Concerns = Callable[[Call], bool]
 _handlers: ContextVar[tuple[tuple[_Handler, _Concerns], ...]] = ContextVar("handlers", default=())
+_outputs_read: ContextVar[bool] = ContextVar("outputs_read", default=False)
 
 
 @contextmanager
-def intercepting(handler: _Handler, concerns: _Concerns = lambda call: True) -> Iterator[None]:
+def intercepting(
+    handler: _Handler, concerns: _Concerns = lambda call: True, *, reads_outputs: bool = True
+) -> Iterator[None]:
     """Returns a context in which the handler is called instead of modules.
 
     The handler acts while a model is traced, so it works under `jit`, `vmap`, `scan` and
@@ -75,6 +78,8 @@ def intercepting(handler: _Handler, concerns: _Concerns = lambda call: True) -> 
     Args:
       handler: see above.
       concerns: whether the handler takes a call; by default it takes all.
+      reads_outputs: whether the handler reads or changes outputs of modules. Then a batch norm
+        before a pooling is computed before it on accelerators too.
     """
 
     def linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
@@ -84,11 +89,18 @@ def intercepting(handler: _Handler, concerns: _Concerns = lambda call: True) -> 
         return function(*args, **kwargs)
 
     token = _handlers.set((*_handlers.get(), (handler, concerns)))
+    read = _outputs_read.set(_outputs_read.get() or reads_outputs)
     try:
         with nn.intercept_methods(linen):
             yield
     finally:
         _handlers.reset(token)
+        _outputs_read.reset(read)
+
+
+def outputs_are_read() -> bool:
+    """Returns whether a handler of the current contexts reads or changes outputs of modules."""
+    return _outputs_read.get()
 
 
 def through_handlers(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -139,7 +151,7 @@ def normalize_with(
             "an adaptation that use no rule, such as fedbn and running"
         )
 
-    return intercepting(hand_over, concerns)
+    return intercepting(hand_over, concerns, reads_outputs=False)
 
 
 def spatial_layers(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.engine.columns import joined, pack
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization.cpu import sample_moments
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
@@ -10,17 +11,19 @@ from fedjax_bn.normalization.layer import Layer, Statistics, moments
 Pair = tuple[jax.Array, jax.Array]  # mean and variance, or mean and standard deviation
 
 
-def instance_moments(x: jax.Array) -> Pair:
+def instance_moments(x: jax.Array, columns: int = 1) -> Pair:
     """Returns mean and biased variance of every sample and channel over its positions.
 
     Args:
       x: f[B, ..., C].
+      columns: number of columns of a map that XLA stores as one, see `engine.columns`.
 
     Returns:
       mean and variance, f[B, C] each, in at least float32.
     """
+    x = pack(x, columns)
     x = x.reshape(x.shape[0], -1, x.shape[-1])
-    return sample_moments(x.astype(promote(x.dtype, jnp.float32)))
+    return joined(*sample_moments(x.astype(promote(x.dtype, jnp.float32))), columns)
 
 
 def deviations(layer: Layer, x: jax.Array) -> tuple[Pair, Pair]:
@@ -33,7 +36,8 @@ def deviations(layer: Layer, x: jax.Array) -> tuple[Pair, Pair]:
     Returns:
       a pair of f[B, C] for the samples and a pair of f[C] for the layer, in at least float32.
     """
-    (own_mean, own_var), running = instance_moments(x), (layer.mean, layer.var)
+    (own_mean, own_var) = instance_moments(x, layer.columns)
+    running = layer.mean, layer.var
     mean, var = (leaf.astype(promote(leaf.dtype, jnp.float32)) for leaf in running)
     return (own_mean, jnp.sqrt(own_var + layer.epsilon)), (mean, jnp.sqrt(var + layer.epsilon))
 

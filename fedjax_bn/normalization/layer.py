@@ -14,9 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.backend import computed_once
+from fedjax_bn.engine.backend import computed_once, on_cpu
+from fedjax_bn.engine.columns import joined, pack, repeated, unpack
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.normalization import cpu
+from fedjax_bn.normalization import channels, cpu
 
 RECORDED = "recorded"  # the collection of the values that rules record
 
@@ -34,6 +35,7 @@ class Layer(NamedTuple):
       unbiased: whether the running variance averages the batches' unbiased variance, as in PyTorch,
         or the biased one, as in flax.
       gate: f[C], the gate of batch-instance normalization, or None.
+      columns: number of columns of a map that XLA stores as one, see `BatchNorm`.
     """
 
     path: tuple[str, ...]
@@ -44,6 +46,7 @@ class Layer(NamedTuple):
     training: bool
     unbiased: bool = True
     gate: jax.Array | None = None
+    columns: int = 1
 
     @property
     def name(self) -> str:
@@ -83,7 +86,7 @@ def batch_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None)
     If `layer.unbiased`, the running variance averages the unbiased variance, which is n / (n - 1)
     times the biased one; for n = 1 the factor is 1 and the variance 0.
     """
-    return moving(layer, *moments(x, valid))
+    return moving(layer, *moments(x, valid, layer.columns))
 
 
 def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> Statistics:
@@ -113,6 +116,7 @@ def normalize(
     epsilon: float,
     scale: jax.Array | None,
     bias: jax.Array | None,
+    columns: int = 1,
 ) -> jax.Array:
     """Returns scale * (x - mean) / sqrt(var + epsilon) + bias, in the common dtype of x and mean.
 
@@ -122,6 +126,7 @@ def normalize(
       epsilon: added to the variance.
       scale: f[C]; None for 1.
       bias: f[C]; None for 0.
+      columns: number of columns of a map that XLA stores as one.
     """
     mean, var = statistics.mean, statistics.var
     dtype = promote(x.dtype, mean.dtype)
@@ -129,38 +134,53 @@ def normalize(
     if scale is not None:
         factor = factor * scale.astype(dtype)
     mean, factor = computed_once((mean.astype(dtype), factor))
-    x = x.astype(dtype)
     offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
-    if mean.ndim == factor.ndim == 1 and cpu.few_channels(x):
-        return cpu.channel_scaled(x, mean, factor, offset)
+    mean, factor, offset = (repeated(one, columns) for one in (mean, factor, offset))
+    x = pack(x, columns).astype(dtype)
+    return unpack(_scaled(x, mean, factor, offset, bias is not None), columns)
+
+
+def _scaled(
+    x: jax.Array, mean: jax.Array, factor: jax.Array, offset: jax.Array, shifted: bool
+) -> jax.Array:
+    """Returns (x - mean) * factor, plus the offset if it is `shifted`."""
+    if mean.ndim == factor.ndim == 1 and (cpu.few_channels(x) or not on_cpu()):
+        return channels.scaled(x, mean, factor, offset)
     if cpu.one_each(x, mean, factor):
         return cpu.sample_scaled(x, mean, factor, offset)
     y = (x - mean) * factor
-    return y if bias is None else y + offset
+    return y + offset if shifted else y
 
 
-def moments(x: jax.Array, valid: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns mean, biased variance and count over all axes but the last, in two passes.
+def moments(
+    x: jax.Array, valid: jax.Array | None = None, columns: int = 1
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns mean, biased variance and count over all axes but the last.
 
     Args:
       x: f[B, ..., C].
       valid: bool[B], the samples that count; None for all.
+      columns: number of columns of a map that XLA stores as one.
 
     Returns:
       mean f[C], variance f[C] and n f[], the number of values per channel that count, in at least
       float32. Without a valid sample mean and variance are 0.
     """
-    x = x.astype(promote(x.dtype, jnp.float32))
-    axes = tuple(range(x.ndim - 1))
-    positions = x[0, ..., 0].size
+    rounded, positions = x.dtype.itemsize < 4, x[0, ..., 0].size
+    x = pack(x, columns).astype(promote(x.dtype, jnp.float32))
     if valid is None:
         keep, count = None, jnp.asarray(x.shape[0] * positions, x.dtype)
     else:
         keep = valid.reshape(-1, *[1] * (x.ndim - 1))
         count = valid.sum(dtype=x.dtype) * positions
     inverse = 1 / jnp.maximum(count, 1)
+    if not on_cpu():
+        # A packed column has a part of the positions.
+        mean, var = channels.moments(x, keep, inverse * columns, rounded)
+        return *joined(mean, var, columns), count
     if cpu.few_channels(x):
-        return *cpu.channel_moments(x, keep, inverse), count
+        return *channels.moments(x, keep, inverse), count
+    axes = tuple(range(x.ndim - 1))
     # Two passes, because E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
     mean = jnp.sum(x, axes, where=keep) * inverse
     var = jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse

@@ -129,7 +129,7 @@ def mixstyle_statistics(
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
             return Statistics(*moments(x, valid)[:2])
-        own_mean, own_var = instance_moments(x)
+        own_mean, own_var = instance_moments(x, layer.columns)
         own = jax.lax.stop_gradient((own_mean, jnp.sqrt(own_var + layer.epsilon)))
         keys = jax.random.split(key_for(layer, key), 3)
         other = jax.random.permutation(keys[0], x.shape[0])

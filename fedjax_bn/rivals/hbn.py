@@ -98,7 +98,7 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
     """
     if not layer.training:
         return Statistics(layer.mean, layer.var)
-    mean, var, count = moments(x, valid)
+    mean, var, count = moments(x, valid, layer.columns)
     share = jax.nn.sigmoid(cast(jax.Array, layer.gate).astype(mean.dtype))
 
     def mixed(kept: jax.Array, new: jax.Array) -> jax.Array:

@@ -41,7 +41,8 @@ def lines_of(function):
 
 
 # These have one form on every platform; all else in their file is made for CPU.
-EVERYWHERE = {*lines_of(backend.where_tree), *lines_of(backend.all_finite)}
+FORMS = (backend.where_tree, backend.all_finite, backend._finite)
+EVERYWHERE = {line for function in FORMS for line in lines_of(function)}
 
 
 class Network(models.SmallCNN):

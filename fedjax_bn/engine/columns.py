@@ -1,0 +1,97 @@
+"""Narrow maps on TPU: neighbouring columns share the lanes of a vector register.
+
+A TPU stores and computes the channels of a position in rows of 128 lanes. With 64 channels half of
+each row is empty, in every pass over a map and in every matrix product. Therefore two neighbouring
+columns of such a map are stored as one with twice the channels, f[B, H, W, C] as f[B, H, W / 2,
+2 C]. A convolution has its kernel at as many places of a larger kernel, and zeros elsewhere.
+
+Modules receive and return maps f[B, H, W, C] all the same: they pack what they read and unpack what
+they return, and XLA removes an unpacking that meets a packing.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_bn.engine.backend import on_tpu
+
+_LANES = 128
+_VALUES = 2**20  # in smaller maps the larger kernels cost more than the fuller registers save
+
+
+def fitting(shape: Sequence[int]) -> int:
+    """Returns the number of columns to pack in maps of shape (B, H, W, C): 2 on TPU, or 1.
+
+    Two columns are packed if they fill the lanes better than one, and if the map is large. Of
+    narrower maps more columns would fit, but the zeros of their kernels cost more than they gain.
+    """
+    (*_, width, channels), half = shape, _LANES // 2
+    large = math.prod(shape) >= _VALUES
+    return 2 if on_tpu() and large and half // 2 < channels <= half and width % 2 == 0 else 1
+
+
+def pack(x: jax.Array, columns: int) -> jax.Array:
+    """Returns f[B, H, W, C] as f[B, H, W / columns, columns C]."""
+    return x if columns == 1 else x.reshape(*x.shape[:2], x.shape[2] // columns, -1)
+
+
+def unpack(x: jax.Array, columns: int) -> jax.Array:
+    """Returns f[B, H, W / columns, columns C] as f[B, H, W, C]."""
+    return x if columns == 1 else x.reshape(*x.shape[:2], x.shape[2] * columns, -1)
+
+
+def repeated(values: jax.Array, columns: int) -> jax.Array:
+    """Returns values f[..., C] of channels for maps of packed columns, f[..., columns C]."""
+    return values if columns == 1 else jnp.concatenate([values] * columns, axis=-1)
+
+
+def joined(mean: jax.Array, var: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and variance f[..., C] of channels from those of packed columns."""
+    if columns == 1:
+        return mean, var
+    mean, var = (one.reshape(*one.shape[:-1], columns, -1) for one in (mean, var))
+    whole = mean.mean(-2, keepdims=True)
+    return whole.squeeze(-2), (var + jnp.square(mean - whole)).mean(-2)
+
+
+def convolve(
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    read: int,
+    made: int,
+) -> jax.Array:
+    """Convolves a map of which `read` columns are packed into one of which `made` are.
+
+    Args:
+      x: f[B, H, W / read, read C].
+      kernel: f[r, s, C, F].
+      strides: (down, across); across times `made` is a multiple of `read`.
+      padding: ((top, bottom), (left, right)).
+
+    Returns:
+      f[B, H', W' / made, made F], if W' is a multiple of `made`.
+    """
+    (down, across), (rows, (left, right)) = strides, padding
+    size, width = kernel.shape[1], x.shape[2] * read
+    outputs = (width + left + right - size) // across + 1
+    # Output `made * j + i` reads the columns from `made * j * across + i * across - left`.
+    first, last = -left // read, (across * (made - 1) + size - 1 - left) // read
+    taps = last - first + 1
+    begins = [across * i - left - first * read for i in range(made)]
+    ends = [taps * read - begin - size for begin in begins]
+    copies = [
+        jnp.pad(kernel, ((0, 0), (begin, end), (0, 0), (0, 0)))
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    large = jnp.stack(copies, axis=3)  # f[r, taps read, C, made, F]
+    large = large.reshape(kernel.shape[0], taps, read * kernel.shape[2], -1)
+    step = across * made // read
+    after = step * (outputs // made - 1) + last - (x.shape[2] - 1)
+    return lax.conv_general_dilated(
+        x, large, (down, step), (rows, (-first, after)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )

@@ -1,0 +1,136 @@
+"""Maps of packed columns, as networks have them on TPU, against the usual forms in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedjax_bn import models
+from fedjax_bn.engine import columns
+from fedjax_bn.engine.backend import traced_for
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.instance import instance_moments
+from fedjax_bn.normalization.layer import moments
+from fedjax_bn.rivals.parts import changing_outputs
+
+KEY = jax.random.key(0)
+
+
+def draw(shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(1, 2, shape))
+
+
+@pytest.mark.parametrize(
+    ("width", "size", "stride", "padding", "read", "made"),
+    [
+        (8, 3, 1, 1, 2, 2),
+        (8, 3, 2, 1, 2, 1),
+        (8, 1, 2, 0, 2, 1),
+        (16, 7, 2, 3, 4, 2),
+        (12, 5, 1, 2, 4, 4),
+        (12, 3, 1, 0, 1, 2),
+        (12, 3, 2, 1, 4, 6),
+    ],
+)
+def test_a_convolution_of_packed_columns_is_the_usual_one(
+    x64, width, size, stride, padding, read, made
+):
+    x, kernel = draw((2, 8, width, 3)), draw((size, size, 3, 5), 1)
+    sides = (padding, padding), (padding, padding)
+    usual = lax.conv_general_dilated(
+        x, kernel, (stride, stride), sides, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    packed = columns.pack(x, read)
+    y = columns.convolve(packed, kernel, (stride, stride), sides, read, made)
+    np.testing.assert_allclose(columns.unpack(y, made), usual, rtol=1e-12, atol=1e-12)
+
+
+def test_pairs_of_columns_are_packed_in_large_maps_that_fill_half_of_the_lanes_of_a_tpu():
+    with traced_for("tpu"):
+        assert columns.fitting((64, 56, 56, 64)) == 2
+        for others in ((64, 56, 55, 64), (1, 56, 56, 64), (64, 56, 56, 128), (64, 56, 56, 16)):
+            assert columns.fitting(others) == 1
+    assert columns.fitting((64, 56, 56, 64)) == 1
+
+
+def test_moments_of_packed_columns_are_those_of_the_map(x64):
+    x, valid = draw((4, 6, 8, 3)), jnp.array([True, False, True, True])
+    kept = np.asarray(x)[np.asarray(valid)]
+    with traced_for("tpu"):
+        mean, var, count = moments(x, valid, 2)
+        own = instance_moments(x, 4)
+    np.testing.assert_allclose(mean, kept.mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(var, kept.var((0, 1, 2)), rtol=1e-12)
+    assert count == 3 * 6 * 8
+    np.testing.assert_allclose(own[0], x.mean((1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(own[1], x.var((1, 2)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("mean", [0.0, 3.0, 30.0])
+def test_one_pass_over_16_bit_values_is_as_exact_as_they_are(mean):
+    exact = np.random.default_rng(0).normal(mean, 1, (64, 8, 8, 4))
+    x = jnp.asarray(exact, jnp.bfloat16)
+    rounded = np.asarray(x, np.float64)
+    with traced_for("tpu"):
+        found = moments(x)[:2]
+    # Rounding x to 16 bits changes the variance at a mean of 30 by much more than this.
+    np.testing.assert_allclose(found[0], rounded.mean((0, 1, 2)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1], rounded.var((0, 1, 2)), rtol=1e-3)
+
+
+NETWORKS = {
+    "ResNet": (models.ResNet((1, 1), num_classes=3), 32),  # packed blocks of both strides
+    "bottleneck": (models.ResNet((1, 1), True, num_classes=3), 32),
+    "DigitCNN": (models.DigitCNN(3, hidden=(8, 8), width=4), 12),
+}
+
+
+def derivatives(model, variables, images, valid):
+    """The outputs, moved statistics and gradients of a training pass."""
+
+    @jax.jit
+    def pass_of(params):
+        def value(params):
+            given = {**variables, "params": params}
+            out = forward(model, given, images, train=True, valid=valid)
+            return jnp.where(valid[:, None], jnp.sin(out.outputs), 0).sum(), out
+
+        return jax.value_and_grad(value, has_aux=True)(params)
+
+    return pass_of(variables["params"])
+
+
+@pytest.mark.parametrize("name", [*NETWORKS])
+def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name):
+    """Also where scales are negative, so that the maximum is of the smallest values."""
+    monkeypatch.setattr(columns, "_VALUES", 0)
+    model, side = NETWORKS[name]
+    images, valid = draw((4, side, side, 3)), jnp.array([True, False, True, True])
+    variables = jax.eval_shape(model.init, KEY, images.astype(jnp.float32))
+    leaves, tree = jax.tree.flatten(variables)
+    leaves = [draw(leaf.shape, seed) / leaf.size**0.5 for seed, leaf in enumerate(leaves)]
+    variables = jax.tree.unflatten(tree, leaves)
+    variables["batch_stats"] = jax.tree.map(jnp.abs, variables["batch_stats"])
+    usual = derivatives(model, variables, images, valid)
+    with traced_for("tpu"):
+        ours = derivatives(model, variables, images, valid)
+    for one, other in zip(*map(jax.tree.leaves, (ours, usual)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_a_handler_that_reads_outputs_finds_the_normalized_map_before_the_pooling():
+    model, images = models.DigitCNN(3, hidden=(8, 8), width=4), jnp.zeros((2, 12, 12, 3))
+    seen = []
+
+    def change(name, output):
+        seen.append(output.shape)
+        return output
+
+    def outputs(variables):
+        with changing_outputs(["norm1"], change):
+            return model.apply(variables, images)
+
+    with traced_for("tpu"):
+        jax.eval_shape(outputs, jax.eval_shape(model.init, KEY, images))
+    assert seen == [(2, 12, 12, 4)]
