@@ -2,8 +2,8 @@
 
 Each device trains its clients one after another, all at once, or n at a time. The strategy changes
 speed and memory, but results only by the order of sums. On CPU `vmap` over per-client kernels makes
-grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there and `vmap`
-elsewhere.
+grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU
+`at_once.at_once` chooses n by the network's size, and elsewhere `auto` is `vmap`.
 
 A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round.
 Rows are padded to a multiple of the axis. The strategy applies inside `jax.shard_map`: `vmap` over
@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_bn.engine.backend import computed_once, on_cpu
+from fedjax_bn.engine.at_once import at_once
+from fedjax_bn.engine.backend import computed_once, on_cpu, on_tpu
 
 PyTree = Any
 CLIENTS, BATCH = "clients", "batch"
@@ -51,15 +52,19 @@ def map_and_sum(
       axis K.
     """
     num_clients = jax.tree.leaves((rows, stacked))[0].shape[0]
-    size = min(_at_once(clients) or num_clients, num_clients)
-    function = jax.jit(function, inline=True)  # traced once, though used twice
+    function = jax.jit(function, inline=True)  # traced once, though used several times
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (rows, *stacked))
+    if clients == "auto" and on_tpu():
+        size = at_once(function.trace(*shapes).jaxpr.jaxpr, num_clients)
+    else:
+        size = min(_at_once(clients) or num_clients, num_clients)
 
-    def at_once(rows: PyTree, group: tuple) -> tuple[PyTree, PyTree, PyTree]:
+    def together(rows: PyTree, group: tuple) -> tuple[PyTree, PyTree, PyTree]:
         parts, rows, results = jax.vmap(function)(rows, *group)
         return sum_over(lambda part: part, parts), rows, results
 
     if size == num_clients > 1:
-        return at_once(rows, stacked)
+        return together(rows, stacked)
 
     # A scan whose carry holds the sum and all rows, so that only one group's parts are held.
     def step(carry: tuple[PyTree, PyTree], inputs: tuple) -> tuple[tuple[PyTree, PyTree], PyTree]:
@@ -70,7 +75,7 @@ def map_and_sum(
         old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count), rows)
         old = computed_once(jax.lax.optimization_barrier(old))
         if size > 1:
-            part, new, results = at_once(old, group)
+            part, new, results = together(old, group)
         else:
             first = jax.tree.map(lambda x: x[0], (old, *group))
             part, *one = function(*first)
@@ -83,7 +88,7 @@ def map_and_sum(
     whole = num_clients - num_clients % size
     groups = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), stacked)
     # Only the shapes of a part are needed, for the zeros with which the sum starts.
-    like, *_ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], (rows, *stacked)))
+    like, *_ = jax.eval_shape(function, *shapes)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), rows
     begins = jnp.arange(0, whole, size, dtype=jnp.int32)
     carry, results = jax.lax.scan(step, start, (begins, groups))
