@@ -1,0 +1,155 @@
+"""Compiles one case for a described TPU: python -m on_tpu.compiling CASE TOPOLOGY.
+
+CASE is JSON, such as '["DigitCNN", "fedbn", "map", "bfloat16", 1]'. The last line of the output is
+JSON too. It needs libtpu, and no TPU.
+"""
+
+import json
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from fedjax_bn import methods, models
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.detection import detection
+from fedjax_bn.engine.backend import traced_for
+from fedjax_bn.engine.devices import CLIENTS, padded
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.models.precision import in_dtype
+from on_accelerator import flops
+from on_tpu import scheduled
+from on_tpu.cases import MODELS, STEPS, Case
+from on_tpu.chips import chip_of
+
+PyTree = Any
+CLASSES, BOXES = 10, 20
+KEPT = 40  # groups of instructions in the result
+
+
+def compile_case(case: Case, topology: str) -> dict[str, Any]:
+    """Traces and compiles a round; returns its outcome and its figures."""
+    # Where nothing else is given a host has 2 x 2 chips, which one chip cannot be divided into.
+    bounds = {"chips_per_host_bounds": (1, 1, 1)} if topology.endswith(":1x1") else {}
+    described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **bounds)
+    devices = described.devices[: case.devices]
+    mesh = Mesh(devices, (CLIENTS,)) if case.devices > 1 else None
+    begin = time.perf_counter()
+    with traced_for("tpu"):
+        method = method_of(case, case.clients, mesh)
+        given = placed(arguments(case, method, mesh), mesh, devices[0])
+        lowered = method.round.trace(*given).lower()
+    between = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {"outcome": "does not fit", "why": without_room(str(error))}
+    seconds = time.perf_counter() - between
+    plan, program = compiled.memory_analysis(), scheduled.parse(compiled.as_text())
+    cycles, work = scheduled.cycles(program), operations(case)
+    return {
+        "outcome": "done",
+        "trace_seconds": round(between - begin, 1),
+        "compile_seconds": round(seconds, 1),
+        "arguments": plan.argument_size_in_bytes,
+        "outputs": plan.output_size_in_bytes,
+        "aliased": plan.alias_size_in_bytes,  # outputs that are written over arguments
+        "temporaries": plan.temp_size_in_bytes,
+        "collectives": scheduled.collectives(program),
+        "round_cycles": cycles,
+        "step_cycles": scheduled.cycles_of_a_step(program, STEPS),
+        "flops": work,
+        "share_of_peak": work / (cycles * chip_of(topology).per_cycle * case.devices),
+        "where": scheduled.where(program)[:KEPT],
+    }
+
+
+def method_of(case: Case, clients: str, mesh: Mesh | None) -> FederatedMethod:
+    """Returns the method, with plain SGD."""
+    model = getattr(models, case.model)(num_classes=CLASSES)
+    options: dict[str, Any] = {}
+    if anchors := getattr(model, "anchors", None):
+        between_0_and_1 = standardize((0.0,) * 3, (1.0,) * 3)
+        options = {"task": detection(anchors), "prepare": between_0_and_1}
+    if case.dtype != "float32":
+        model = in_dtype(model, case.dtype)
+    build = getattr(methods, case.method)
+    return build(model, optax.sgd(0.01), clients=clients, mesh=mesh, **options)
+
+
+def arguments(case: Case, method: FederatedMethod, mesh: Mesh | None) -> tuple[PyTree, ...]:
+    """Returns the shapes of a round's arguments: state, batches and key."""
+    size = MODELS[case.model]
+    images = jax.ShapeDtypeStruct((2, size.side, size.side, 3), jnp.float32)
+    model = getattr(models, case.model)(num_classes=CLASSES)
+    key = jax.eval_shape(jax.random.key, 0)
+    variables = jax.eval_shape(model.init, key, images)
+    state = jax.eval_shape(lambda key, start: method.init(key, start, size.clients), key, variables)
+    shape = (padded(size.clients, mesh), STEPS, size.batch)
+
+    def array(*inner: int, dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*shape, *inner), dtype)
+
+    label: PyTree = array(dtype=jnp.int32)
+    if hasattr(model, "anchors"):
+        boxes = array(BOXES, 4, dtype=jnp.float32)
+        label = {"boxes": boxes, "class": array(BOXES, dtype=jnp.int32)}
+    image = array(size.side, size.side, 3, dtype=jnp.uint8)
+    return state, {"image": image, "label": label, "valid": array(dtype=bool)}, key
+
+
+def placed(given: tuple[PyTree, ...], mesh: Mesh | None, device: Any) -> tuple[PyTree, ...]:
+    """Returns the shapes with places: clients' rows are spread over the mesh, if there is one."""
+    everywhere = by_client = SingleDeviceSharding(device)
+    if mesh is not None:
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        by_client = NamedSharding(mesh, PartitionSpec(CLIENTS))
+
+    def put(tree: PyTree, sharding: Any) -> PyTree:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+        )
+
+    state, batches, key = given
+    rows = {name: put(getattr(state, name), by_client) for name in ("personal", "memory")}
+    state = put(state._replace(personal=(), memory=()), everywhere)._replace(**rows)
+    return state, put(batches, by_client), put(key, everywhere)
+
+
+def operations(case: Case) -> int:
+    """Returns the floating-point operations of a round of all clients, as the network defines them.
+
+    They are counted in the program for a GPU, whose convolutions are those of the network's
+    definition; programs for CPU and TPU may have convolutions in other forms, or padded ones.
+    """
+    with traced_for("cuda"):
+        method = method_of(case, "map", None)
+        return flops.count(method.round.trace(*arguments(case, method, None)).jaxpr)
+
+
+def without_room(message: str) -> str:
+    """Returns a sentence from the compiler's message about a program that does not fit."""
+    sizes = [
+        re.search(r"Used (\S+) of (\S+) hbm", message),
+        re.search(r"\((\S+)\) exceeds available HBM \((\S+)\)", message),
+    ]
+    needed, there = next((found.groups() for found in sizes if found), (None, None))
+    if needed is None:
+        return message.strip().splitlines()[0][:300]
+    return (
+        f"it needs {needed}iB of {there}iB on a device: map fewer clients at once (clients=map, or "
+        "vmap:at_once=n), or take smaller batches or more devices"
+    )
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
+    print(json.dumps(compile_case(Case(*json.loads(sys.argv[1])), sys.argv[2])))

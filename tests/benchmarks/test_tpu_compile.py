@@ -1,0 +1,326 @@
+"""The benchmark of programs for a TPU: what is read of them, cases, records; without libtpu."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+# What libtpu 0.0.42.1 made of this for v5e:2x2, less what is not read:
+#     def step(w, x):
+#         y = x @ w
+#         long, short = lambda w: jnp.tanh(w @ w) @ w, lambda w: w @ w
+#         return jax.lax.cond(y[0, 0] > 0, short, long, w), y.sum()
+#     def clients(w, x):  # on each of four devices: f32[256, 256], f32[2, 3, 128, 256]
+#         w, losses = jax.lax.map(lambda x: jax.lax.scan(step, w, x), x)
+#         return jax.lax.psum((w.sum(0), losses.sum()), "clients")
+TEXT = (FOLDER.parent / "tests/support/tpu_program.txt").read_text()
+STEP = 384 + 1833 + max(3426, 2845)  # a product, a slice, the longer branch
+ABOUT = {"topology": "v5e:2x2", "jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """Python puts a script's own folder first."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+
+
+@pytest.fixture
+def bench():
+    import tpu_compile
+
+    return tpu_compile
+
+
+@pytest.fixture
+def scheduled():
+    from on_tpu import scheduled
+
+    return scheduled
+
+
+def test_cycles_and_collectives_agree_with_a_sum_by_hand(scheduled):
+    program = scheduled.parse(TEXT)
+    client = 3087 + 32 + 3 * STEP + 2381  # takes its batches, copies the start, keeps its result
+    assert scheduled.cycles(program) == 5158 + 2 * client + 1826 + 3980
+    assert scheduled.cycles_of_a_step(program, 3) == 2 * STEP  # of both clients
+    assert scheduled.collectives(program) == {"all-reduce": (1, 4 * 256 * 256 + 4)}
+    groups = dict(scheduled.where(program))
+    assert sum(groups.values()) == scheduled.cycles(program)
+    assert groups["cond/branch_0_fun/dot_general"] == 2 * 3 * 3426
+    assert groups["copy: copy"] == 2 * 32
+
+
+def test_the_loop_over_steps_is_the_inner_one_where_there_are_as_many_clients(scheduled):
+    program = scheduled.parse(TEXT.replace("constant(2)", "constant(3)"))
+    assert scheduled.cycles_of_a_step(program, 3) == 3 * STEP
+    assert scheduled.cycles_of_a_step(program, 4) is None
+
+
+def test_a_small_loop_within_a_step_is_a_part_of_the_step(scheduled):
+    inner = "%w = s32[] while(%a), condition=%two, body=%add"
+    program = scheduled.parse(
+        made("%add", estimated("%a = s32[] add(%x, %x)", 10))
+        + made("%two", "%c = s32[] constant(2)")
+        + made("%step", f"{inner}\n  {estimated('%p = s32[] product(%x, %x)', 100)}")
+        + made("ENTRY %main", "%w = s32[] while(%a), condition=%two, body=%step")
+    )
+    assert scheduled.cycles_of_a_step(program, 2) == 120
+
+
+def made(head, *lines):
+    """The text of a computation."""
+    return "\n".join((f"{head} (x: s32[]) -> s32[] {{", *(f"  {line}" for line in lines), "}\n"))
+
+
+def estimated(line, cycles):
+    return f'{line}, backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
+
+
+def test_calls_count_and_fusions_count_themselves_alone(scheduled):
+    body = made("%body", estimated("%a = s32[] add(%x, %x)", 10))
+    known = 'backend_config={"known_trip_count":{"n":"7"}}'
+    lines = {
+        "%b = s32[] call(%a), to_apply=%body": 10,
+        "%c = ((s32[]), s32[], u32[]) async-start(%a), calls=%body": 10,
+        estimated("%d = s32[] async-start(%a), calls=%body", 11): 11,
+        estimated("%e = s32[] fusion(%a), kind=kLoop, calls=%body", 3): 3,
+        "%f = s32[] fusion(%a), kind=kCustom, calls=%body": 0,
+        f"%g = s32[] while(%a), condition=%ask, body=%body, {known}": 70,
+        "%h = s32[] while(%a), condition=%ask, body=%body": 10,  # it is not known for how long
+        "%i = s32[] conditional(%p, %a, %a), true_computation=%body, false_computation=%ask": 10,
+        "%j = s32[] async-done(%c)": 0,
+    }
+    ask = made("%ask", "%n = pred[] not(%x)")
+    for line, count in lines.items():
+        assert scheduled.cycles(scheduled.parse(body + ask + made("ENTRY %m", line))) == count
+    with pytest.raises(ValueError, match="has no line ENTRY"):
+        scheduled.parse(body)
+
+
+def test_collectives_count_once_each_time_they_are_performed_wherever_they_are(scheduled):
+    array = "%x = (bf16[2,3]{1,0:T(8,128)}, pred[5]) parameter(0)"  # 12 and 5 bytes
+    loop = "%w = s32[] while(%x), condition=%three, body=%turn"
+    program = scheduled.parse(
+        made("%three", "%c = s32[]{:T(128)} constant(3)")
+        + made(
+            "%turn", "%y = f32[8] parameter(0)", "%s = f32[2] reduce-scatter(%y), dimensions={0}"
+        )
+        + made("%fused", "%z = f32[4] parameter(0)", "ROOT %r = f32[4] all-reduce(%z), to_apply=%a")
+        + made(
+            "ENTRY %main",
+            array,
+            loop,
+            "%g = (bf16[2,3], bf16[8,3]) all-gather-start(%x), dimensions={0}",
+            "%h = bf16[8,3] all-gather-done(%g)",
+            "%f = f32[4] fusion(%x), kind=kCustom, calls=%fused",
+        )
+    )
+    assert scheduled.collectives(program) == {
+        "reduce-scatter": (3, 3 * 32),
+        "all-gather": (1, 17),
+        "all-reduce": (1, 16),
+    }
+
+
+def test_the_operations_of_a_round_are_those_of_the_networks_definition():
+    import tasks
+    from on_tpu import compiling
+    from on_tpu.cases import Case
+
+    samples = 5 * 4 * 32  # clients, steps, a batch
+    first = 2 * 28 * 28 * 64 * 5 * 5 * 3  # nothing needs the gradient of the images
+    by_hand = samples * (3e9 * tasks.DIGITS.gigaflops - first)
+    case = Case("DigitCNN", "fedbn", "auto", "bfloat16", 4)  # padding to 8 clients adds nothing
+    assert compiling.operations(case) == pytest.approx(by_hand, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm. "
+         "Exceeded hbm capacity by 4.25G.", "it needs 20.00GiB of 15.75GiB on a device: "),
+        ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+         "temporaries (536.44G) exceeds available HBM (15.75G).", "it needs 536.44GiB of 15.75GiB"),
+        ("RESOURCE_EXHAUSTED: other words\nand more", "RESOURCE_EXHAUSTED: other words"),
+    ],
+)  # fmt: skip
+def test_a_program_that_does_not_fit_says_what_it_needs_and_what_there_is(message, said):
+    from on_tpu import compiling
+
+    sentence = compiling.without_room(message)
+    assert sentence.startswith(said)
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["--topology", "v5e:3x3"], "'v5e:3x3' is not one: give one of v5e:1x1, v5e:2x2, "),
+        (["--topology", "h100"], "the topology 'h100' is not one"),
+        (["--clients", "vmap:6"], "asks for 6 clients at a time, but there are 5"),
+        (["--clients", "side by side"], "use 'auto', 'map', 'vmap' or"),
+        (["--devices", "8"], "v5e:2x2 has no 8 devices: give --devices from 1 to 4"),
+        (["--devices", "0"], "give --devices from 1 to 4"),
+        (["--topology", "v4:2x2x1", "--devices", "9"], "from 1 to 8"),  # two of each chip
+        (["--table", "--method", "scaffold"], "the table has no such program"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_before_anything_is_installed(bench, command, why):
+    with pytest.raises(SystemExit, match=why):
+        bench.main(command)
+
+
+def test_help_needs_no_libtpu(bench, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        bench.main(["--help"])
+    assert "--topology" in capsys.readouterr().out
+
+
+def test_without_libtpu_the_command_says_why(bench, monkeypatch, tmp_path):
+    def prepare(folder, program, python, say):
+        assert program.packages[0].startswith("jax[tpu]==")
+        assert any(package.startswith("optax") for package in program.packages)
+        return None, "-m pip install: ERROR: No matching distribution found for libtpu"
+
+    monkeypatch.setattr(bench.peers, "prepare", prepare)
+    with pytest.raises(SystemExit, match=r"could not be made .* No matching distribution found"):
+        bench.main(["--environment", str(tmp_path)])
+    monkeypatch.setattr(bench.peers, "prepare", lambda *_: (sys.executable, ""))
+    monkeypatch.setattr(bench, "VERSIONS", bench.VERSIONS.replace("libtpu", "no-such-libtpu"))
+    with pytest.raises(SystemExit, match=r"has no libtpu \(.*no-such-libtpu\): give another"):
+        bench.main(["--environment", str(tmp_path)])
+
+
+ENDS = {
+    "done": 'print("noise"); print(\'{"outcome": "done", "flops": 1}\')',
+    "does not fit": 'print(\'{"outcome": "does not fit", "why": "it needs 2G"}\')',
+    "failed": "raise ValueError('another fault')",
+    "too long": "import time; time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_end_of_a_process_is_written_down(bench, tmp_path, monkeypatch, end):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "$PROGRAM"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PROGRAM", ENDS[end])
+    limit = 0.5 if end == "too long" else 60.0
+    found = bench.perform(str(python), bench.TABLE[0], "v5e:2x2", limit)
+    assert found["outcome"] == end
+    why = {"does not fit": "it needs 2G", "failed": "another fault", "too long": "within 0 s"}
+    assert why.get(end, "") in found.get("why", "")
+
+
+FIGURES = {
+    "outcome": "done",
+    "trace_seconds": 1.5,
+    "compile_seconds": 25.0,
+    "arguments": 64_000_000,
+    "outputs": 58_000_000,
+    "aliased": 57_000_000,
+    "temporaries": 104_122_368,
+    "collectives": {"all-reduce": [1, 57_100_000]},
+    "round_cycles": 22_248_940,
+    "step_cycles": 4363855.0,
+    "flops": 183_000_000_000,
+    "share_of_peak": 0.0627,
+    "where": [["norm1/reduce_sum", 4_447_760], ["dense1/dot_general", 3_750_380]],
+}
+
+
+@pytest.fixture
+def compiled(bench, monkeypatch):
+    """The cases that a process would have compiled, in their order; the ends of some by method."""
+    ran, ends = [], {}
+
+    def perform(python, case, topology, limit):
+        end = ends.get(case.method, FIGURES)
+        if isinstance(end, BaseException):
+            raise end
+        ran.append(case.method)
+        return {**end, "limit": limit} if end["outcome"] == "too long" else end
+
+    monkeypatch.setattr(bench, "perform", perform)
+    monkeypatch.setattr(bench, "environment", lambda folder: "python")
+    monkeypatch.setattr(bench, "versions", lambda python: {n: ABOUT[n] for n in list(ABOUT)[1:]})
+    return ran, ends
+
+
+def test_the_command_continues_its_record_after_a_kill(bench, compiled, tmp_path, capsys):
+    ran, ends = compiled
+    command = ["--record", str(tmp_path / "a.jsonl"), "--method", "fedavg", "fedbn", "fedcd"]
+    ends["fedbn"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(command)
+    assert ran == ["fedavg"]
+    ends["fedbn"] = {"outcome": "failed", "why": "status 1: a | fault"}
+    ends["fedcd"] = {"outcome": "too long", "why": "not compiled within 900 s"}
+    with pytest.raises(SystemExit, match="1"):  # one failed
+        bench.main(command)
+    assert ran == ["fedavg", "fedbn", "fedcd"]
+    assert (
+        "| fedbn map bfloat16, 1 device | failed: status 1: a / fault |" in capsys.readouterr().out
+    )
+    ends["fedbn"] = {"outcome": "does not fit", "why": "it needs 20GiB of 15.75GiB on a device"}
+    bench.main([*command, "--limit", "800"])
+    assert ran[3:] == ["fedbn"]  # the other one took longer than 800 s
+    bench.main(command)
+    assert len(ran) == 4
+    bench.main([*command, "--limit", "1000"])
+    assert ran[4:] == ["fedcd"]
+    table = capsys.readouterr().out
+    assert "| fedcd map bfloat16, 1 device | too long: not compiled within" in table
+    assert "| does not fit: it needs 20GiB" in table
+
+
+def test_a_record_of_another_compiler_is_not_continued(bench, compiled, tmp_path):
+    record = tmp_path / "a.jsonl"
+    bench.main(["--record", str(record)])
+    lines = record.read_text()
+    for key, other in (("libtpu", "0.0.40"), ("topology", "v6e:2x2")):
+        record.write_text(lines.replace(f'"{key}": "{ABOUT[key]}"', f'"{key}": "{other}"'))
+        with pytest.raises(
+            SystemExit, match=rf"a\.jsonl is a record of {key} {other}: give another"
+        ):
+            bench.main(["--record", str(record)])
+
+
+def test_the_table_and_the_json_have_the_figures(bench, compiled, capsys):
+    bench.main(["--where", "1", "--json"])
+    *lines, last = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if line.startswith("| fedbn"))
+    assert row.strip("| ").split(" | ") == [
+        *("fedbn map bfloat16, 1 device", "1.5", "25.0", "64.0", "58.0", "104.1", "1.0%"),
+        *("1 all-reduce, 57.1 MB", "22,248,940", "4,363,855", "183.0", "6.3%"),
+    ]
+    assert "### DigitCNN: 5 clients, 4 steps of 32 images of 28 pixels a side" in lines
+    assert "  20.0%       4,447,760 norm1/reduce_sum" in lines
+    assert not any("dense1" in line for line in lines)
+    (program,) = json.loads(last)["programs"]
+    assert program == {"case": ["DigitCNN", "fedbn", "map", "bfloat16", 1], **FIGURES}
+    assert json.loads(last)["about"] == ABOUT
+
+
+def test_the_table_has_every_program_once(bench):
+    table = bench.TABLE
+    assert len({case.name for case in table}) == len(table) == 2 * 5 * 4 + 3 * 2 * 4
+    for case in table:
+        assert (case.clients == "auto") == (case.devices == 4)
+        assert case.dtype == "bfloat16" or case.method == "fedbn"
+        bench.check_strategy(case.clients, bench.MODELS[case.model].clients)
+
+
+def test_a_device_has_what_its_chip_has():
+    from on_tpu import chips
+
+    assert {name: chips.devices_of(name) for name in ("v5e:1x1", "v5e:4x4", "v4:2x2x1")} == {
+        "v5e:1x1": 1,
+        "v5e:4x4": 16,
+        "v4:2x2x1": 8,
+    }
+    hertz = {"v5e": (197e12, 1.5e9), "v4": (275e12 / 2, 1.05e9), "v5p": (459e12, 1.75e9)}
+    for name, (peak, clock) in hertz.items():
+        assert chips.CHIPS[name].per_cycle * clock == pytest.approx(peak, rel=2e-3)
