@@ -31,7 +31,7 @@ import peers
 from fedjax_bn import methods
 from fedjax_bn.engine.devices import check_strategy
 from machine import announce
-from on_tpu.cases import MODELS, STEPS, TABLE, Case
+from on_tpu.cases import MODELS, PRODUCTS, STEPS, TABLE, Case
 from on_tpu.chips import Chip, chip_of, devices_of
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +55,7 @@ DEFAULTS = {
     "dtype": ["bfloat16"],
     "devices": [1],
 }
+METHODS = f"of fedjax_bn.methods, or {PRODUCTS}: FedBN's convolutions alone; default: fedbn"
 HEAD = (
     *("program", "trace s", "compile s", "arguments MB", "outputs MB", "temporaries MB"),
     *("of memory", "collectives", "cycles of a round", "of a step", "Gflop of a round", "of peak"),
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--topology", default="v5e:2x2", help="chip and arrangement; default %(default)s")
     add("--model", nargs="+", choices=MODELS, help="default: DigitCNN")
-    add("--method", nargs="+", choices=methods.__all__, metavar="METHOD", help="default: fedbn")
+    add("--method", nargs="+", choices=[*methods.__all__, PRODUCTS], metavar="METHOD", help=METHODS)
     add("--clients", nargs="+", help="auto, map, vmap or vmap:at_once=n; default: map")
     add("--dtype", nargs="+", choices=DTYPES, help="of the layers; default: bfloat16")
     add("--devices", nargs="+", type=int, help="over which clients are spread; default: 1")
@@ -215,8 +216,10 @@ def markdown(about: dict[str, str], chip: Chip, done: list[dict[str, Any]]) -> s
 def largest(found: dict[str, Any], count: int) -> str:
     """Returns the groups of instructions that take most of a round's cycles."""
     lines = [f"\n{Case(*found['case']).name}"]
-    for group, spent in found.get("where", ())[:count]:
-        lines.append(f"{spent / found['round_cycles']:7.1%} {spent:15,} {group}")
+    groups = found.get("where", ())
+    whole = found.get("round_cycles") or sum(spent for _, spent in groups)
+    for group, spent in groups[:count]:
+        lines.append(f"{spent / whole:7.1%} {spent:15,} {group}")
     return "\n".join(lines)
 
 
@@ -226,12 +229,15 @@ def row(found: dict[str, Any], chip: Chip) -> tuple[str, ...]:
     if found["outcome"] != "done":
         why = f"{found['outcome']}: {found['why']}".replace("|", "/")
         return (case.program, why, *[""] * (len(HEAD) - 2))
+    step = found["step_cycles"]
+    if case.method == PRODUCTS:
+        cells = ["-", f"{found['compile_seconds']:.1f}", *["-"] * 6]
+        return (PRODUCTS, *cells, f"{step:,.0f}", f"{found['flops'] / 1e9:,.1f}", "-")
     held = found["arguments"] + found["outputs"] - found["aliased"] + found["temporaries"]
     collectives = (
         f"{number} {kind}, {size / 1e6:,.1f} MB"
         for kind, (number, size) in found["collectives"].items()
     )
-    step = found["step_cycles"]
     return (
         case.program,
         f"{found['trace_seconds']:.1f}",

@@ -4,10 +4,12 @@ XLA's own count (`cost_analysis`) counts a loop's body once and does not include
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
+
+PRODUCTS = ("conv_general_dilated", "dot_general")  # names of operations
 
 
 def count(jaxpr: Any) -> int:
@@ -16,12 +18,13 @@ def count(jaxpr: Any) -> int:
     Padding is counted; the zeros that a gradient's dilation puts between values are not. A branch
     counts its most expensive side, and a loop of unknown length one turn.
     """
-    return sum(_of_equation(equation) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+    return sum(of_equation(equation) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
 
 
-def _of_equation(equation: Any) -> int:
+def of_equation(equation: Any) -> int:
+    """Returns `count` of one operation."""
     name, params = equation.primitive.name, equation.params
-    if name in ("conv_general_dilated", "dot_general"):
+    if name in PRODUCTS:
         outputs = math.prod(equation.outvars[0].aval.shape)
         if name == "dot_general":
             (axes, _), _ = params["dimension_numbers"]
@@ -42,6 +45,31 @@ def _programs(values: Iterable[Any]) -> Iterable[Any]:
             yield from _programs(value)
         elif hasattr(value, "eqns") or hasattr(value, "jaxpr"):
             yield value
+
+
+def products(program: Any) -> Iterator[Any]:
+    """Yields the convolutions and matrix products of a program, those of a loop once."""
+    for equation in program.eqns:
+        if equation.primitive.name in PRODUCTS:
+            yield equation
+        for inner in _programs(equation.params.values()):
+            yield from products(getattr(inner, "jaxpr", inner))
+
+
+def largest_loop(program: Any) -> Any:
+    """Returns the body of the loop without loops inside that has most operations in a turn."""
+    return max(_innermost(program), key=lambda body: sum(map(of_equation, body.eqns)))
+
+
+def _innermost(program: Any) -> Iterator[Any]:
+    """Yields the bodies of the loops of known length that contain no other."""
+    for equation in program.eqns:
+        for inner in _programs(equation.params.values()):
+            body = getattr(inner, "jaxpr", inner)
+            deeper = list(_innermost(body))
+            yield from deeper
+            if equation.primitive.name == "scan" and not deeper:
+                yield body
 
 
 def of_function(function: Any, *args: Any) -> int:

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 STEPS = 4  # of a client in a round
+# Takes the place of a method: the convolutions and matrix products of FedBN's step alone.
+PRODUCTS = "products"
 
 
 class Size(NamedTuple):
@@ -27,7 +29,7 @@ class Case(NamedTuple):
 
     Attributes:
       model: a network of `MODELS`.
-      method: of `fedjax_bn.methods`.
+      method: of `fedjax_bn.methods`, or `PRODUCTS`.
       clients: how each device maps its clients: `auto`, `map`, `vmap` or `vmap:at_once=n`.
       dtype: in which the network computes; parameters are float32.
       devices: over which the clients are spread.
@@ -63,4 +65,4 @@ TABLE = tuple(
     )
     for model in models
     for clients, devices in MAPPINGS
-)
+) + tuple(Case(model, PRODUCTS, "map", "bfloat16", 1) for model in FIRST)

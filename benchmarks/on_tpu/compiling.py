@@ -25,7 +25,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.precision import in_dtype
 from on_accelerator import flops
 from on_tpu import scheduled
-from on_tpu.cases import MODELS, STEPS, Case
+from on_tpu.cases import MODELS, PRODUCTS, STEPS, Case
 from on_tpu.chips import chip_of
 
 PyTree = Any
@@ -39,6 +39,8 @@ def compile_case(case: Case, topology: str) -> dict[str, Any]:
     bounds = {"chips_per_host_bounds": (1, 1, 1)} if topology.endswith(":1x1") else {}
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **bounds)
     devices = described.devices[: case.devices]
+    if case.method == PRODUCTS:
+        return products_alone(case, SingleDeviceSharding(devices[0]))
     mesh = Mesh(devices, (CLIENTS,)) if case.devices > 1 else None
     begin = time.perf_counter()
     with traced_for("tpu"):
@@ -69,6 +71,41 @@ def compile_case(case: Case, topology: str) -> dict[str, Any]:
         "flops": work,
         "share_of_peak": work / (cycles * chip_of(topology).per_cycle * case.devices),
         "where": scheduled.where(program)[:KEPT],
+    }
+
+
+def products_alone(case: Case, place: SingleDeviceSharding) -> dict[str, Any]:
+    """Returns the figures of the convolutions and products of FedBN's step for all clients alone.
+
+    They are those of the network's definition, each with arguments of its own, forward and for the
+    gradients of maps and weights. What moves their arguments into another layout is not counted. It
+    is a limit of what other operations of a step can be saved, as long as these stay as they are.
+    """
+    with traced_for("cuda"):
+        method = method_of(case._replace(method="fedbn"), "map", None)
+        program = method.round.trace(*arguments(case, method, None)).jaxpr
+    found = list(flops.products(flops.largest_loop(program.jaxpr)))
+    shapes = [
+        [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=place) for x in one.invars]
+        for one in found
+    ]
+
+    def together(arguments: list[list[jax.Array]]) -> list[jax.Array]:
+        pairs = zip(found, arguments, strict=True)
+        return [one.primitive.bind(*given, **one.params) for one, given in pairs]
+
+    begin = time.perf_counter()
+    compiled = jax.jit(together).lower(shapes).compile()
+    seconds = time.perf_counter() - begin
+    groups = scheduled.where(scheduled.parse(compiled.as_text()))
+    cycles = sum(count for name, count in groups if name.endswith(flops.PRODUCTS))
+    clients = MODELS[case.model].clients
+    return {
+        "outcome": "done",
+        "compile_seconds": round(seconds, 1),
+        "step_cycles": clients * cycles,
+        "flops": clients * STEPS * sum(map(flops.of_equation, found)),
+        "where": groups[:KEPT],
     }
 
 
