@@ -73,9 +73,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Times what the record lacks, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--record", type=Path, required=True, help="file of timings; its cases are not timed again")
+    add("--record", type=Path, required=True, help="file of timings; finished cases are skipped")
     add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    add("--seconds", type=float, default=1800, help="after which no case begins")
+    add("--seconds", type=float, default=1800, help="then it ends; default %(default)s")
     add("--small", action="store_true", help="tiny sizes, to see on a CPU that everything runs")
     options = parser.parse_args(arguments)
     end, about = time.monotonic() + options.seconds, describe()
@@ -102,6 +102,9 @@ def main(arguments: list[str] | None = None) -> None:
                 file.write(json.dumps(line) + "\n")
             print(f"{part}, {case.name}: {found['outcome']} {found.get('why', '')}", flush=True)
     print(markdown(about, done))
+    chosen = [done[part].get(c.name) for part in options.only for c in cases(part, options.small)]
+    if left := sum(found is None or found["outcome"] == "left out" for found in chosen):
+        print(f"\n{left} of {len(chosen)} cases are left out: the same command continues with them")
     if any(one["outcome"] == "failed" for part in done.values() for one in part.values()):
         sys.exit(1)
 

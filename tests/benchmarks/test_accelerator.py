@@ -188,13 +188,17 @@ def test_the_command_continues_its_record_and_asks_for_an_accelerator(
         return timed(1.0) if len(ran) > 1 else failed
 
     monkeypatch.setattr(bench, "perform", perform)
+    bench.main([*command, "--seconds", "0"])
+    assert "2 of 2 cases are left out: the same command" in capsys.readouterr().out
     with pytest.raises(SystemExit):  # the first case failed
         bench.main(command)
     bench.main(command)  # it alone is tried again
     assert ran == [*(case.name for case in bench.cases("resnet18", small=True)), ran[0]]
     bench.main(command)
     assert len(ran) == 3
-    assert f"| {ran[0]} | 100 |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"| {ran[0]} | 100 |" in shown
+    assert "left out" not in shown
     about["kind"] = "NVIDIA A100-SXM4-40GB"
     with pytest.raises(SystemExit, match="written with another kind: give another --record"):
         bench.main(command)

@@ -40,6 +40,8 @@ def lines_of(function):
     return range(first, first + len(lines))
 
 
+# A convolution in groups, which `vmap` makes of the clients' own kernels.
+GROUPED = re.compile(r"(?:feature|batch)_group_count = (?!1\b)\d+")
 # These have one form on every platform; all else in their file is made for CPU.
 FORMS = (backend.where_tree, backend.all_finite, backend._finite)
 EVERYWHERE = {line for function in FORMS for line in lines_of(function)}
@@ -105,8 +107,8 @@ def parts_of(method):
     return all_parts
 
 
-def method_and_state(name, model=NETWORK, images=IMAGES):
-    given = NAMED.get(name, {})
+def method_and_state(name, model=NETWORK, images=IMAGES, clients="auto"):
+    given = NAMED.get(name, {}) | {"clients": clients}
     method = getattr(methods, name)(model, optax.sgd(0.1, momentum=0.5), **given)
     init = functools.partial(method.init, num_clients=CLIENTS)
     return method, jax.eval_shape(init, KEY, variables_of(model, images))
@@ -117,6 +119,7 @@ APART = ("fedbn", "scaffold", "fedcd")  # without a message, with one, weighed b
 OFTEN = (*APART, "fediga", "feddg", "hbn", "l2d")
 
 
+@pytest.mark.parametrize("clients", ["map", "vmap"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -125,12 +128,14 @@ OFTEN = (*APART, "fediga", "feddg", "hbn", "l2d")
         if n != "fedwon"  # FedAvg, of networks without batch norm
     ],
 )
-def test_every_method_is_lowered_for_accelerators(name):
-    method, state = method_and_state(name)
+def test_every_method_is_lowered_for_accelerators(name, clients):
+    """Only `vmap` makes a grouped convolution of the clients' own kernels."""
+    method, state = method_and_state(name, clients=clients)
     parts = parts_of(method) if name in APART else method.round
     text = lowered_elsewhere(parts, state, batch_of(lead=(CLIENTS, 2)), KEY)
     assert "stablehlo.convolution" in text
     assert "reduce_window" in text
+    assert bool(GROUPED.search(text)) == (clients == "vmap")
 
 
 def test_what_is_made_for_cpu_is_found_where_it_is():
@@ -179,7 +184,10 @@ OFTEN_MODELS = ("DenseNet", "DigitCNN", "ResNet", "TinyDetector")
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN_MODELS)) for n in models.__all__],
 )
 def test_every_model_is_lowered_for_accelerators(name):
-    """Its gradient on a batch, and what it says of as many images as a CPU takes in chunks."""
+    """Its gradient on a batch, and what it says of as many images as a CPU takes in chunks.
+
+    No network has grouped layers of its own.
+    """
     model = getattr(models, name)(num_classes=CLASSES, **SMALL.get(name, {}))
     side = SIDES.get(name, 32)
     images = jax.ShapeDtypeStruct((BATCH, side, side, 3), jnp.float32)
@@ -200,6 +208,7 @@ def test_every_model_is_lowered_for_accelerators(name):
 
     text = lowered_elsewhere(both, variables_of(model, images), batch, many)
     assert ("stablehlo.convolution" in text) == (name not in ("MLP", "TwoLayer"))
+    assert not GROUPED.search(text)
 
 
 def test_the_platform_is_the_one_said_else_the_default_device_else_the_default(monkeypatch):
