@@ -173,7 +173,7 @@ def operations(case: Case) -> int:
 
 
 def without_room(message: str) -> str:
-    """Returns a sentence from the compiler's message about a program that does not fit."""
+    """Returns what a program that does not fit needs and has, from the compiler's message."""
     sizes = [
         re.search(r"Used (\S+) of (\S+) hbm", message),
         re.search(r"\((\S+)\) exceeds available HBM \((\S+)\)", message),
@@ -182,8 +182,8 @@ def without_room(message: str) -> str:
     if needed is None:
         return message.strip().splitlines()[0][:300]
     return (
-        f"it needs {needed}iB of {there}iB on a device: map fewer clients at once (clients=map, or "
-        "vmap:at_once=n), or take smaller batches or more devices"
+        f"it needs {needed}iB of a device, which has {there}iB: map fewer clients at once (map or "
+        "vmap:at_once=n), spread them over more devices, or take smaller batches"
     )
 
 
