@@ -81,10 +81,7 @@ def products_alone(case: Case, place: SingleDeviceSharding) -> dict[str, Any]:
     gradients of maps and weights. What moves their arguments into another layout is not counted. It
     is a limit of what other operations of a step can be saved, as long as these stay as they are.
     """
-    with traced_for("cuda"):
-        method = method_of(case._replace(method="fedbn"), "map", None)
-        program = method.round.trace(*arguments(case, method, None)).jaxpr
-    found = list(flops.products(flops.largest_loop(program.jaxpr)))
+    found = products_of_a_step(case)
     shapes = [
         [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=place) for x in one.invars]
         for one in found
@@ -107,6 +104,17 @@ def products_alone(case: Case, place: SingleDeviceSharding) -> dict[str, Any]:
         "flops": clients * STEPS * sum(map(flops.of_equation, found)),
         "where": groups[:KEPT],
     }
+
+
+def products_of_a_step(case: Case) -> list[Any]:
+    """Returns the convolutions and matrix products of a local step of FedBN, as traced operations.
+
+    They are those of the network's definition, as in `operations`.
+    """
+    with traced_for("cuda"):
+        method = method_of(case._replace(method="fedbn"), "map", None)
+        program = method.round.trace(*arguments(case, method, None)).jaxpr
+    return list(flops.products(flops.largest_loop(program.jaxpr)))
 
 
 def method_of(case: Case, clients: str, mesh: Mesh | None) -> FederatedMethod:

@@ -143,10 +143,10 @@ def _finite(leaf: jax.Array) -> jax.Array:
     rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
     if on_cpu():
         return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()
-    if min(rows.shape) < _LANES:
+    if not on_tpu() or min(rows.shape) < _LANES:
         return jnp.isfinite(leaf).all()
-    # Several rows, because XLA computes a product with one vector as a sum. Halves, because an
-    # accelerator may round the largest numbers of float32 to infinity.
+    # Several rows, because XLA computes a product with one vector as a sum. Halves, because a TPU
+    # rounds the largest numbers of float32 to infinity.
     return (jnp.zeros((8, rows.shape[0]), leaf.dtype) @ (rows / 2) == 0).all()
 
 

@@ -124,8 +124,9 @@ def test_collectives_count_once_each_time_they_are_performed_wherever_they_are(s
     }
 
 
-def test_the_operations_of_a_round_are_those_of_the_networks_definition():
+def test_the_operations_of_a_round_and_of_its_products_are_those_of_the_networks_definition():
     import tasks
+    from on_accelerator import flops
     from on_tpu import compiling
     from on_tpu.cases import Case
 
@@ -134,6 +135,11 @@ def test_the_operations_of_a_round_are_those_of_the_networks_definition():
     by_hand = samples * (3e9 * tasks.DIGITS.gigaflops - first)
     case = Case("DigitCNN", "fedbn", "auto", "bfloat16", 4)  # padding to 8 clients adds nothing
     assert compiling.operations(case) == pytest.approx(by_hand, rel=2e-3)
+    products = compiling.products_of_a_step(case)
+    step = sum(map(flops.of_equation, products))
+    assert 5 * 4 * step == pytest.approx(by_hand, rel=2e-3)
+    # Three convolutions and three dense layers forward, and their gradients but for the images'.
+    assert len(products) == 6 + 6 + 5
 
 
 @pytest.mark.parametrize(
@@ -306,7 +312,7 @@ def test_the_table_and_the_json_have_the_figures(bench, compiled, capsys):
 
 def test_the_table_has_every_program_once(bench):
     table = bench.TABLE
-    assert len({case.name for case in table}) == len(table) == 2 * 5 * 4 + 3 * 2 * 4
+    assert len({case.name for case in table}) == len(table) == 2 * 5 * 4 + 3 * 2 * 4 + 2
     for case in table:
         assert (case.clients == "auto") == (case.devices == 4)
         assert case.dtype == "bfloat16" or case.method == "fedbn"
