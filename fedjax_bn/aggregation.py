@@ -6,7 +6,10 @@ sees size 0 for a client that sits out; if it reads the risks, it sees size 0 an
 client that failed too. A rule with a state is a `Weighing`.
 
 If weights are known before training, a round holds only sums, whose size does not depend on the
-number of clients. `client` implements the clients' half of a round, and `federation` joins the two.
+number of clients. Over several devices a round has one reduction if the rule is `by_size` or
+`uniform`. Any other rule needs a second one, which gathers what it reads of all clients.
+
+`client` implements the clients' half of a round, and `federation` joins the two.
 """
 
 import functools
@@ -20,14 +23,14 @@ import optax
 from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import Batches, owned_samples
-from fedjax_bn.engine.devices import sum_over
+from fedjax_bn.engine.devices import Meeting, sum_over
 from fedjax_bn.engine.extrapolation import risk_extrapolation as risk_extrapolation
 from fedjax_bn.engine.privacy import Privacy, is_known, with_noise
 from fedjax_bn.engine.weighing import Weighing as Weighing
 from fedjax_bn.engine.weighing import by_divergence as by_divergence
 from fedjax_bn.engine.weighing import by_size as by_size
 from fedjax_bn.engine.weighing import generalization_adjustment as generalization_adjustment
-from fedjax_bn.engine.weighing import normalize, restore, weighted
+from fedjax_bn.engine.weighing import normalize, relative_weights, restore, weighted
 from fedjax_bn.engine.weighing import uniform as uniform
 from fedjax_bn.engine.weighing import weighted_mean as weighted_mean
 from fedjax_bn.sharing import STATISTICS, Variables, path_names
@@ -54,7 +57,8 @@ class Aggregate(NamedTuple):
     count: jax.Array | None = None  # type: ignore[assignment]
 
 
-# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in the mean
+# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in the mean. A
+# factor common to the weights of all clients must not change that mean.
 _MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -281,19 +285,42 @@ def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
     return any(value is jaxpr.invars[1] for value in used)
 
 
-def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) -> jax.Array | None:
-    """Returns weights f[K] from the batches alone; None if the rule needs uploads.
+def early_weights(
+    rule: WeighingRule | Weighing,
+    batches: Batches,
+    epochs: int,
+    num_clients: int,
+    meeting: Meeting,
+) -> jax.Array | None:
+    """Returns the weights f[C] of a device's C clients, up to a factor common to all K clients.
 
-    A client whose update turns out not to be finite is left out of the sums later.
+    A client whose update turns out not to be finite is left out of the sums later. Over several
+    devices any rule but `by_size` and `uniform` costs a reduction here.
+
+    Args:
+      rule: the weighing rule.
+      batches: the device's, [C, ...]; the rows of all devices begin with the K clients, and the
+        others are padding.
+      epochs, num_clients: local epochs in a round's batches, and K.
+      meeting: how the devices exchange arrays.
+
+    Returns:
+      The weights, or None if the rule needs uploads.
     """
-    rows = batches["valid"].shape[0]
-    if isinstance(rule, Weighing) or _needs_risks(rule, rows):
+    if isinstance(rule, Weighing) or _needs_risks(rule, num_clients):
         return None
     known: Batches = {name: batches[name] for name in ("valid", "size") if name in batches}
     sizes = jax.vmap(functools.partial(owned_samples, epochs=epochs))(known)
-    participates = batches.get("participates", jnp.ones(rows, bool))
-    weights = rule(jnp.where(participates, sizes, 0), jnp.zeros(rows))
-    return normalize(jnp.where(participates, weights, 0))
+    participates = batches.get("participates", jnp.ones(sizes.shape, bool))
+    sizes = jnp.where(participates, sizes, 0)
+    relative = relative_weights(rule, sizes)
+    if meeting.devices > 1 and relative is not None:
+        # The sums of uploads are divided by the sum of these weights, so no device needs it yet.
+        return relative
+    _, (sizes, participates) = meeting.together((), (sizes, participates))
+    weights = rule(sizes[:num_clients], jnp.zeros(num_clients))
+    weights = normalize(jnp.where(participates[:num_clients], weights, 0))
+    return meeting.mine(weights)
 
 
 def weigh_uploads(

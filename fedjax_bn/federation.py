@@ -155,7 +155,8 @@ def federate(
       clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
         "batch", which divides the samples of a batch; None for one device. Results equal those of
-        one device up to the order of sums.
+        one device up to the order of sums. A round has one reduction over the clients, or two if
+        `weigh` is neither `by_size` nor `uniform`.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         computed from shapes alone; None if labels are not classes. A label outside [0, C) raises
@@ -308,13 +309,9 @@ def _round(
         # Padding rows are treated as clients that sit out, and so count nowhere.
         present = jnp.arange(there) < rows
         batches["participates"] = batches.get("participates", present) & present
-    # If weights are known before training, the trained models need not all be held at once.
-    weighed = ("valid", "size", "participates")
-    known = {name: x[:rows] for name, x in batches.items() if name in weighed}
-    early = early_weights(plan.weigh, known, plan.client.epochs)
     before = Own(state.personal, state.memory)
-    early, old, batches = pad_rows((early, before, batches), total)
-    given = early, old, split_batches(batches, plan.mesh)
+    old, batches = pad_rows((before, batches), total)
+    given = old, split_batches(batches, plan.mesh)
     # `common` is copied to every device, so the clients' rows are left out of it.
     common = (state._replace(personal=(), memory=()), key)
     train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
@@ -347,8 +344,11 @@ def _train_all(
     plan: _Plan, meeting: Meeting, common: tuple, rows: tuple
 ) -> tuple[tuple[Sums, PyTree, Metrics], Own]:
     """Trains the clients of one device, and sums their uploads over the clients of all devices."""
-    (state, key), (early, old, batches) = common, rows
+    (state, key), (old, batches) = common, rows
     broadcast, divided = broadcast_of(state), divides_clients(plan.mesh)
+    num_clients = state.weights.shape[0]
+    # If weights are known before training, the trained models need not all be held at once.
+    early = early_weights(plan.weigh, batches, plan.client.epochs, num_clients, meeting)
 
     def one(own: Own, weight: jax.Array | None, batches: Batches) -> tuple[PyTree, Own, tuple]:
         own, upload, losses = take_part(plan.client, broadcast, own, batches, key, divided)
@@ -366,11 +366,10 @@ def _train_all(
         leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None
         needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
-        num_clients = state.weights.shape[0]
         # Drop the padding rows: the rule's state has rows for real clients only.
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
         *both, weighing = weigh_uploads(plan.weigh, weighing, known)
-        weights, by_leaf = meeting.mine(pad_rows(tuple(both), everybody.size.shape[0]))
+        weights, by_leaf = meeting.mine(tuple(both))
         sums = sum_uploads(plan.server, weights, uploads, by_leaf)
     counts = uploads.counts
     seen = {

@@ -5,12 +5,13 @@ speed and memory, but results only by the order of sums. On CPU `vmap` over per-
 grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU
 `at_once.at_once` chooses n by the network's size, and elsewhere `auto` is `vmap`.
 
-A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round.
-Rows are padded to a multiple of the axis. The strategy applies inside `jax.shard_map`: `vmap` over
-a sharded axis would gather arrays, and `map` would train every client on every device. With more
-devices than clients the mesh can have a second axis, "batch", which divides the samples of a
-client's batches. XLA inserts the reductions over that axis, for statistics of batch norms, losses
-and gradients of any order, so that results equal those of one device up to the order of sums.
+A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round,
+which also carries weights, losses and counts. Rows are padded to a multiple of the axis. The
+strategy applies inside `jax.shard_map`: `vmap` over a sharded axis would gather arrays, and `map`
+would train every client on every device. With more devices than clients the mesh can have a second
+axis, "batch", which divides the samples of a client's batches. XLA inserts the reductions over that
+axis, for statistics of batch norms, losses and gradients of any order, so that results equal those
+of one device up to the order of sums.
 """
 
 import functools
@@ -24,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_bn.engine.at_once import at_once
 from fedjax_bn.engine.backend import computed_once, on_cpu, on_tpu
+from fedjax_bn.engine.dtypes import promote
 
 PyTree = Any
 CLIENTS, BATCH = "clients", "batch"
@@ -151,16 +153,19 @@ class Meeting(NamedTuple):
     """How the devices of a round exchange arrays; on one device both functions change nothing.
 
     Attributes:
+      devices: the number of devices over which clients are spread.
       together: `together(sums, rows) -> (sums, rows)` adds the sums of all devices and gathers the
-        rows [P, ...] of all clients from this device's rows, in one reduction.
-      mine: `mine(rows) -> rows` takes the rows of this device's clients from the rows of all.
+        rows [P, ...] of all clients from this device's rows, in one reduction. Dtypes stay.
+      mine: `mine(rows) -> rows` takes the rows of this device's clients from the rows [K, ...] of
+        all clients, and 0 for padding.
     """
 
+    devices: int
     together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
     mine: Callable[[PyTree], PyTree]
 
 
-_ALONE = Meeting(together=lambda sums, rows: (sums, rows), mine=lambda rows: rows)
+_ALONE = Meeting(devices=1, together=lambda sums, rows: (sums, rows), mine=lambda rows: rows)
 
 
 def checked_mesh(mesh: Mesh | None) -> Mesh | None:
@@ -244,34 +249,58 @@ def on_each_device(
     devices = mesh.shape[CLIENTS]
 
     def mine(tree: PyTree) -> PyTree:
-        each = jax.tree.leaves(tree)[0].shape[0] // devices
-        start = jax.lax.axis_index(CLIENTS) * each
+        rows = padded(jax.tree.leaves(tree)[0].shape[0], mesh)
+        each = rows // devices
+        start, tree = jax.lax.axis_index(CLIENTS) * each, pad_rows(tree, rows)
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, each), tree)
 
     # One psum of sums and rows together: a separate gather would be a second reduction.
     def spread(leaf: jax.Array) -> jax.Array:
-        # Booleans as floats, because a second dtype would need a second reduction.
-        dtype = jnp.result_type(float) if leaf.dtype == bool else leaf.dtype
+        leaf = _as_floats(leaf)
         each = leaf.shape[0]
-        empty = jnp.zeros((each * devices, *leaf.shape[1:]), dtype)
+        empty = jnp.zeros((each * devices, *leaf.shape[1:]), leaf.dtype)
         start = jax.lax.axis_index(CLIENTS) * each
-        return jax.lax.dynamic_update_slice_in_dim(empty, leaf.astype(dtype), start, 0)
+        return jax.lax.dynamic_update_slice_in_dim(empty, leaf, start, 0)
 
     def together(sums: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
         sums, met = jax.lax.psum((sums, jax.tree.map(spread, rows)), CLIENTS)
-        return sums, jax.tree.map(lambda all_, leaf: all_.astype(leaf.dtype), met, rows)
+        return sums, jax.tree.map(lambda all_, leaf: _from_floats(all_, leaf.dtype), met, rows)
 
     by_client = PartitionSpec(CLIENTS)
     # Nothing is differentiated through the reduction, so check_vma would find nothing. Only the
     # clients axis is manual: XLA itself divides along "batch" and inserts the reductions there.
     return jax.shard_map(
-        functools.partial(function, Meeting(together, mine)),
+        functools.partial(function, Meeting(devices, together, mine)),
         mesh=mesh,
         in_specs=(PartitionSpec(), by_client),
         out_specs=(PartitionSpec(), by_client),
         axis_names={CLIENTS},
         check_vma=False,
     )
+
+
+def _as_floats(rows: jax.Array) -> jax.Array:
+    """Returns rows [P, ...] in the default float dtype, integers as two halves [P, 2, ...].
+
+    Rows of another dtype would travel in a reduction of their own.
+    """
+    if jnp.issubdtype(rows.dtype, jnp.integer):
+        # A float32 holds 24 bits exactly, and so each half of 32 bits.
+        rows = jnp.stack(jnp.divmod(rows, _half(rows.dtype)), 1)
+    return rows.astype(promote(rows.dtype, jnp.result_type(float)))
+
+
+def _from_floats(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns the rows of this dtype of which `_as_floats` has made `rows`."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        high, low = rows[:, 0].astype(dtype), rows[:, 1].astype(dtype)
+        return high * _half(dtype) + low
+    return rows.astype(dtype)
+
+
+def _half(dtype: jnp.dtype) -> int:
+    """Returns 2 to half the bits of an integer's dtype."""
+    return 2 ** (4 * dtype.itemsize)
 
 
 def apart(

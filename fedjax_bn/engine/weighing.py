@@ -38,6 +38,21 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
     return normalize(sizes > 0)
 
 
+def relative_weights(
+    rule: Callable[[jax.Array, jax.Array], jax.Array], sizes: jax.Array
+) -> jax.Array | None:
+    """Returns the weights f[C] of `by_size` or `uniform` before they are scaled to sum 1.
+
+    `sizes` i32[C] are the samples of some of the clients. Returns None for any other rule, whose
+    weights may depend on the sizes of all clients.
+    """
+    if rule is by_size:
+        return sizes.astype(jnp.result_type(float))
+    if rule is uniform:
+        return (sizes > 0).astype(jnp.result_type(float))
+    return None
+
+
 def normalize(weights: jax.Array) -> jax.Array:
     """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; 0 stays 0.
 

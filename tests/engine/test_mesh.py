@@ -2,7 +2,6 @@
 
 import functools
 import os
-import re
 import subprocess
 import sys
 
@@ -13,20 +12,29 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import cohorts
 import runs
-from cohorts import KEY, NAMES, OPTIONS
+from cohorts import KEY
+from collectives import collectives, over_rows
 from federations import ON_MAPS, MapNet, assert_close, batches_of, in_float64, variables_of
 from fedjax_bn import methods
+from fedjax_bn.engine.devices import on_each_device
 from fedjax_bn.state import client_variables, put_rows, take_rows
 
 DEVICES = np.array(jax.devices())
 OVER_CLIENTS, OVER_BATCH = Mesh(DEVICES, ("clients",)), Mesh(DEVICES[None], ("clients", "batch"))
 SIZES = (9, 4, 6)
-# What a collective gives and its kind, in the text of a compiled program.
-COLLECTIVE = re.compile(
-    r"= (\(.*?\)|\S+) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
-    r"(?:-start)?\("
-)
+
+
+def by_roots(sizes, risks):
+    """A rule whose weights are known before training, by the sizes of all clients."""
+    roots = jnp.sqrt(sizes.astype(jnp.result_type(float)))
+    return roots / roots.sum()
+
+
+OPTIONS = cohorts.OPTIONS | {"fedbn, by roots": {"weigh": by_roots}}
+# Weights that depend on other clients' sizes, risks or uploads are known after a first reduction.
+TWICE = {"csac", "fedcd", *OPTIONS}
 
 
 @functools.cache
@@ -56,12 +64,16 @@ def after(name, batches, mesh=None, rounds=1):
     return state._replace(personal=(), memory=()), clients, metrics
 
 
-# A rule that remembers, and a message; devices see nothing else of the other methods.
-OFTEN = ("fedbn, remembering", "scaffold")
+# Rules of all sizes and with a memory, and a message; devices see nothing else of other methods.
+OFTEN = ("fedbn, by roots", "fedbn, remembering", "scaffold")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES]
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN))
+        for n in dict.fromkeys([*cohorts.NAMES, *OPTIONS])
+    ],
 )
 def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name):
     """Two rounds of one program, in which nothing but what is shared is reduced, and numbers."""
@@ -71,12 +83,12 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
     given = jax.device_put(batches, NamedSharding(OVER_CLIENTS, over))
     round = method.round.lower(state, given, KEY).compile()
 
-    found = COLLECTIVE.findall(round.as_text())
-    assert {kind for _, kind in found} == {"all-reduce"}
-    *small, large = sorted(numbers_of(form) for form, _ in found)
-    # A weight, a loss or a risk of each of the four clients.
+    found = collectives(round.as_text(), devices=2)
+    assert [one.kind for one in found] == ["all-reduce"] * (1 + (name in TWICE))
+    *small, large = sorted(one.numbers for one in found)
+    # Two halves of a size, a risk and two booleans of each of the four clients.
     if name != "csac":  # which weighs each leaf, and so gathers all uploads first
-        assert all(size <= 3 * 4 for size in small)
+        assert all(numbers <= 5 * 4 for numbers in small)
     shared = sum(leaf.size for leaf in jax.tree.leaves(state.shared))
     assert large > shared
 
@@ -107,10 +119,48 @@ def test_a_batch_over_devices_gives_the_numbers_of_one_device(x64, name):
     assert_close(split, after(name, batches), rtol=1e-10, atol=1e-12)
 
 
-def numbers_of(given):
-    """How many numbers the shapes in a text have, such as 11 for (f32[], f32[2,5]{1,0})."""
-    shapes = re.findall(r"\b[a-z]+\d+\[([\d,]*)\]", given)
-    return sum(int(np.prod([int(side) for side in shape.split(",") if side])) for shape in shapes)
+@pytest.mark.parametrize(
+    ("groups", "read"),
+    [
+        ("replica_groups={}, channel_id=1", {(0, 1, 2, 3)}),
+        ("replica_groups={{0,2},{1,3}}, channel_id=1", {(0, 2), (1, 3)}),
+        ("source_target_pairs={{0,1},{2,3}}", {(0, 1), (2, 3)}),
+        ("replica_groups=[2,2]<=[4], dimensions={0}", {(0, 1), (2, 3)}),
+        ("replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}", {(0, 2), (1, 3)}),
+        ("replica_groups=mesh['a'=4] {'a'}, channel_id=1", {(0, 1, 2, 3)}),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}, to_apply=%add", {(0, 2), (1, 3)}),
+        (
+            "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}, to_apply=%add",
+            {(0, 1), (2, 3)},
+        ),
+    ],
+)
+def test_the_devices_of_a_collective_are_read(groups, read):
+    form = "(f32[], /*index=1*/f32[2,5]{1,0:T(8,128)S(1)})"
+    text = f"  %x.1 = {form} all-reduce-start(%y, %z), {groups}\n  %v = f32[2] add(%y, %z)"
+    (found,) = collectives(text, devices=4)
+    assert (found.kind, found.numbers, set(found.groups)) == ("all-reduce", 11, read)
+    assert over_rows([found], row=2) == [found] * (read != {(0, 1), (2, 3)})
+
+
+def test_rows_of_all_dtypes_meet_in_one_reduction_and_keep_their_values():
+    """Integers too long for a float32, and the least and the greatest of each dtype."""
+    rows = {"bool": jnp.asarray([True, False])}
+    for dtype in ("float16", "bfloat16", "float32"):
+        rows[dtype] = jnp.asarray([jnp.finfo(dtype).max, -jnp.inf], dtype)
+    for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint32"):
+        limits = jnp.iinfo(dtype)
+        values = [[limits.min, limits.max], [limits.max // 3, limits.max - 1]]
+        rows[dtype] = jnp.asarray(np.array(values, dtype))
+
+    def meet(meeting, common, rows):
+        return meeting.together(common, rows), rows
+
+    met = jax.jit(on_each_device(meet, OVER_CLIENTS)).lower((), rows).compile()
+    (_, found), _ = met((), rows)
+    jax.tree.map(np.testing.assert_array_equal, found, rows)
+    assert {name: x.dtype for name, x in found.items()} == {n: x.dtype for n, x in rows.items()}
+    assert [one.kind for one in collectives(met.as_text(), devices=2)] == ["all-reduce"]
 
 
 @pytest.mark.slow
@@ -135,6 +185,8 @@ def test_a_mesh_made_by_jax_is_taken_and_one_without_clients_refused():
 
 # Large enough that XLA exchanges parts of maps between all devices, not a client's own alone.
 PROGRAM = """
+import sys
+from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import Mesh
 from fedjax_bn.data.drawing import drawing
@@ -152,7 +204,10 @@ prepare = standardize((0.5,) * 3, (0.5,) * 3)
 found = []
 for mesh in (None, Mesh(np.array(jax.devices()).reshape(2, 2), ("clients", "batch"))):
     method = fedbn(model, optax.sgd(0.1), mesh=mesh, prepare=prepare)
-    state, metrics = method.round(method.init(key, start, 5), batches, key)
+    state = method.init(key, start, 5)
+    round = method.round.lower(state, batches, key).compile()
+    Path(sys.argv[1]).write_text(round.as_text())
+    state, metrics = round(state, batches, key)
     found.append(jax.tree.map(np.asarray, (client_variables(state), state.shared, metrics)))
 for one, four in zip(*map(jax.tree.leaves, found), strict=True):
     np.testing.assert_allclose(four, one, rtol=1e-3, atol=1e-4)
@@ -161,10 +216,10 @@ print("the same")
 
 
 @pytest.mark.slow
-def test_clients_that_sit_out_and_rows_that_fill_up_hold_no_device_up():
+def test_clients_that_sit_out_and_rows_that_fill_up_hold_no_device_up(tmp_path):
     # Two devices train three clients, the others one: the second sits out, the third fills up.
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, tmp_path / "round.txt"],
         cwd=runs.ROOT,
         env=os.environ | {"JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(runs.ROOT)},
         capture_output=True,
@@ -172,3 +227,6 @@ def test_clients_that_sit_out_and_rows_that_fill_up_hold_no_device_up():
         timeout=300,
     )
     assert done.stdout == "the same\n", done.stderr[-2000:]
+    # Reductions over a client's batch remain between the two devices of a row of the mesh.
+    found = over_rows(collectives((tmp_path / "round.txt").read_text(), devices=4), row=2)
+    assert [one.kind for one in found] == ["all-reduce"]
