@@ -360,7 +360,8 @@ def _train_all(
 
     # The rows come before the other trees, because `map_and_sum` updates them in place.
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
-    weights, weighing = early, state.weighing
+    weights: PyTree = early
+    weighing = state.weighing
     if early is None:
         # Risks and messages are known only now, and the rule needs them from all devices.
         leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None

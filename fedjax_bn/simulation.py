@@ -12,6 +12,7 @@ It runs the program of the command line (`fedjax_bn.run`) and returns the same n
 data.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.experiment.values import Experiment, read_values
 from fedjax_bn.run.training.logs import progress
+from fedjax_bn.run.training.profile import profiled
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,
@@ -147,6 +149,7 @@ def simulate(
     seed: int = 0,
     variables: Variables | None = None,
     callback: Callable[[Record], None] | None = None,
+    profile: tuple[int, str | os.PathLike[str]] | None = None,
     show_progress: bool = True,
 ) -> Result:
     """Trains a federation on arrays, tests it, and keeps the round with the best validation.
@@ -169,13 +172,16 @@ def simulate(
       seed: the seed of all random numbers.
       variables: the model's first variables, for example pretrained; random by default.
       callback: called with the record of each round.
+      profile: (round, folder): `jax.profiler` writes its trace of that round, counted from 1, into
+        the folder; docs/speed.md shows how to look at it.
       show_progress: whether a progress bar is printed to standard error.
 
     Raises:
       ValueError: a sample, name or option is wrong; the message names it.
       fedjax_bn.run.errors.NotFiniteError: an update is not finite.
+      fedjax_bn.run.errors.WorkdirError: the profile cannot be written.
     """
-    config = base()
+    config, profile = base(), profile or (0, "")
     config.update(
         rounds=rounds,
         batch_size=batch_size,
@@ -183,6 +189,7 @@ def simulate(
         eval_every=eval_every,
         patience=patience,
         seed=seed,
+        profile=profile[0],
         adaptations=tuple(adaptations),
     )
     check(config)
@@ -218,10 +225,13 @@ def simulate(
             watchers.append(stack.enter_context(progress("round", rounds, 0, *pace)))
         round = open_rounds(experiment, keys, state).compile(state)
         while len(records) < rounds and not out_of_patience(records, patience):
-            number, start = len(records) + 1, time.perf_counter()
-            state, metrics = round(state)
-            metrics = jax.device_get(metrics)
-            records.append(round_record(names, metrics, number, time.perf_counter() - start))
+            number = len(records) + 1
+            with profiled(number, *profile):
+                start = time.perf_counter()
+                state, metrics = jax.block_until_ready(round(state))
+                metrics = jax.device_get(metrics)
+                seconds = time.perf_counter() - start
+            records.append(round_record(names, metrics, number, seconds))
             require_usable(records[-1], metrics, names, config.on_nonfinite)
             if number == rounds or number % eval_every == 0:
                 records[-1] |= evaluate(state, have_trained(records, names))

@@ -89,6 +89,8 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
     assert_close(*states, rtol=1e-4, atol=1e-6)
     assert_same_records(tmp_path)
+    traces = [path.parent.name for path in (tmp_path / "two").rglob("*.xplane.pb")]
+    assert traces == ["round_2"]  # of the first process
     assert alone["accuracy"].keys() == {"internal", "unseen"}
 
 

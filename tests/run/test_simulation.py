@@ -28,7 +28,12 @@ ADAPTATIONS = ("running", "tsmobn:momentum=0.5")
 
 
 @pytest.fixture(scope="module")
-def result():
+def profiled(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "profiled"
+
+
+@pytest.fixture(scope="module")
+def result(profiled):
     clients, records = arrays(), []
     method = fedbn(MLP(num_classes=3), optax.sgd(0.05))
     unseen = {"dog": clients.pop("dog")}
@@ -38,6 +43,7 @@ def result():
         unseen=unseen,
         adaptations=ADAPTATIONS,
         callback=records.append,
+        profile=(2, profiled),
         **OPTIONS,
     )
 
@@ -60,6 +66,11 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
         assert ours.summary[key] == summary[key]
     assert [record["round"] for record in records] == [1, 2, 3]
     assert records == ours.history
+
+
+def test_the_profile_of_a_round_is_written_to_the_folder(result, profiled):
+    assert [path.name for path in profiled.glob("plugins/profile/*")] == ["round_2"]
+    assert next(profiled.rglob("*.xplane.pb")).stat().st_size > 1000
 
 
 def test_a_clients_predictions_give_its_accuracy(result):
@@ -98,6 +109,7 @@ def test_given_parts_are_used_as_they_are():
         ({"unseen": arrays(("ant",))}, "'ant' is both a client and unseen"),
         ({"adaptations": ["tsmobm"]}, "tsmobn"),
         ({"rounds": 0}, "rounds=0"),
+        ({"profile": (4, "profiled")}, "profile=4 is above config.rounds=3"),
         ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
     ],
 )

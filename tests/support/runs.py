@@ -103,6 +103,7 @@ def prepared_once(prepare: Callable) -> Callable:
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if type(known[name]) is int and known[name] > 0 and not follows_rounds(config):
                 plan[name] = known.pop(name)
+        plan["profile"] = known.pop("profile")
         if known["on_nonfinite"] in ("stop", "drop"):
             plan["on_nonfinite"] = known.pop("on_nonfinite")
         key = json.dumps(known)

@@ -21,6 +21,7 @@ TRAINED = {
     "adaptations": ("running",),
     "adapt_batch_size": 4,
     "compilation_cache": "",
+    "profile": 2,
 }
 # Three of four clients train, so that a row is padding.
 COHORT = {"target": "", "adaptations": (), "clients_per_round": 3}

@@ -225,6 +225,11 @@ _KEYS = {
         "folder for compiled programs; empty: none",
         _FOLDER_OR_BUCKET,
     ),
+    "profile": _key(
+        0,
+        "if above 0: the round, from 1, whose trace by jax.profiler is written to WORKDIR/profile",
+        RoundsOr0,
+    ),
     "wandb": _key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": _key(0, "of all random numbers", Seed),
     "data.name": _key("scanners", "`list datasets`"),

@@ -164,6 +164,11 @@ def check(config: ConfigDict) -> None:
             f"config.privacy.noise={config.privacy.noise:g} is in units of privacy.clip: set that "
             "above 0, the norm to which a client's update is clipped"
         )
+    if config.profile > config.rounds:
+        raise ConfigError(
+            f"config.profile={config.profile} is above config.rounds={config.rounds}: choose a "
+            f"round from 1 to {config.rounds}, or 0 for no profile"
+        )
     if config.start_from and config.pretrained:
         raise ConfigError(
             f"config.start_from={brief(config.start_from)} and config.pretrained="

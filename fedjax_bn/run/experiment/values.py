@@ -64,6 +64,7 @@ class Plan(NamedTuple):
     on_nonfinite: str
     clients_named: int
     predictions: str
+    profile: int
     wandb: str
     device_megabytes: int
     start_from: str

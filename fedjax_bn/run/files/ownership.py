@@ -39,6 +39,7 @@ _MAY_DIFFER = {
     "mesh.batch",
     "mesh.clients",
     "predictions",
+    "profile",
 }
 
 
@@ -119,7 +120,9 @@ def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> st
     if was == now:
         return ""
     promised = {name: about[name] for name in ("privacy",) if name in about}
-    write_json(path, {**old, **promised, "config": {**old["config"], "rounds": now}})
+    # The profiled round of an earlier start may be above the new number of rounds.
+    new = {"rounds": now, "profile": config["profile"]}
+    write_json(path, {**old, **promised, "config": {**old["config"], **new}})
     (workdir / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
     if rounds_recorded(workdir / "metrics.jsonl") < was or not was % config["eval_every"]:
         return ""

@@ -43,6 +43,7 @@ from fedjax_bn.run.processes.together import (
 from fedjax_bn.run.training.client_logs import log_batch_norms, log_masks
 from fedjax_bn.run.training.logs import watchers
 from fedjax_bn.run.training.population import Held, disk_note, start_held
+from fedjax_bn.run.training.profile import profiled
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,
@@ -159,6 +160,10 @@ def _finish(
     bytes_sent = traffic(experiment.method, state, rounds.batches)
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
+    if 0 < plan.profile <= len(records):
+        say(f"round {plan.profile} is done, so no new profile of it is written")
+    elif plan.profile:
+        say(f"the profile of round {plan.profile} will be in {folder / 'profile'}")
 
     # 5. Train. The summary is written last, because it marks the run as finished.
     compile_seconds = 0.0
@@ -224,10 +229,12 @@ def _loop(
         stop_requests() as stop_requested,
     ):
         while not _complete(plan, records):
-            number, start = len(records) + 1, time.perf_counter()
-            state, metrics = round(state)
-            metrics = jax.device_get(metrics)
-            seconds = time.perf_counter() - start
+            number = len(records) + 1
+            with profiled(number, plan.profile, folder / "profile"):
+                start = time.perf_counter()
+                state, metrics = jax.block_until_ready(round(state))
+                metrics = jax.device_get(metrics)
+                seconds = time.perf_counter() - start
             record = round_record(names, metrics, number, seconds, plan.clients_named)
             require_usable(record, metrics, names, plan.on_nonfinite)
             answers: Keep = {}
