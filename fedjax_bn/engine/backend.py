@@ -136,18 +136,19 @@ def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 def _finite(leaf: jax.Array) -> jax.Array:
     """Returns whether all numbers are finite, by a matrix product where that is faster.
 
-    It takes a fifth of the time of `isfinite` on XLA:CPU, and as little of the cycles that the
-    compiler for TPU estimates.
+    It takes a fifth of the time of `isfinite` on XLA:CPU, and a tenth of its estimated cycles on
+    TPU.
     """
-    # A product with zeros is NaN, which is not 0, if one of the numbers is not finite.
     rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
     if on_cpu():
+        # The product of a row with zeros is NaN, which is not 0, if a number is not finite.
         return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()
     if not on_tpu() or min(rows.shape) < _LANES:
         return jnp.isfinite(leaf).all()
-    # Several rows, because XLA computes a product with one vector as a sum. Halves, because a TPU
-    # rounds the largest numbers of float32 to infinity.
-    return (jnp.zeros((8, rows.shape[0]), leaf.dtype) @ (rows / 2) == 0).all()
+    # Sums of numbers so small that finite ones cannot overflow. Eight times the same sums, because
+    # XLA does not multiply by a single row.
+    small = rows * jnp.asarray(1e-30, leaf.dtype)
+    return jnp.isfinite(jnp.ones((8, rows.shape[0]), leaf.dtype) @ small).all()
 
 
 def all_finite(tree: PyTree) -> jax.Array:

@@ -85,8 +85,11 @@ class Network(nn.Module, kw_only=True):
           f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
 
         Raises:
-          ValueError: the padded map is smaller than the kernel, or its dtype is an integer one.
+          ValueError: the padded map is smaller than the kernel, its dtype is an integer one, or
+            columns are packed and there are further options.
         """
+        if columns != (1, 1) and options:
+            raise ValueError(f"{name}: packed columns are for plain convolutions, not {options}")
         x = unpack(x, columns[0])
         _check_window(x, kernel, padding, name)
         made = {
@@ -117,7 +120,7 @@ class Network(nn.Module, kw_only=True):
             layer = BatchNorm(param_dtype=self.param_dtype, name=name, columns=columns, **options)
         else:
             layer = norm_of(self.norm, self.param_dtype)(name=name)
-        return layer(x) if columns == 1 else pack(layer(unpack(x, columns)), columns)
+        return pack(layer(unpack(x, columns)), columns)
 
     @nn.nowrap
     def normalize_and_pool(
@@ -126,10 +129,14 @@ class Network(nn.Module, kw_only=True):
         """Applies the network's norm, a ReLU and `max_pool`, f[B, H, W, C] -> f[B, H', W', C].
 
         On accelerators the maximum comes before the normalization, which is monotone, so that less
-        is normalized. The values are the same.
+        is normalized. The values are the same, and so is the gradient, but for another subgradient
+        by a scale of 0. The norm's own output stays that before the pooling wherever our handlers
+        or flax's `capture_intermediates` read it.
         """
         pool = partial(max_pool, window=window, strides=strides, padding=padding)
-        if on_cpu() or self.norm != "batch" or outputs_are_read():
+        read = outputs_are_read() or self.is_mutable_collection("intermediates")
+        usual = self.norm == "batch" and type(self).normalize is Network.normalize
+        if on_cpu() or read or not usual:
             return pool(nn.relu(self.normalize(x, name)))
         return nn.relu(BatchNorm(param_dtype=self.param_dtype, name=name)(x, pool=pool))
 

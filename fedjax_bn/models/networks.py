@@ -5,6 +5,7 @@ connected ones (Huang et al. 2017) follow torchvision, where the 3x3 convolution
 the stride. All also have the attributes `param_dtype` and `norm` of `layers.Network`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -214,11 +215,12 @@ class _ResidualBlock(Network):
         if self.bottleneck:
             branch = [(self.width, 1, 1), branch[0], (4 * self.width, 1, 1)]
         out, channels = branch[-1][0], x.shape[-1]
-        height, width = (-(-side // self.strides) for side in x.shape[1:3])
-        # On TPU columns of narrow maps are packed; a stride can only make fewer of what it reads.
-        made = columns.fitting((x.shape[0], height, width, out))
-        read = columns.fitting(x.shape)
-        read = read if self.strides * made % read == 0 else 1
+        made = read = 1
+        if not self.bottleneck:
+            # On TPU columns of narrow maps are packed; a stride can only make fewer of them.
+            height, width = (-(-side // self.strides) for side in x.shape[1:3])
+            made = columns.fitting((x.shape[0], height, width, out))
+            read = math.gcd(columns.fitting(x.shape), self.strides * made)
         # Packed once for both readers, so that XLA adds their gradients packed.
         x = shortcut = columns.pack(x, read)
         # Where the branch changes the shape, a 1x1 convolution gives the shortcut the same shape.

@@ -22,6 +22,7 @@ from fedjax_bn.normalization.layer import (
     Layer,
     Statistics,
     StatisticsRule,
+    by_channel,
     normalize,
     statistics_of,
 )
@@ -95,9 +96,12 @@ class BatchNorm(nn.Module):
             x = turned * sign
         given = statistics_of(statistics, layer, x, valid)
         store(self, layer, given)
-        if pool is not None:
-            x = pool(turned) * sign
-        return normalize(x, given, self.epsilon, scale, bias, self.columns).astype(x.dtype)
+        given_for = (given, self.epsilon, scale, bias, self.columns)
+        if pool is None:
+            return normalize(x, *given_for).astype(x.dtype)
+        if all(by_channel(one, x) for one in given[:2]):
+            return normalize(pool(turned) * sign, *given_for).astype(x.dtype)
+        return pool(normalize(x, *given_for).astype(x.dtype))
 
 
 def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:

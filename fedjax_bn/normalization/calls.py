@@ -8,8 +8,8 @@ a statistics rule to all batch norms.
 Rules reach our `BatchNorm`, flax's `nn.BatchNorm` and `nnx.BatchNorm`. Flax's batch norms keep
 flax's conventions: momentum 0.99 by default, the *biased* variance as running variance, moments in
 at least float32. Their `use_running_average` is ignored, because the caller of the pass decides
-whether it trains. Their `use_fast_variance` is ignored too: moments are always computed in two
-passes over the batch.
+whether it trains. Their `use_fast_variance` is ignored too, because
+`layer.moments` computes the moments.
 """
 
 import inspect

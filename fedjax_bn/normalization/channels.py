@@ -1,28 +1,17 @@
-"""Moments and normalization per channel, with derivatives that read the map as rarely as possible.
+"""Moments and normalization per channel on accelerators, which read a map as rarely as possible.
 
 XLA's derivative of a batch norm reads the map once for each sum that it does not recognize as zero
 or as a sum that it has already. An accelerator spends more time in these passes than in the
-convolutions. Here the moments have a derivative without a sum, and the normalization has one with
-two sums, which XLA computes in one pass.
+convolutions. Here the derivative of the moments has no sum, and the derivative of the normalization
+has two, which XLA computes in one pass.
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.backend import computed_once
-from fedjax_bn.normalization import cpu
-
 Moments = tuple[jax.Array, jax.Array]
-
-
-def _sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array:
-    """Returns the sum f[C] of the elementwise `term(*maps)` over all axes but the last."""
-    if cpu.few_channels(maps[0]):
-        return cpu.channel_sums(term, *maps)
-    return term(*maps).sum(tuple(range(maps[0].ndim - 1)))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -35,17 +24,16 @@ def moments(
       x: f[B, ..., C], in at least float32.
       keep: bool[B, 1, ...], the samples that count; None for all.
       inverse: f[], 1 / the number of values per channel that count.
-      rounded: whether the values of x are 16-bit floats; they need one pass instead of two.
+      rounded: whether the values of x were rounded to bfloat16; they need one pass, not two.
     """
-    counted = x if keep is None else jnp.where(keep, x, 0)
-    mean = computed_once(_sums(lambda part: part, counted) * inverse)
+    axes = tuple(range(x.ndim - 1))
+    mean = x.sum(axes, where=keep) * inverse
     if rounded:
-        # XLA appends both sums to the convolution that computes x. If E[x^2] - E[x]^2 loses its
-        # digits in float32, the rounding to 16 bits has already lost those of x - E[x].
-        squares = _sums(jnp.square, counted) * inverse
+        # XLA appends both sums to the convolution that computes x. If E[x^2] - E[x]^2 loses digits
+        # in float32, the variance is so small beside the mean that it is mostly that of rounding.
+        squares = jnp.square(x).sum(axes, where=keep) * inverse
         return mean, jnp.maximum(squares - jnp.square(mean), 0)
-    near = x if keep is None else jnp.where(keep, x, mean)
-    return mean, _sums(lambda part: jnp.square(part - mean), near) * inverse
+    return mean, jnp.square(x - mean).sum(axes, where=keep) * inverse
 
 
 @moments.defjvp
@@ -58,21 +46,17 @@ def _moments_jvp(rounded: bool, primals: tuple, tangents: tuple) -> tuple[Moment
     return (mean, var), (dx.sum(axes), (2 * (x - mean) * dx).sum(axes))
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """Returns (x - mean) * factor + bias of x f[B, ..., C] and three f[C]; reverse mode only."""
+    """Returns (x - mean) * factor + bias of x f[B, ..., C] and three f[C]."""
     return (x - mean) * factor + bias
 
 
-def _scaled_backward(saved: tuple, g: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor = saved
-    # One sum serves mean and bias. Of two, XLA would compute a 16-bit bias's in a pass of its own.
-    alone = _sums(lambda part: part, g)
-    product = _sums(lambda part, given: given * (part - mean), x, g)
-    return g * factor, -factor * alone, product, alone
-
-
-scaled.defvjp(
-    lambda x, mean, factor, bias: (scaled(x, mean, factor, bias), (x, mean, factor)),
-    _scaled_backward,
-)
+@scaled.defjvp
+def _scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    x, mean, factor, _ = primals
+    dx, dmean, dfactor, dbias = tangents
+    # One sum serves mean and bias in reverse mode. Of two, XLA would compute that of a bias in
+    # bfloat16 in a pass of its own.
+    shift = dbias - dmean * factor
+    return scaled(*primals), dx * factor + ((x - mean) * dfactor + shift)

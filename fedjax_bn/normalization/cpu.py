@@ -1,4 +1,4 @@
-"""Sums of batch norm in forms that are fast on CPU, for `channels` and `instance`.
+"""Batch norm in forms that are fast on CPU, for `layer` and `instance`.
 
 XLA:CPU sums over positions slowly. In its sums per channel, few channels do not fill the
 processor's vectors. Here long rows of the map are added to each other until few are left; this
@@ -30,8 +30,8 @@ def few_channels(x: jax.Array) -> bool:
     return 0 < channels <= _CHANNELS and x.size >= _POSITIONS * channels and on_cpu()
 
 
-def channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array:
-    """Returns the sum f[C] of the elementwise `term(*maps)` over all axes but the last."""
+def _channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array:
+    """Sum f[C] of the elementwise function `term(*maps)` over all axes but the last."""
     channels = maps[0].shape[-1]
     parts = [one.reshape(1, -1, channels) for one in maps]
     while (rows := parts[0].shape[1]) > _FEWEST:
@@ -43,6 +43,50 @@ def channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array:
         # Otherwise XLA would merge all levels into one loop and read the map at every level.
         parts, term = [computed_once(added)[None]], lambda part: part
     return term(*(one[0] for one in parts)).sum(0)
+
+
+@jax.custom_jvp
+def channel_moments(x: jax.Array, keep: jax.Array | None, inverse: jax.Array) -> Moments:
+    """Returns mean and biased variance f[C] over all axes but the last.
+
+    Args:
+      x: f[B, ..., C].
+      keep: bool[B, 1, ...], the samples that count; None for all.
+      inverse: f[], 1 / the number of values per channel that count.
+    """
+    mean = _channel_sums(lambda part: part, x if keep is None else jnp.where(keep, x, 0)) * inverse
+    mean = computed_once(mean)
+    near = x if keep is None else jnp.where(keep, x, mean)
+    return mean, _channel_sums(lambda part: jnp.square(part - mean), near) * inverse
+
+
+@channel_moments.defjvp
+def _channel_moments_jvp(primals: tuple, tangents: tuple) -> tuple[Moments, Moments]:
+    x, keep, inverse = primals
+    dx, axes = tangents[0], tuple(range(x.ndim - 1))
+    mean, var = channel_moments(x, keep, inverse)
+    dx = dx * inverse if keep is None else jnp.where(keep, dx * inverse, 0)
+    # The change of the mean cancels in the change of the variance.
+    return (mean, var), (dx.sum(axes), (2 * (x - mean) * dx).sum(axes))
+
+
+@jax.custom_vjp
+def channel_scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
+    """Returns (x - mean) * factor + bias of x f[B, ..., C] and three f[C]; reverse mode only."""
+    return (x - mean) * factor + bias
+
+
+def _channel_scaled_backward(saved: tuple, g: jax.Array) -> tuple[jax.Array, ...]:
+    x, mean, factor = saved
+    alone = _channel_sums(lambda part: part, g)
+    product = _channel_sums(lambda part, given: given * (part - mean), x, g)
+    return g * factor, -factor * alone, product, alone
+
+
+channel_scaled.defvjp(
+    lambda x, mean, factor, bias: (channel_scaled(x, mean, factor, bias), (x, mean, factor)),
+    _channel_scaled_backward,
+)
 
 
 def one_each(x: jax.Array, *statistics: jax.Array) -> bool:

@@ -135,16 +135,28 @@ def normalize(
         factor = factor * scale.astype(dtype)
     mean, factor = computed_once((mean.astype(dtype), factor))
     offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
+    if not (by_channel(mean, x) and by_channel(factor, x)):
+        columns = 1  # statistics of positions
     mean, factor, offset = (repeated(one, columns) for one in (mean, factor, offset))
     x = pack(x, columns).astype(dtype)
     return unpack(_scaled(x, mean, factor, offset, bias is not None), columns)
+
+
+def by_channel(statistic: jax.Array, x: jax.Array) -> bool:
+    """Whether a statistic that broadcasts against x has a value for each channel, f[..., C].
+
+    It may have one for each sample too, but not for each position.
+    """
+    return statistic.shape[-1:] == x.shape[-1:] and set(statistic.shape[1:-1]) <= {1}
 
 
 def _scaled(
     x: jax.Array, mean: jax.Array, factor: jax.Array, offset: jax.Array, shifted: bool
 ) -> jax.Array:
     """Returns (x - mean) * factor, plus the offset if it is `shifted`."""
-    if mean.ndim == factor.ndim == 1 and (cpu.few_channels(x) or not on_cpu()):
+    if mean.ndim == factor.ndim == 1 and cpu.few_channels(x):
+        return cpu.channel_scaled(x, mean, factor, offset)
+    if mean.shape == factor.shape == x.shape[-1:] and not on_cpu():
         return channels.scaled(x, mean, factor, offset)
     if cpu.one_each(x, mean, factor):
         return cpu.sample_scaled(x, mean, factor, offset)
@@ -166,7 +178,7 @@ def moments(
       mean f[C], variance f[C] and n f[], the number of values per channel that count, in at least
       float32. Without a valid sample mean and variance are 0.
     """
-    rounded, positions = x.dtype.itemsize < 4, x[0, ..., 0].size
+    rounded, positions = x.dtype == jnp.bfloat16, x[0, ..., 0].size
     x = pack(x, columns).astype(promote(x.dtype, jnp.float32))
     if valid is None:
         keep, count = None, jnp.asarray(x.shape[0] * positions, x.dtype)
@@ -179,7 +191,7 @@ def moments(
         mean, var = channels.moments(x, keep, inverse * columns, rounded)
         return *joined(mean, var, columns), count
     if cpu.few_channels(x):
-        return *channels.moments(x, keep, inverse), count
+        return *cpu.channel_moments(x, keep, inverse), count
     axes = tuple(range(x.ndim - 1))
     # Two passes, because E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
     mean = jnp.sum(x, axes, where=keep) * inverse
