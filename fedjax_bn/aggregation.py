@@ -87,7 +87,8 @@ class ServerUpdate(NamedTuple):
         `sharing.join(shared, personal)` gives its variables.
       update: `update(shared, aggregate, state) -> (shared, ServerState)`, with the shared leaves
         as the clients received them.
-      message_weight: the weights with which the clients' messages are averaged.
+      message_weight: the weights with which the clients' messages are averaged. Over several
+        devices the given weights are relative: a common factor must not change the mean.
     """
 
     init: Callable[[PyTree, PyTree], ServerState]
@@ -109,7 +110,8 @@ def averaging(
         to the shared leaves; by default nothing.
       renew: `renew(sent, aggregate) -> tree`, what it sends in the next round, cast to the dtypes
         of `sent`; by default `sent` again.
-      message_weight: the weights with which the clients' messages are averaged.
+      message_weight: the weights with which the clients' messages are averaged. Over several
+        devices the given weights are relative: a common factor must not change the mean.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:

@@ -156,7 +156,8 @@ def federate(
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
         "batch", which divides the samples of a batch; None for one device. Results equal those of
         one device up to the order of sums. A round has one reduction over the clients, or two if
-        `weigh` is neither `by_size` nor `uniform`.
+        `weigh` is neither `by_size` nor `uniform`, and under `jax_enable_x64` one more for
+        parameters that are not float64.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         computed from shapes alone; None if labels are not classes. A label outside [0, C) raises

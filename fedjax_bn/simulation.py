@@ -39,7 +39,7 @@ from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.experiment.values import Experiment, read_values
 from fedjax_bn.run.training.logs import progress
-from fedjax_bn.run.training.profile import profiled
+from fedjax_bn.run.training.profile import profiled, require_folder
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,
@@ -180,8 +180,10 @@ def simulate(
       ValueError: a sample, name or option is wrong; the message names it.
       fedjax_bn.run.errors.NotFiniteError: an update is not finite.
       fedjax_bn.run.errors.WorkdirError: the profile cannot be written.
+      RuntimeError: another trace of `jax.profiler` runs in the profiled round.
     """
-    config, profile = base(), profile or (0, "")
+    profiled_round, profile_folder = _profile(profile)
+    config = base()
     config.update(
         rounds=rounds,
         batch_size=batch_size,
@@ -189,10 +191,12 @@ def simulate(
         eval_every=eval_every,
         patience=patience,
         seed=seed,
-        profile=profile[0],
+        profile=profiled_round,
         adaptations=tuple(adaptations),
     )
     check(config)
+    if profiled_round:
+        require_folder(profile_folder)
     if method.learned is None:
         raise ValueError(
             "simulate needs the model of the method: make the method by a function of "
@@ -226,7 +230,7 @@ def simulate(
         round = open_rounds(experiment, keys, state).compile(state)
         while len(records) < rounds and not out_of_patience(records, patience):
             number = len(records) + 1
-            with profiled(number, *profile):
+            with profiled(number, profiled_round, profile_folder):
                 start = time.perf_counter()
                 state, metrics = jax.block_until_ready(round(state))
                 metrics = jax.device_get(metrics)
@@ -241,6 +245,18 @@ def simulate(
                 watch(records[-1])
     summary = summarize(experiment, records, 0.0)
     return Result(method, selected, tuple(names), summary, records)
+
+
+def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:
+    """Returns round and folder of the option `profile`; (0, "") for None."""
+    if given is None:
+        return 0, ""
+    match given:
+        case (int(number), str() | os.PathLike() as folder):
+            return number, folder
+    raise ValueError(
+        f"profile={given!r} is not (round, folder): give both, as in profile=(2, 'runs/profile')"
+    )
 
 
 def _pool(name: str, given: ClientSamples) -> Pool:

@@ -108,7 +108,8 @@ def _simple_representation(
         # Drawn here and not by `hook`, because the loss needs z, mean and deviation.
         own = learned._replace(model=ClassifiedBy(learned.model, drawn))
         loss, out = own.trained(without(variables, LATENT), images, batch, key)
-        z, mean, deviation = found[-1]
+        # Inside a model that computes in bfloat16 they have that dtype, and the loss has not.
+        z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), found[-1])
         squares = jnp.square(z).sum(-1)
         if squared:
             lengths = squares

@@ -110,6 +110,8 @@ def test_given_parts_are_used_as_they_are():
         ({"adaptations": ["tsmobm"]}, "tsmobn"),
         ({"rounds": 0}, "rounds=0"),
         ({"profile": (4, "profiled")}, "profile=4 is above config.rounds=3"),
+        ({"profile": 2}, r"profile=2 is not \(round, folder\): give both"),
+        ({"profile": (2, None)}, r"profile=\(2, None\) is not \(round, folder\)"),
         ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
     ],
 )

@@ -35,9 +35,8 @@ def profiled(number: int, chosen: int, folder: str | os.PathLike[str]) -> Iterat
         return
     folder = Path(folder)
     partial, place = folder / ".partial", folder / _TRACES / f"round_{number}"
-    with _faults_named(folder):
-        shutil.rmtree(partial, ignore_errors=True)  # that of a killed run
-        partial.mkdir(parents=True)
+    require_folder(folder)
+    shutil.rmtree(partial, ignore_errors=True)  # that of a killed run
     jax.profiler.start_trace(partial)
     try:
         with jax.profiler.StepTraceAnnotation("round", step_num=number):
@@ -51,6 +50,12 @@ def profiled(number: int, chosen: int, folder: str | os.PathLike[str]) -> Iterat
         place.parent.mkdir(parents=True, exist_ok=True)
         trace.replace(place)
         shutil.rmtree(partial)
+
+
+def require_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes the folder of a profile; raises WorkdirError if that is not possible."""
+    with _faults_named(Path(folder)):
+        Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

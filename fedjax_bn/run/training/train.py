@@ -162,8 +162,8 @@ def _finish(
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
     if 0 < plan.profile <= len(records):
         say(f"round {plan.profile} is done, so no new profile of it is written")
-    elif plan.profile:
-        say(f"the profile of round {plan.profile} will be in {folder / 'profile'}")
+    elif plan.profile and not _complete(plan, records):
+        say(f"round {plan.profile} will be profiled, if it is reached, in {folder / 'profile'}")
 
     # 5. Train. The summary is written last, because it marks the run as finished.
     compile_seconds = 0.0
