@@ -95,7 +95,7 @@ class Network(nn.Module, kw_only=True):
         made = {
             "bias_init": _fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
             "conv_general_dilated_cls": lambda: partial(
-                _standardized_convolve if self.norm == "none" else _convolve, columns
+                _standardized_convolve if self.norm == "none" else _convolve, columns=columns
             ),
         }
         layer = nn.Conv(
@@ -162,11 +162,12 @@ class Classifier(Network, kw_only=True):
 
 
 def _convolve(
-    columns: tuple[int, int],
     x: jax.Array,
     kernel: jax.Array,
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
+    *,
+    columns: tuple[int, int] = (1, 1),
     **options: Any,
 ) -> jax.Array:
     """Convolves x f[B, H, W, C] with the kernel f[h, w, C, F], by packed columns if there are."""
@@ -176,11 +177,9 @@ def _convolve(
     return unpack(convolve_packed(pack(x, read), kernel, strides, padding, read, made), made)
 
 
-def _standardized_convolve(
-    columns: tuple[int, int], x: jax.Array, kernel: jax.Array, *given: Any, **options: Any
-) -> jax.Array:
+def _standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
     """Convolves x f[B, H, W, C] with the standardized kernel f[h, w, C, F]."""
-    return _convolve(columns, x, _standardized(kernel), *given, **options)
+    return _convolve(x, _standardized(kernel), *given, **options)
 
 
 def _standardized(kernel: jax.Array) -> jax.Array:
