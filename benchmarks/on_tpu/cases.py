@@ -16,6 +16,7 @@ class Size(NamedTuple):
 
 
 MODELS = {
+    "SmallCNN": Size(8, 32, 28),
     "DigitCNN": Size(5, 32, 28),
     "ResNet18": Size(3, 64, 224),
     "AlexNet": Size(4, 32, 256),

@@ -312,7 +312,7 @@ def test_the_table_and_the_json_have_the_figures(bench, compiled, capsys):
 
 def test_the_table_has_every_program_once(bench):
     table = bench.TABLE
-    assert len({case.name for case in table}) == len(table) == 2 * 5 * 4 + 3 * 2 * 4 + 2
+    assert len({case.name for case in table}) == len(table) == 2 * 6 * 4 + 3 * 2 * 4 + 2
     for case in table:
         assert (case.clients == "auto") == (case.devices == 4)
         assert case.dtype == "bfloat16" or case.method == "fedbn"
