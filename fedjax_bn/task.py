@@ -4,6 +4,7 @@ Labels are a tree of arrays [B, ...]; for classification, one array i32[B].
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_bn.engine.inputs import class_labels, known_labels
+from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
+from fedjax_bn.segmentation.loss import as_classes, segmentation_loss
+from fedjax_bn.segmentation.overlap import Overlaps, overlaps, score_of
 
 PyTree = Any
 
@@ -53,16 +57,58 @@ class Task(NamedTuple):
       score: the score that is reported.
       classifies: whether outputs are logits f[B, classes] and labels i32[B]; methods that need
         these refuse other tasks.
+      segments: C where outputs are logits f[B, H, W, C] and labels masks; 0 for other tasks.
     """
 
     loss: Callable[[PyTree, PyTree, jax.Array], jax.Array]
     score: Score
     classifies: bool = False
+    segments: int = 0
 
 
 def classification() -> Task:
     """Returns the task of mean cross entropy, whose score is accuracy in percent."""
     return Task(cross_entropy, Score("accuracy", _count_right, _share_right), classifies=True)
+
+
+@bounded
+def segmentation(
+    classes: int, *, dice: UpTo1 = 0.5, by_sample: bool = False, nested: bool = False
+) -> Task:
+    """Returns the task of cross entropy and soft Dice, whose score is the mean Dice in percent.
+
+    The model returns logits f[B, H, W, classes], or f[B, H, W, 1] for one class, of the image's
+    size. Labels are {"mask": u8[B, H, W]} with the class of each pixel, 0 for the background and
+    255 for a pixel that neither the loss nor the score counts; with "volume": i32[B] slices of one
+    volume are scored together. The score is the mean over the classes without the background, then
+    over images or volumes: 100 where neither mask has a class, 0 where only one has it.
+
+    Args:
+      classes: number of classes with the background, from 2 to 255.
+      dice: the share of 1 - Dice in the loss; the rest is cross entropy.
+      by_sample: whether the loss takes Dice of each sample, not of the batch.
+      nested: whether each class is inside the one before, as the optic cup in the disc: a class is
+        then scored with all later ones.
+
+    Raises:
+      ValueError: an argument is outside its range.
+    """
+    if not 2 <= classes <= UNLABELLED:
+        raise ValueError(f"segmentation needs 2 to {UNLABELLED} classes, not {classes}")
+
+    def of_batch(logits: jax.Array, label: Any, valid: jax.Array) -> Overlaps:
+        predicted = as_classes(logits).argmax(-1).astype(jnp.uint8)
+        return overlaps(predicted, label, valid, classes, nested=nested)
+
+    loss = partial(segmentation_loss, dice=dice, by_sample=by_sample)
+    return Task(loss, Score("Dice", of_batch, _mean_dice), segments=classes)
+
+
+def _mean_dice(found: Overlaps) -> jax.Array:
+    """Returns the mean Dice f[] in percent of batches [T, B, ...]; 0 without samples."""
+    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), found)
+    (dice, _), weights = score_of(joined)
+    return 100 * (dice.mean(-1) * weights).sum() / weights.sum().clip(1e-9)
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:

@@ -11,15 +11,20 @@ import numpy as np
 from fedjax_bn.data.label_trees import (
     BOXES,
     CLASS,
+    MASK,
     PADDING,
+    SPACING,
+    VOLUME,
     PyTree,
     crowd,
+    form_of_labels,
     has_boxes,
+    has_masks,
     join,
     leaves_of,
     take,
 )
-from fedjax_bn.engine.inputs import check_image_dtype
+from fedjax_bn.engine.inputs import UNLABELLED, check_image_dtype
 
 
 class Rows:
@@ -184,7 +189,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
         "mean": [float(x) for x in dataset.mean],
         "std": [float(x) for x in dataset.std],
         **({"classes": list(dataset.classes)} if dataset.classes else {}),
-        **({"boxes": labels[CLASS].shape[1]} if has_boxes(labels) else {}),
+        **form_of_labels(labels),
     }
 
 
@@ -206,7 +211,7 @@ def check_dataset(dataset: Dataset) -> Dataset:
             if not len(split.images):
                 raise ValueError(f"{place} is empty; give it samples or leave the domain out")
             _check_form(split.images, first, place)
-            _check_labels(split.labels, len(split.images), dataset.num_classes, place)
+            _check_labels(split.labels, split.images, dataset.num_classes, place)
             form, wanted = (  # equal, so that clients can be stacked
                 {name: leaf.shape[1:] for name, leaf in leaves_of(labels)}
                 for labels in (split.labels, first_labels)
@@ -254,14 +259,18 @@ def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str)
         start += len(block)
 
 
-def _check_labels(labels: PyTree, count: int, num_classes: int, place: str) -> None:
-    """Raises ValueError if the form or a value of the labels of `count` samples is wrong."""
+def _check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, place: str) -> None:
+    """Raises ValueError if the form or a value of the images' labels is wrong."""
     for name, leaf in leaves_of(labels):
-        if len(leaf) != count:
+        if len(leaf) != len(images):
             what = f"labels[{name!r}]" if name else "labels"
             raise ValueError(
-                f"{place} has {count} images but {len(leaf)} {what}; every image needs one label"
+                f"{place} has {len(images)} images but {len(leaf)} {what}; every image needs one "
+                "label"
             )
+    if has_masks(labels):
+        _check_masks(labels, images.shape, num_classes, place)
+        return
     if has_boxes(labels):
         _check_boxes(labels, num_classes, place)
         return
@@ -306,3 +315,39 @@ def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) ->
             f"{place} has the box {boxes[image, row].tolist()} at image {image}, box {row}; boxes "
             "must be 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
         )
+
+
+def _check_masks(
+    labels: dict[str, np.ndarray], shape: Sequence[int], num_classes: int, place: str
+) -> None:
+    """Raises ValueError if masks do not fit images of a shape [N, H, W, C], or a class is unknown.
+
+    Beside the masks there may be volumes and spacings.
+    """
+    if unknown := sorted(set(labels) - {MASK, VOLUME, SPACING}):
+        raise ValueError(
+            f"{place} has labels {unknown[0]!r}; beside {MASK!r} there may be {VOLUME!r} and "
+            f"{SPACING!r}"
+        )
+    count, height, width = shape[0], *shape[1:3]
+    wanted = {MASK: (np.uint8, (count, height, width)), VOLUME: (np.int32, (count,))}
+    for name, (dtype, form) in (wanted | {SPACING: (np.float32, (count, 3))}).items():
+        if name in labels and (labels[name].dtype, labels[name].shape) != (dtype, form):
+            given = f"{labels[name].dtype}{list(labels[name].shape)}"
+            raise ValueError(
+                f"{place} has a {name} {given} for images {list(shape)}; it must be "
+                f"{np.dtype(dtype)}{list(form)}"
+            )
+    start = 0
+    for block in blocks(labels[MASK]):  # masks may be memory-mapped and large
+        wrong = np.argwhere((block >= num_classes) & (block != UNLABELLED))
+        if len(wrong):
+            image, row, column = wrong[0].tolist()
+            raise ValueError(
+                f"{place} has class {block[image, row, column]} in mask {start + image} at row "
+                f"{row}, column {column}; classes must be in 0..{num_classes - 1}, or "
+                f"{UNLABELLED} for a pixel without a label"
+            )
+        start += len(block)
+    if SPACING in labels and not (np.isfinite(labels[SPACING]) & (labels[SPACING] > 0)).all():
+        raise ValueError(f"{place} has a spacing that is not above 0; give millimetres")

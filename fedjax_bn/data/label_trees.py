@@ -1,22 +1,31 @@
-"""Defines labels of samples: one number each, or a tree of arrays, such as boxes.
+"""Defines labels of samples: one number each, or a tree of arrays, such as boxes or masks.
 
     classification  i32[N], in [0, num_classes)
     detection       {"boxes": f32[N, M, 4], "class": i32[N, M]}
+    segmentation    {"mask": u8[N, H, W]}, with "volume": i32[N] and "spacing": f32[N, 3] if known
 
 A box is (x1, y1, x2, y2) in [0, 1] of the image's width and height; M is the greatest number of
 boxes of an image. Padding, class -1 and a box of zeros, follows an image's own boxes. A crowd (a
 group of objects) of class c has class -2 - c: no client learns it, and detections on it do not
 count as wrong.
+
+A mask has the class of each pixel, in [0, num_classes) with 0 for the background, or 255 for a
+pixel without a label. Samples with the same volume, a number that is unique in the dataset, are
+slices of one scan in their order and are scored together. The spacing is in millimetres: between
+slices, rows and columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_bn.engine.inputs import UNLABELLED
+
 PyTree = Any
 BOXES, CLASS = "boxes", "class"
+MASK, VOLUME, SPACING = "mask", "volume", "spacing"
 PADDING = -1  # the class of a row that is not a box
 
 
@@ -26,18 +35,37 @@ def crowd(number: int) -> int:
 
 
 def has_boxes(labels: PyTree) -> bool:
-    """Returns whether labels are boxes rather than one number per sample."""
-    return isinstance(labels, dict)
+    """Returns whether labels are boxes."""
+    return isinstance(labels, dict) and CLASS in labels
 
 
-def no_labels(boxes: int) -> PyTree:
-    """Returns empty labels of one sample: `boxes` rows of padding, or the number 0 for 0 boxes."""
-    if not boxes:
-        return np.zeros(1, np.int32)
-    return {
-        BOXES: np.zeros((1, boxes, 4), np.float32),
-        CLASS: np.full((1, boxes), PADDING, np.int32),
-    }
+def has_masks(labels: PyTree) -> bool:
+    """Returns whether labels are masks."""
+    return isinstance(labels, dict) and MASK in labels
+
+
+def form_of_labels(labels: PyTree) -> dict[str, Any]:
+    """Returns the form of labels in words of JSON, from which `no_labels` makes empty ones."""
+    if has_boxes(labels):
+        return {"boxes": labels[CLASS].shape[1]}
+    return {"masks": sorted(labels)} if has_masks(labels) else {}
+
+
+def no_labels(form: Mapping[str, Any], shape: Sequence[int]) -> PyTree:
+    """Returns empty labels of one sample of a shape, of the form of `form_of_labels`."""
+    if boxes := form.get("boxes"):
+        return {
+            BOXES: np.zeros((1, boxes, 4), np.float32),
+            CLASS: np.full((1, boxes), PADDING, np.int32),
+        }
+    if leaves := form.get("masks"):
+        empty = {
+            MASK: np.zeros((1, *shape[:2]), np.uint8),
+            VOLUME: np.zeros(1, np.int32),
+            SPACING: np.ones((1, 3), np.float32),
+        }
+        return {name: empty[name] for name in leaves}
+    return np.zeros(1, np.int32)
 
 
 def take(labels: PyTree, index: np.ndarray) -> PyTree:
@@ -63,30 +91,37 @@ def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def stored(leaf: np.ndarray) -> np.dtype:
-    """Returns the dtype in which an array of labels is stored: i32 for whole numbers."""
-    return np.dtype(np.int32) if np.issubdtype(leaf.dtype, np.integer) else leaf.dtype
+    """Returns the dtype in which an array of labels is stored: i32 for whole numbers but bytes."""
+    whole = np.issubdtype(leaf.dtype, np.integer) and leaf.dtype != np.uint8
+    return np.dtype(np.int32) if whole else leaf.dtype
 
 
 def strata(labels: PyTree) -> np.ndarray:
     """Returns the class by which samples are stratified, i32[N].
 
-    It is the label itself; for an image with boxes, their most frequent class, the lowest of
-    equals; for an image without boxes, -1.
+    It is the label itself; for an image with boxes or a mask, the most frequent class of its boxes
+    or pixels without the background, the lowest of equals; for one without any, -1.
     """
-    if not has_boxes(labels):
+    if has_masks(labels):
+        own = [mask[(mask > 0) & (mask != UNLABELLED)] for mask in labels[MASK]]
+    elif has_boxes(labels):
+        own = [row[row >= 0] for row in labels[CLASS]]  # without padding and crowds
+    else:
         return labels
-    own = [row[row >= 0] for row in labels[CLASS]]  # without padding and crowds
     return np.array([np.bincount(row).argmax() if row.size else PADDING for row in own], np.int32)
 
 
 def boxes_of(labels: PyTree, sample: int) -> np.ndarray:
-    """Returns the boxes f32[n, 4] of one sample, without crowds; none if labels are numbers."""
+    """Returns the boxes f32[n, 4] of one sample, without crowds; none for labels without boxes."""
     if not has_boxes(labels):
         return np.zeros((0, 4), np.float32)
     return labels[BOXES][sample][labels[CLASS][sample] >= 0]
 
 
 def class_counts(labels: PyTree, num_classes: int) -> np.ndarray:
-    """Returns how many samples, or boxes, each class has, i64[num_classes]."""
+    """Returns how many samples, boxes or pixels each class has, i64[num_classes]."""
+    if has_masks(labels):
+        mask = np.asarray(labels[MASK])
+        return np.bincount(mask[mask != UNLABELLED], minlength=num_classes)
     numbers = labels[CLASS] if has_boxes(labels) else labels
     return np.bincount(numbers[numbers >= 0], minlength=num_classes)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, check_names_differ, join_splits, splits
-from fedjax_bn.data.label_trees import PyTree, has_boxes, leaves_of
+from fedjax_bn.data.label_trees import PyTree, leaves_of
 from fedjax_bn.engine.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -26,7 +26,8 @@ class Pool(NamedTuple):
       name: of the domain.
       images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be memory-mapped,
         so read only the rows that are needed.
-      labels: i32[N], indices into the source's classes; or boxes, see `label_trees`.
+      labels: i32[N], indices into the source's classes; or boxes or masks, see
+        `label_trees`.
       names: str[N], the origin of each sample, such as its path in the dataset's folder, with / on
         every system. Samples with the same name (windows of one recording, corruptions of one
         photograph), in this or another domain, belong together: no split separates them.
@@ -93,7 +94,7 @@ def check_source(source: Source) -> Source:
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
         if pool.images.dtype not in (np.uint8, np.float32):
             pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))
-        if not has_boxes(pool.labels) and pool.labels.dtype != np.int32:
+        if not isinstance(pool.labels, dict) and pool.labels.dtype != np.int32:
             labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
             pool = pool._replace(labels=labels)
         kept.append(pool)

@@ -1,10 +1,11 @@
 """The networks of the papers, written in linen with our `BatchNorm`, and wrappers of other models.
 
-A detector maps images f[B, H, W, C] to one output f[B, h, w, A, 5 + classes] per level. Every other
-network maps images f[B, H, W, C] to logits f[B, num_classes] and has the methods
-`features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. With `norm="group"` or
-`norm="none"` a network has no running statistics (`layers.Network`). Methods also train any other
-linen module, and any nnx module that `from_nnx` wraps.
+A detector maps images f[B, H, W, C] to one output f[B, h, w, A, 5 + classes] per level, and a
+network for segmentation to logits f[B, H, W, num_classes]. Every other network maps images
+f[B, H, W, C] to logits f[B, num_classes] and has the methods `features(images) -> f[B, F]` and
+`classify(features) -> f[B, num_classes]`. With `norm="group"` or `norm="none"` a network has no
+running statistics (`layers.Network`). Methods also train any other linen module, and any nnx module
+that `from_nnx` wraps.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from fedjax_bn.models.networks import (
     SmallDigitCNN,
     TwoLayer,
 )
+from fedjax_bn.models.unet import UNet
 from fedjax_bn.models.yolo import TinyDetector, YOLOv5, YOLOv5n, YOLOv5s
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ __all__ = [
     "SmallDigitCNN",
     "TinyDetector",
     "TwoLayer",
+    "UNet",
     "YOLOv5",
     "YOLOv5n",
     "YOLOv5s",

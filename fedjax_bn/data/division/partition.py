@@ -35,7 +35,7 @@ from fedjax_bn.data.domain import (
     select,
     splits,
 )
-from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata
+from fedjax_bn.data.label_trees import leaves_of, strata
 from fedjax_bn.data.seeds import generator
 
 _REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
@@ -212,8 +212,8 @@ def _split_clients(
         parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
     else:
         rarest = int(np.argmin(counts))
-        # Images with boxes are exempt: their boxes have many classes, some of them rare.
-        if not has_boxes(split.labels) and counts[rarest] < n:
+        # Images with boxes or masks are exempt: they have many classes, some of them rare.
+        if not isinstance(split.labels, dict) and counts[rarest] < n:
             what = "samples" if len(labels) == len(group) else "groups (by name)"
             raise ValueError(
                 f"cannot share out {counts[rarest]} training {what} of class {values[rarest]} "

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedjax_bn.data.division.by_class import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
-from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.run.errors import ConfigError
 
 
@@ -38,10 +37,10 @@ def check_labelled(
     """Raises ConfigError if a client has too few samples to label some and test the others."""
     if not choice:
         return
-    if any(has_boxes(domain.test.labels) for domain in (*internal.domains, *unseen)):
+    if any(isinstance(domain.test.labels, dict) for domain in (*internal.domains, *unseen)):
         raise ConfigError(
             f"config.personalize.samples={choice.samples} adapts classifiers, but images of "
-            f"{internal.name} have boxes: set it to 0"
+            f"{internal.name} have boxes or masks: set it to 0"
         )
     tested = [(one.name, *part) for one in internal.domains for part in splits(one)]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]

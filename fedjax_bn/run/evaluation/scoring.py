@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.data.domain import Rows, Split, select
+from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.engine.devices import CLIENTS, apart, padded
@@ -170,7 +171,7 @@ class SplitBatches:
 def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
     """Returns images [B, ...], labels [B, ...] and valid bool[B] from sample `start` of a split.
 
-    Zeros pad the batch after the last sample. Whole numbers among the labels become i32.
+    Zeros pad the batch after the last sample. Labels get the dtype in which they are `stored`.
     """
     images = np.asarray(split.images[start : start + batch_size])
     count = len(images)
@@ -180,7 +181,7 @@ def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, 
 
     def label(rows: np.ndarray) -> np.ndarray:
         part = np.asarray(rows[start : start + batch_size])
-        return fill(part.astype(np.int32) if np.issubdtype(part.dtype, np.integer) else part)
+        return fill(part.astype(stored(part)))
 
     return fill(images), jax.tree.map(label, split.labels), np.arange(batch_size) < count
 

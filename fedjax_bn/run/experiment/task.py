@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 
@@ -12,14 +12,14 @@ from fedjax_bn.arguments.ranges import Magnitude, Views
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, augmenting, changing
 from fedjax_bn.data.domain import Dataset
-from fedjax_bn.data.label_trees import has_boxes
+from fedjax_bn.data.label_trees import has_boxes, has_masks
 from fedjax_bn.data.pixels import augment, box_augment
 from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.detection import Recipe, detection
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.task import Task, classification
+from fedjax_bn.task import Task, classification, segmentation
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen
@@ -65,7 +65,7 @@ def _is_nnx(kind: type) -> bool:
 
 
 def choose_task(text: str, model: Any, internal: Dataset, score: str, **gains: float) -> Task:
-    """Returns `detection` if images have boxes, else `classification`.
+    """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
 
     Args:
       text: `config.model`, which made the model.
@@ -73,18 +73,35 @@ def choose_task(text: str, model: Any, internal: Dataset, score: str, **gains: f
       score, **gains: the keys of `config.detection`.
 
     Raises:
-      ConfigError: images have boxes and the model is a classifier, or the other way round.
+      ConfigError: the model is not one for such labels.
     """
-    boxed, anchors = has_boxes(internal.domains[0].train.labels), getattr(model, "anchors", None)
-    if boxed != (anchors is not None):
-        what, remedy = ("one class", "a classifier, such as DigitCNN or ResNet18")
-        if boxed:
-            what, remedy = ("boxes", "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5")
+    labels, anchors = internal.domains[0].train.labels, getattr(model, "anchors", None)
+    kind = _kind_of(labels)
+    made_for = _MASKS if hasattr(model, "levels") else _BOXES if anchors is not None else _CLASS
+    if kind != made_for:
         raise ConfigError(
             f"config.model={brief(text)} does not suit {internal.name}, whose images have "
-            f"{what} each: choose {remedy}"
+            f"{kind.what} each: choose {kind.remedy}"
         )
-    return detection(anchors, recipe=Recipe(**gains), score=score) if boxed else classification()
+    if kind == _BOXES:
+        return detection(anchors, recipe=Recipe(**gains), score=score)
+    return segmentation(internal.num_classes) if kind == _MASKS else classification()
+
+
+class _Kind(NamedTuple):
+    """A form of labels, in words, and the models for it."""
+
+    what: str
+    remedy: str
+
+
+_CLASS = _Kind("one class", "a classifier, such as DigitCNN or ResNet18")
+_BOXES = _Kind("boxes", "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5")
+_MASKS = _Kind("a mask", "a network for segmentation: UNet")
+
+
+def _kind_of(labels: Any) -> _Kind:
+    return _MASKS if has_masks(labels) else _BOXES if has_boxes(labels) else _CLASS
 
 
 def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:

@@ -127,7 +127,8 @@ def restore(
 
 def dataset_of(form: Record) -> Dataset:
     """Returns the clients of a form (`domain.form_of`), each with one blank sample."""
-    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), no_labels(form.get("boxes", 0)))
+    shape = form["shape"]
+    sample = Split(np.zeros((1, *shape), form["dtype"]), no_labels(form, shape))
     domains = tuple(Domain(name, sample, sample, sample) for name in form["clients"])
     mean, std = tuple(form["mean"]), tuple(form["std"])
     return Dataset(form["dataset"], form["num_classes"], domains, mean, std)

@@ -1,0 +1,106 @@
+"""A U-Net for segmentation (Ronneberger et al. 2015), in the form of HarmoFL's and FedDG's code."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.arguments.ranges import Channels, Levels, bounded
+from fedjax_bn.models import cpu
+from fedjax_bn.models.layers import Network, max_pool, require_floats
+
+
+@bounded
+class UNet(Network):
+    """Halves the map `levels` times and doubles it again, joining the maps of equal size.
+
+    A block is two 3x3 convolutions without bias, each with a norm and a ReLU. Level i has
+    width * 2^i channels. In HarmoFL's code width is 32 and its batch norms have neither affine
+    parameters nor running statistics, while these are usual ones.
+
+    Attributes:
+      num_classes: number of logits of a pixel: the classes with the background, or 1.
+      width: channels of the first level.
+      levels: number of times that the map is halved; sides are multiples of 2^levels.
+      param_dtype, norm: as in `layers.Network`.
+    """
+
+    num_classes: int = 2
+    width: Channels = 32
+    levels: Levels = 4
+
+    @property
+    def taps(self) -> dict[str, int]:
+        """Name -> channels of the map that the last layer reads, on which FedCD's mask acts."""
+        return {"tap0": self.width}
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Maps images f[B, H, W, C] to logits f[B, H, W, num_classes].
+
+        Raises:
+          ValueError: a side of the images is not a multiple of 2^levels.
+        """
+        require_floats(images)
+        least = 2**self.levels
+        if images.ndim != 4 or images.shape[1] % least or images.shape[2] % least:
+            raise ValueError(
+                f"UNet halves the map {self.levels} times, so it reads images f[B, H, W, C] whose "
+                f"sides are multiples of {least}, not {list(images.shape)}: choose another "
+                "data.image_size, or fewer levels"
+            )
+        widths = [self.width * 2**i for i in range(self.levels + 1)]
+        x, beside = images, []
+        for i, width in enumerate(widths):
+            if i:
+                x = max_pool(x, 2, 2)
+            x = self.part(_Block, width, name=f"encoder{i}")(x)
+            beside.append(x)
+        for i in reversed(range(self.levels)):
+            x = self.part(_Doubled, widths[i], name=f"up{i}")(x)
+            x = jnp.concatenate([x, beside[i]], -1)
+            x = self.part(_Block, widths[i], name=f"decoder{i}")(x)
+        x = _Tap(name="tap0")(x)
+        plain = {"conv_general_dilated_cls": lambda: cpu.convolve}  # never standardized
+        return self.convolve(x, self.num_classes, 1, name="head", use_bias=True, **plain)
+
+
+class _Block(Network):
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, features]."""
+        for i in (1, 2):
+            x = self.convolve(x, self.features, 3, padding=1, name=f"conv{i}")
+            x = nn.relu(self.normalize(x, f"norm{i}"))
+        return x
+
+
+class _Doubled(Network):
+    """A transposed convolution of 2x2 pixels with stride 2, whose windows do not overlap."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, 2 H, 2 W, features]."""
+        shape = (x.shape[-1], 2, 2, self.features)
+        # PyTorch's fan-in of a transposed convolution counts its outputs.
+        bound = (4 * self.features) ** -0.5
+
+        def draw(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        kernel = self.param("kernel", draw, shape, self.param_dtype)
+        bias = self.param("bias", draw, shape[-1:], self.param_dtype)
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
+        y = jnp.einsum("bhwc,cijf->bhiwjf", x, kernel)
+        return y.reshape(len(x), 2 * x.shape[1], 2 * x.shape[2], self.features) + bias
+
+
+class _Tap(nn.Module):
+    """Returns its input; masks act on its output."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x

@@ -1,0 +1,64 @@
+"""The loss of segmentation: cross entropy and soft Dice."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.engine.inputs import UNLABELLED
+
+_EPSILON = 1e-5  # in numerator and denominator of Dice, as in HarmoFL's code
+
+
+def as_classes(logits: jax.Array) -> jax.Array:
+    """Returns logits f[..., classes]; those of one class f[..., 1] get a background's 0."""
+    if logits.shape[-1] > 1:
+        return logits
+    return jnp.concatenate([jnp.zeros_like(logits), logits], -1)
+
+
+def segmentation_loss(
+    logits: jax.Array,
+    label: Any,
+    valid: jax.Array,
+    *,
+    dice: float = 0.5,
+    by_sample: bool = False,
+) -> jax.Array:
+    r"""Returns $(1 - a) H + a (1 - D)$ f[], cross entropy H and soft Dice D with the share a.
+
+    $D = (2 \sum p y + \epsilon) / (\sum p + \sum y + \epsilon)$ with $\epsilon = 10^{-5}$
+
+    The sums are over the labelled pixels of the valid samples of a batch, or of each sample
+    (`by_sample`), whose D are then averaged. D is the mean over the classes without the background.
+    H is the mean over the labelled pixels of the valid samples.
+
+    Args:
+      logits: f[B, H, W, classes], or f[B, H, W, 1] for one class.
+      label: {"mask": u8[B, H, W]}, 255 for a pixel without a label.
+      valid: bool[B].
+      dice: a in [0, 1].
+      by_sample: whether D is of each sample, not of the batch.
+    """
+    logits, mask = as_classes(logits), label["mask"]
+    if mask.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)}; a network "
+            "for segmentation returns logits [B, H, W, classes] of the image's size: use UNet"
+        )
+    known = (mask != UNLABELLED) & valid[:, None, None]
+    mask = jnp.where(known, mask, 0).astype(jnp.int32)
+    seen = known.astype(logits.dtype)
+    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, mask)
+    # Masked by `where`, because NaN times 0 is NaN.
+    total = jnp.where(known, entropy, 0).sum() / jnp.maximum(seen.sum(), 1)
+    probability = jnp.where(known[..., None], jax.nn.softmax(logits), 0)
+    truth = jax.nn.one_hot(mask, logits.shape[-1], dtype=logits.dtype) * seen[..., None]
+    axes = (1, 2) if by_sample else (0, 1, 2)
+    both, either = (probability * truth).sum(axes), (probability + truth).sum(axes)
+    overlap = ((2 * both + _EPSILON) / (either + _EPSILON))[..., 1:].mean(-1)
+    if by_sample:
+        count = jnp.maximum(valid.sum(dtype=logits.dtype), 1)
+        overlap = jnp.where(valid, overlap, 0).sum() / count
+    return (1 - dice) * total + dice * (1 - overlap)

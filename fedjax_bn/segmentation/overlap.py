@@ -1,0 +1,72 @@
+"""Overlaps of predicted and true masks: Dice and IoU of images or volumes."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.engine.inputs import UNLABELLED
+
+
+class Overlaps(NamedTuple):
+    """Pixel counts of samples.
+
+    Attributes:
+      counts: i32[N, R, 3], for each region the pixels of both masks, of the predicted, of the true.
+      valid: bool[N], the samples that count.
+      volume: i32[N], samples with the same number are scored together; None if each is alone.
+    """
+
+    counts: jax.Array
+    valid: jax.Array
+    volume: jax.Array | None
+
+
+def regions_of(mask: jax.Array, classes: int, *, nested: bool = False) -> jax.Array:
+    """Returns bool[..., classes - 1], in which region each pixel of a mask [...] is.
+
+    A region is a class without the background; with `nested` it holds the later classes too, such
+    as the optic disc with its cup. Unlabelled pixels are in no region.
+    """
+    number = jnp.arange(1, classes, dtype=mask.dtype)
+    inside = mask[..., None] >= number if nested else mask[..., None] == number
+    return inside & (mask != UNLABELLED)[..., None]
+
+
+def overlaps(
+    predicted: jax.Array, label: Any, valid: jax.Array, classes: int, *, nested: bool = False
+) -> Overlaps:
+    """Returns the counts of masks u8[B, H, W] in the labelled pixels of true ones.
+
+    Args:
+      predicted: u8[B, H, W].
+      label: {"mask": u8[B, H, W]}, with "volume": i32[B] if known.
+      valid: bool[B].
+      classes: number of classes, the background among them.
+      nested: as in `regions_of`.
+    """
+    known = (label["mask"] != UNLABELLED)[..., None]
+    found = regions_of(predicted, classes, nested=nested) & known
+    true = regions_of(label["mask"], classes, nested=nested)
+    counts = jnp.stack([found & true, found, true], -1).sum((1, 2), dtype=jnp.int32)
+    return Overlaps(counts, valid, label.get("volume"))
+
+
+def score_of(found: Overlaps) -> tuple[Any, Any]:
+    """Returns Dice and IoU f[N, R] in [0, 1] of the volume of each sample, and weights f[N].
+
+    A weighted mean is thus a mean over volumes. Both are 1 where neither mask has the region, and 0
+    where one of them alone has it. Works on NumPy's arrays as on JAX's.
+    """
+    counts, valid, volume = found
+    weights = valid.astype("float32")
+    if volume is not None:
+        # Each sample gets the sums and the share of its volume, so that shapes are fixed.
+        same = ((volume[:, None] == volume) & valid).astype("int32")
+        counts = (same @ counts.reshape(len(counts), -1)).reshape(counts.shape)
+        weights = weights / same.sum(1).clip(1)
+    both, sides = counts[..., 0], counts[..., 1] + counts[..., 2]
+    empty = sides == 0
+    dice = (2 * both + empty) / (sides + empty)
+    iou = (both + empty) / (sides - both + empty)
+    return (dice, iou), weights
