@@ -32,6 +32,7 @@ from fedjax_bn.arguments.ranges import (
     Share,
     Steps,
     StepsOr0,
+    UpTo1,
     one_of,
     printable,
     stated_range,
@@ -271,7 +272,8 @@ _KEYS = {
     "data.augment": _key(
         "none",
         "of the training images: none, domainbed, office, randaug:ops=2:magnitude=9, "
-        "boxes:flip=0.5:scale=0.5, or your own function (size, *, ...) -> augment",
+        "boxes:flip=0.5:scale=0.5, masks:rotate=15:elastic=0.02, or your own function "
+        "(size, *, ...) -> augment",
     ),
     "data.perturb": _key(
         "",
@@ -285,10 +287,20 @@ _KEYS = {
     "data.max_boxes": _key(100, "boxes of an image; one with more keeps its largest", Rounds),
     "data.corruptions": _key((), "cifar10_c: which; empty: all 19"),
     "data.severities": _key((), "cifar10_c: of 1 to 5; empty: all"),
+    "data.protocol": _name(
+        "prostate: how its authors' users divide and cut it; empty: by patient, whole slices; see "
+        "prostate.py",
+        *("", "harmofl", "fl_medsegbench"),
+    ),
     "detection.score": _name("what detectors report", "mAP50", "mAP50-95"),
     "detection.box": _key(0.05, "gain of the boxes in a detector's loss", AtLeast0),
     "detection.objectness": _key(1.0, "gain of objectness in it", AtLeast0),
     "detection.classes": _key(0.5, "gain of the classes in it", AtLeast0),
+    "segmentation.dice": _key(0.5, "share of 1 - Dice in the loss; the rest: entropy", UpTo1),
+    "segmentation.by_sample": _key(False, "whether the loss takes Dice of each sample"),
+    "segmentation.nested": _key(
+        False, "whether each class is inside the one before, as the cup in the disc, and scored so"
+    ),
     # See load in fedjax_bn/data/sets/abide.py
     "abide.window": _key(32, "time points of a connectome; 0: all", _WINDOW),
     "abide.stride": _key(1, "time points between windows", Steps),
