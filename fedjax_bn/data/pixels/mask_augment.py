@@ -130,7 +130,7 @@ def _places(size: int, matrix: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _field(key: jax.Array, size: int, dtype: Any) -> jax.Array:
-    """Returns smooth displacements f[2, size, size] in pixels, of a standard deviation of a side."""
+    """Returns smooth displacements f[2, size, size], whose standard deviation is the side."""
     points = size * jax.random.normal(key, (2, _GRID, _GRID), dtype)
     return jax.image.resize(points, (2, size, size), "cubic")
 
