@@ -2,21 +2,29 @@
 
     left/images/1.jpg  left/masks/1.png  right/images/a.tif  right/masks/a_mask.gif
 
-`pairing` has the rule by which an image finds its mask, `values` the rules by which values of masks
-become classes. A folder that itself holds images and masks is one domain, which `data.num_clients`
+Files are images, or volumes of NIfTI (.nii, .nii.gz), whose slices `volumes` makes. `pairing` has
+the rule by which an image finds its mask, `values` the rules by which values of masks become
+classes. A folder that itself holds images and masks is one domain, which `data.num_clients`
 divides. If folders name the part (train, val, test) of every image of a domain, the parts are its
 official split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedjax_bn.data.boxes.labelled import Slips, part_of
-from fedjax_bn.data.masks.assemble import Pair, Squares, to_source
-from fedjax_bn.data.masks.pairing import IMAGES, MASKS, groups_of, pair
+from fedjax_bn.data.label_trees import VOLUME
+from fedjax_bn.data.masks import volumes
+from fedjax_bn.data.masks.assemble import RESIZE, Pair, Squares, to_source
+from fedjax_bn.data.masks.pairing import IMAGES, MASKS, find_pairs, groups_of
+from fedjax_bn.data.masks.values import classes_of
+from fedjax_bn.data.masks.volumes import is_volume
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.folders import subfolders
+from fedjax_bn.data.pixels.decode import relative_names
+from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Source
 
 _WHERE = (
@@ -68,24 +76,69 @@ def load(
     if not path:
         raise ValueError(f"masks needs data.path: {_WHERE}")
     root, slips = Path(path), Slips()
-    found, notes = {}, [f"{root} is read as images with masks"]
+    found, notes, kinds = {}, [f"{root} is read as images with masks"], {}
     for name, folder in _domain_folders(root, domains).items():
-        paired = pair(folder, pairs)
+        files = files_below(folder)
+        scans = [file for file in files if is_volume(file.name)]
+        kinds[name] = bool(scans)
+        paired = find_pairs(scans or [file for file in files if is_image(file.name)], folder, pairs)
         names, note = groups_of(name, folder, paired.images, groups)
+        notes.append(f"{note}; {paired.rule}")
         parts = [part_of(image.relative_to(folder).parts[:-1]) for image in paired.images]
         if None in parts or TRAIN not in parts:
-            if set(parts) != {None}:
-                slips.add(_NO_SPLIT, name)
+            slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
             parts = [None] * len(parts)
-        found[name] = [
-            Pair(*one) for one in zip(paired.images, paired.masks, names, parts, strict=True)
-        ]
-        notes.append(f"{note}; {paired.rule}")
         for file in paired.others:
-            slips.add("image files that are neither images nor masks left out", str(file))
+            slips.add("files that are neither images nor masks left out", str(file))
+        found[name] = list(map(Pair, paired.images, paired.masks, names, parts))
     notes += [*slips.notes(), *([] if groups else [_ALONE])]
-    squares = Squares(image_size, **how)
-    return to_source("masks", root, found, squares, classes=classes, notes=notes)
+    if not any(kinds.values()):
+        return to_source(
+            "masks", root, found, Squares(image_size, **how), classes=classes, notes=notes
+        )
+    if not all(kinds.values()):
+        scans, images = (min(d for d in kinds if kinds[d] == kind) for kind in (True, False))
+        raise ValueError(
+            f"{root}: {scans!r} has NIfTI volumes and {images!r} images: choose domains of one "
+            "kind by data.domains"
+        )
+    return _volumes(root, found, image_size, classes, notes, **how)
+
+
+def _volumes(
+    root: Path,
+    found: Mapping[str, Sequence[Pair]],
+    image_size: int,
+    classes: Sequence[str],
+    notes: Sequence[str],
+    *,
+    large: str = RESIZE,
+    cache: str | Path | None = None,
+    progress: bool = True,
+    **of_images: Any,
+) -> Source:
+    """Returns the slices of scans, one pool a domain; errors as in `load`."""
+    del of_images  # formats of images have them alone
+    if large != RESIZE:
+        raise ValueError(f"data.large={large} is for images, but {root} has NIfTI volumes")
+    pairs = [pair for owned in found.values() for pair in owned]
+    files, owners = [pair.mask for pair in pairs], [name for name in found for _ in found[name]]
+    present = np.array([volumes.values_of(file) for file in files])
+    classes, table, note = classes_of(present, owners, relative_names(files, root), classes)
+    source = volumes.to_source(
+        "masks",
+        root,
+        {name: [volumes.Scan(*pair[:3]) for pair in owned] for name, owned in found.items()},
+        volumes.Slices(image_size, cache=cache, progress=progress),
+        classes=classes,
+        values={int(value): int(table[value]) for value in np.flatnonzero(present.any(0))},
+        notes=(*notes, note),
+    )
+    pools = []
+    for pool in source.pools:
+        parts = [pairs[k].part for k in pool.labels[VOLUME]]
+        pools.append(pool if None in parts else pool._replace(parts=np.array(parts, np.int8)))
+    return source._replace(pools=tuple(pools))
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:

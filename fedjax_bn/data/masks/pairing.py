@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from fedjax_bn.data.boxes.labelled import part_of
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.folders import files_below, is_image
 
 # Names of folders, in small letters.
 IMAGES = ("images", "image", "imgs", "img", "jpegimages")
@@ -66,7 +65,7 @@ class Paired(NamedTuple):
     Attributes:
       images, masks: N files each.
       rule: how they were paired, in words.
-      others: image files that are neither.
+      others: files that are neither.
     """
 
     images: list[Path]
@@ -75,17 +74,17 @@ class Paired(NamedTuple):
     others: list[Path]
 
 
-def pair(folder: Path, patterns: Sequence[str] = ()) -> Paired:
+def find_pairs(files: Sequence[Path], folder: Path, patterns: Sequence[str] = ()) -> Paired:
     """Pairs the images and masks of a domain by the rule above, or by patterns.
 
     Args:
+      files: images, or volumes of NIfTI, in the folder.
       folder: of the domain.
       patterns: an image's, a mask's, an image's, ...; empty for the rule.
 
     Raises:
       ValueError: an image has no mask or more than one, a mask has no image, or there are none.
     """
-    files = [file for file in files_below(folder) if is_image(file.name)]
     if patterns:
         return _by_patterns(folder, files, patterns)
     images, masks, others = _by_folders(folder, files)
@@ -129,7 +128,7 @@ def _by_folders(
             continue
         if role == "mask":
             mask_folders.add(named[-1])
-        twin = roles[role].setdefault((*plain, file.stem), file)
+        twin = roles[role].setdefault((*plain, _stem(file)), file)
         if twin is not file:
             raise ValueError(
                 f"{twin} and {file} are two files for one {role or 'image'}: remove one of them"
@@ -142,6 +141,10 @@ def _by_folders(
     images, masks = roles["image"] or roles[""], roles["mask"]
     others += roles[""].values() if roles["image"] else ()
     return images, masks, others
+
+
+def _stem(file: Path) -> str:
+    return file.name[: -len(".nii.gz")] if file.name.lower().endswith(".nii.gz") else file.stem
 
 
 def _in_one_folder(
