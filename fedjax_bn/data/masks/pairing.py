@@ -18,7 +18,7 @@ image and a mask.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,9 @@ _PROPOSALS = 20  # rules that are tried
 _SIDE = re.compile(r"(?<![a-z])(?:l|r|left|right|od|os)(?![a-z])", re.IGNORECASE)
 _REMEDY = "correct the files, or set data.pairs to patterns such as images/{}.png,masks/{}_mask.png"
 
-_Key = tuple[str, ...]  # a file's folders, without those named in IMAGES and MASKS, and its stem
+# A file's folders, without those named in IMAGES and MASKS, and its stem; or what {} matches.
+_Key = tuple[str, ...]
+_Found = tuple[dict[_Key, Path], dict[_Key, Path], str]  # images, masks with equal keys, the rule
 
 
 class Rule(NamedTuple):
@@ -83,85 +85,78 @@ def find_pairs(files: Sequence[Path], folder: Path, patterns: Sequence[str] = ()
       patterns: an image's, a mask's, an image's, ...; empty for the rule.
 
     Raises:
-      ValueError: an image has no mask or more than one, a mask has no image, or no file is an image.
+      ValueError: an image has no mask or more than one, a mask has no image, or there are only
+        images.
     """
-    if patterns:
-        return _by_patterns(folder, files, patterns)
-    images, masks, others = _by_folders(folder, files)
+    images, masks, rule = (_by_patterns if patterns else _by_names)(folder, files, patterns)
+    for own, others, what, lacks in (
+        (images, masks, "image", "mask"),
+        (masks, images, "mask", "image"),
+    ):
+        if alone := [file for key, file in own.items() if key not in others]:
+            names = first_few([file.relative_to(folder).as_posix() for file in alone], 3)
+            raise ValueError(
+                f"{len(alone)} {what}s in {folder} have no {lacks}, such as {names}, where {rule}: "
+                f"{_REMEDY}"
+            )
+    used = {*images.values(), *masks.values()}
+    others = [file for file in files if file not in used]
+    return Paired(list(images.values()), [masks[key] for key in images], rule, others)
+
+
+def _by_names(folder: Path, files: Sequence[Path], patterns: Sequence[str]) -> _Found:
+    """Returns images and masks by the rule, each image by the key that its mask must have."""
+    del patterns
+    images, masks = _by_folders(folder, files)
+    rule = _best(list(images), list(masks or images), one_folder=not masks)
+    wanted = {(*key[:-1], rule.mask_of(key[-1])): key for key in images} if rule else {}
     if not masks:
-        images, masks, rule = _in_one_folder(folder, images)
-    else:
-        rule = _best(list(images), list(masks), one_folder=False)
-    if not images or rule is None:
+        masks = {key: images[key] for key in wanted if key in images}
+        wanted = {key: own for key, own in wanted.items() if own not in masks}
+        # Of numbers alone, such as 1 and 10, some seem to be others' masks.
+        rule = rule if 2 * len(masks) >= len(wanted) else None
+    if rule is None:
         what = f"{len(images)} images and {len(masks)} masks that are not named alike"
-        if not images or not masks:
-            what = f"no {'masks' if images else 'images with masks'}"
-        raise ValueError(f"{folder} has {what}: {_REMEDY}; data.domains chooses among folders")
-    wanted = {key: (*key[:-1], rule.mask_of(key[-1])) for key in images}
-    _check(
-        folder,
-        [images[key] for key in images if wanted[key] not in masks],
-        [masks[key] for key in masks.keys() - set(wanted.values())],
-        rule.in_words(),
-    )
-    return Paired(
-        list(images.values()), [masks[wanted[key]] for key in images], rule.in_words(), others
-    )
+        raise ValueError(
+            f"{folder} has {what if images else 'no images with masks'}: {_REMEDY}; data.domains "
+            "chooses among folders"
+        )
+    return {key: images[own] for key, own in wanted.items()}, masks, rule.in_words()
 
 
-def _by_folders(
-    folder: Path, files: Sequence[Path]
-) -> tuple[dict[_Key, Path], dict[_Key, Path], list[Path]]:
-    """Returns the images, the masks and the others of a domain's files.
+def _by_folders(folder: Path, files: Sequence[Path]) -> tuple[dict[_Key, Path], dict[_Key, Path]]:
+    """Returns the images and the masks of a domain's files, by their folders.
 
     Without a folder of images, images are the files that are in no folder but those of parts.
     """
-    found: dict[str, dict[_Key, list[Path]]] = {"image": {}, "mask": {}, "": {}}
-    others, mask_folders = [], set()
+    found: dict[str, dict[_Key, Path]] = {"image": {}, "mask": {}, "": {}}
+    keyed, mask_folders = [], set()
     for file in files:
         above = file.relative_to(folder).parts[:-1]
         named = [name for name in above if name.lower() in (*IMAGES, *MASKS)]
         plain = [name for name in above if name not in named]
-        if not named and any(part_of([name]) is None for name in plain):
-            others.append(file)
-            continue
         role = "" if not named else "image" if named[-1].lower() in IMAGES else "mask"
         mask_folders |= {named[-1]} if role == "mask" else set()
-        found[role].setdefault((*plain, _stem(file)), []).append(file)
+        if named or all(part_of([name]) is not None for name in plain):
+            keyed.append((role, (*plain, _stem(file)), file))
     if len(mask_folders) > 1:
         raise ValueError(
             f"{folder} has several folders of masks, {first_few(sorted(mask_folders))}: choose one "
             f"by data.pairs, such as images/{{}}.png,{min(mask_folders)}/{{}}.png"
         )
-    if found["image"]:
-        others += [file for twins in found.pop("").values() for file in twins]
-    for twins in (twins for keyed in found.values() for twins in keyed.values()):
-        if len(twins) > 1:
+    roles = {role for role, _, _ in keyed}
+    for role, key, file in keyed:
+        twin = found[role].setdefault(key, file)
+        if twin is not file and not (role == "" and "image" in roles):
             raise ValueError(
-                f"{twins[0]} and {twins[1]} have one name, but an image needs one mask: remove one "
-                "of them, or choose by data.pairs"
+                f"{twin} and {file} have one name, but an image needs one mask: remove one of "
+                "them, or choose by data.pairs"
             )
-    images, masks = (
-        {key: twins[0] for key, twins in keyed.items()}
-        for keyed in (found["image"] or found[""], found["mask"])
-    )
-    return images, masks, others
+    return found["image"] or found[""], found["mask"]
 
 
 def _stem(file: Path) -> str:
     return file.name[: -len(".nii.gz")] if file.name.lower().endswith(".nii.gz") else file.stem
-
-
-def _in_one_folder(
-    folder: Path, files: Mapping[_Key, Path]
-) -> tuple[dict[_Key, Path], dict[_Key, Path], Rule | None]:
-    """Returns the images and the masks of files in one folder, and their rule."""
-    rule = _best(list(files), list(files), one_folder=True)
-    if rule is None:
-        return dict(files), {}, None
-    wanted = {(*key[:-1], rule.mask_of(key[-1])) for key in files}
-    masks = {key: file for key, file in files.items() if key in wanted}
-    return {key: file for key, file in files.items() if key not in wanted}, masks, rule
 
 
 def _best(images: Sequence[_Key], masks: Sequence[_Key], one_folder: bool) -> Rule | None:
@@ -201,48 +196,31 @@ def _shared(one: str, other: str) -> int:
     return next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _by_patterns(folder: Path, files: Sequence[Path], patterns: Sequence[str]) -> Paired:
-    """Pairs files by the first two patterns that fit an image and a mask."""
-    names = {file: file.relative_to(folder).as_posix() for file in files}
-    for image_pattern, mask_pattern in zip(patterns[::2], patterns[1::2], strict=True):
-        found: list[dict[str, Path]] = []
-        for pattern in (image_pattern, mask_pattern):
-            text = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
-            own: dict[str, Path] = {}
-            for file, name in names.items():
-                if match := re.fullmatch(text, name):
-                    twin = own.setdefault(match[1], file)
-                    if twin is not file:
-                        raise ValueError(
-                            f"{twin} and {file} both fit {pattern} of data.pairs with {match[1]}: "
-                            "make the pattern stricter, or remove one of them"
-                        )
-            found.append(own)
-        images, masks = found
+def _by_patterns(folder: Path, files: Sequence[Path], patterns: Sequence[str]) -> _Found:
+    """Returns images and masks by the first two patterns that fit both, by what {} matches."""
+    for pair in zip(patterns[::2], patterns[1::2], strict=True):
+        images, masks = (_matched(folder, files, pattern) for pattern in pair)
         if images and masks:
-            break
-    else:
-        raise ValueError(
-            f"{folder} has no image and mask of the patterns {first_few(patterns)} of data.pairs, "
-            "which are relative to the folder of a domain: correct them"
-        )
-    rule = f"{image_pattern} has the mask {mask_pattern}"
-    without = [file for key, file in images.items() if key not in masks]
-    _check(folder, without, [file for key, file in masks.items() if key not in images], rule)
-    used = {*images.values(), *masks.values()}
-    others = [file for file in files if file not in used]
-    return Paired(list(images.values()), [masks[key] for key in images], rule, others)
+            return images, masks, f"{pair[0]} has the mask {pair[1]}"
+    raise ValueError(
+        f"{folder} has no image and mask of the patterns {first_few(patterns)} of data.pairs, "
+        "which are relative to the folder of a domain: correct them"
+    )
 
 
-def _check(folder: Path, images: list[Path], masks: list[Path], rule: str) -> None:
-    """Raises ValueError if there are images without masks, or masks without images."""
-    for what, lacks, files in (("image", "mask", images), ("mask", "image", masks)):
-        if files:
-            names = first_few(sorted(file.relative_to(folder).as_posix() for file in files), 3)
-            raise ValueError(
-                f"{len(files)} {what}s in {folder} have no {lacks}, such as {names}, where {rule}: "
-                f"{_REMEDY}"
-            )
+def _matched(folder: Path, files: Sequence[Path], pattern: str) -> dict[_Key, Path]:
+    """Returns the files that a pattern fits, by what its {} matches."""
+    text = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
+    found: dict[_Key, Path] = {}
+    for file in files:
+        if match := re.fullmatch(text, file.relative_to(folder).as_posix()):
+            twin = found.setdefault((match[1],), file)
+            if twin is not file:
+                raise ValueError(
+                    f"{twin} and {file} both fit {pattern} of data.pairs with {match[1]}: make the "
+                    "pattern stricter, or remove one of them"
+                )
+    return found
 
 
 def groups_of(
@@ -272,7 +250,7 @@ def groups_of(
         groups = ["/".join(map(str, m.groups())) or m[0] for m in matches if m]
         found = f"{len(set(groups))} groups of {len(names)} images by data.groups"
     else:
-        one_sided = [_SIDE.sub("*", name) for name in names]
+        one_sided = [_SIDE.sub("*", name.removesuffix(Path(name).suffix)) for name in names]
         shared = Counter(one_sided)
         groups = [
             plain if shared[plain] > 1 else name
