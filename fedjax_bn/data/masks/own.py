@@ -88,8 +88,8 @@ def load(
         if None in parts or TRAIN not in parts:
             slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
             parts = [None] * len(parts)
-        for file in paired.others:
-            slips.add("files that are neither images nor masks left out", str(file))
+        for file in relative_names(paired.others, root):
+            slips.add("files that are neither images nor masks left out", file)
         found[name] = list(map(Pair, paired.images, paired.masks, names, parts))
     notes += [*slips.notes(), *([] if groups else [_ALONE])]
     if not any(kinds.values()):

@@ -3,7 +3,7 @@
 Images are the image files in folders named `images`, masks those in folders named `masks` (or
 another name of `IMAGES` and `MASKS`), with or without folders named train, val and test around or
 in them; other folders, such as `fov` for the field of view, are left out. A domain without a folder
-of masks has its images and masks in one folder.
+of masks has its images and masks in one folder, where the text before and after has a letter.
 
 The rule: masks are named like their images, with the same text before and after in the whole domain
 (`*` and `*_mask`, `*` and `bw_*_black`), or with one ending or beginning for another (`*_training`
@@ -113,8 +113,6 @@ def _by_names(folder: Path, files: Sequence[Path], patterns: Sequence[str]) -> _
     if not masks:
         masks = {key: images[key] for key in wanted if key in images}
         wanted = {key: own for key, own in wanted.items() if own not in masks}
-        # Of numbers alone, such as 1 and 10, some seem to be others' masks.
-        rule = rule if 2 * len(masks) >= len(wanted) else None
     if rule is None:
         what = f"{len(images)} images and {len(masks)} masks that are not named alike"
         raise ValueError(
@@ -176,12 +174,13 @@ def _best(images: Sequence[_Key], masks: Sequence[_Key], one_folder: bool) -> Ru
 def _proposals(image: str, mask: str, one_folder: bool) -> Iterator[Rule]:
     """Yields the rules by which a mask may be an image's.
 
-    In one folder a mask adds text to the name of its image, because otherwise either may be the
-    mask.
+    In one folder a mask adds a letter at least to the name of its image: otherwise either may be
+    the mask, and 10 that of 1.
     """
-    if image in mask and not (one_folder and image == mask):
+    if image in mask:
         before, _, after = mask.partition(image)
-        yield Rule(before=before, after=after)
+        if not one_folder or any(map(str.isalpha, before + after)):
+            yield Rule(before=before, after=after)
     if one_folder:
         return
     if start := _shared(image, mask):
