@@ -131,6 +131,24 @@ def to_source(
     if cut_up:
         labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
     names = [p.name or file for p, file in zip(pairs, relative_names(images, root), strict=True)]
+    pools = _pools(domains, counts, pixels, labels, names)
+    sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
+    notes = [*notes, f"{len(pairs)} images with masks ({sizes})", values_note, *seen.notes]
+    if cut_up:
+        notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
+    key = f"{squares.large} {hash_of_files([*images, *masks], root, size, times=False)}"
+    notes = (*notes, *converted)
+    return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
+
+
+def _pools(
+    domains: Mapping[str, Sequence[Pair]],
+    counts: Sequence[int],
+    images: np.ndarray,
+    labels: Mapping[str, np.ndarray],
+    names: Sequence[str],
+) -> list[Pool]:
+    """Returns the pool of each domain, whose pairs follow each other with `counts` samples each."""
     pools, first = [], 0
     for domain, owned in domains.items():
         own = slice(first, first + len(owned))
@@ -139,20 +157,14 @@ def to_source(
         pools.append(
             Pool(
                 domain,
-                pixels[rows],
+                images[rows],
                 {leaf: array[rows] for leaf, array in labels.items()},
                 np.repeat(names[own], counts[own]),
                 None if None in parts else np.repeat(np.array(parts, np.int8), counts[own]),
             )
         )
         first = own.stop
-    sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
-    notes = [*notes, f"{len(pairs)} images with masks ({sizes})", values_note, *seen.notes]
-    if cut_up:
-        notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
-    key = f"{squares.large} {hash_of_files([*images, *masks], root, size, times=False)}"
-    notes = (*notes, *converted)
-    return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
+    return pools
 
 
 class _Survey(NamedTuple):
