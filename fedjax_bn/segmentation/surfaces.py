@@ -54,36 +54,57 @@ def hd95_and_assd(
 
 
 def surface_scores(
-    predicted: np.ndarray, label: Any, classes: int, *, nested: bool = False
+    predicted: np.ndarray,
+    label: Any,
+    classes: int,
+    *,
+    nested: bool = False,
+    order: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns HD95 and ASSD of every volume or image and region, f64[V, R, 2].
 
-    Samples of one volume are its slices, in their order, if the spacing is known; the distances are
-    then in millimetres. Without a spacing each sample counts alone, in pixels. NaN is where one or
-    both masks lack the region. Predictions in unlabelled pixels are ignored.
+    If the spacing is known, the slices of a volume are scored together, in millimetres. Otherwise
+    each sample is scored alone, in pixels, and a volume has the mean over the samples where both
+    masks have the region. NaN is where one or both masks of a volume lack the region. Predictions
+    in unlabelled pixels are ignored.
 
     Args:
       predicted: u8[N, H, W].
       label: {"mask": u8[N, H, W]}, and "volume": i32[N] and "spacing": f32[N, 3] if known.
       classes, nested: as in `overlap.overlaps`.
+      order: i[N], ascending along the slices of a volume; None if they are in their order.
     """
-    mask, spacing = label["mask"], label.get("spacing")
-    found = np.full((len(units := _units_of(label)), classes - 1, 2), np.nan)
-    for unit, row in zip(units, found, strict=True):
-        # One unit at a time, because regions take a byte for each pixel and class.
-        true = regions_of(mask[unit], classes, nested=nested)
-        known = (mask[unit] != UNLABELLED)[..., None]
-        own = regions_of(predicted[unit], classes, nested=nested) & known
-        sizes = np.ones(3) if spacing is None else np.asarray(spacing[unit[0]], float)
-        if len(unit) == 1:  # an image: rows and columns
+    mask, spacing, volumes = label["mask"], label.get("spacing"), volumes_of(label, order)
+
+    def scores(samples: np.ndarray) -> list[tuple[float, float]]:
+        true = regions_of(mask[samples], classes, nested=nested)
+        known = (mask[samples] != UNLABELLED)[..., None]
+        own = regions_of(predicted[samples], classes, nested=nested) & known
+        sizes = np.ones(3) if spacing is None else np.asarray(spacing[samples[0]], float)
+        if len(samples) == 1:  # an image has rows and columns
             own, true, sizes = own[0], true[0], sizes[1:]
-        row[:] = [hd95_and_assd(own[..., r], true[..., r], sizes) for r in range(classes - 1)]
+        return [hd95_and_assd(own[..., r], true[..., r], sizes) for r in range(classes - 1)]
+
+    found = np.full((len(volumes), classes - 1, 2), np.nan)
+    for row, samples in zip(found, volumes, strict=True):
+        # Volume by volume, because regions take a byte for each pixel and class.
+        parts = [samples] if spacing is not None else samples[:, None]
+        each = np.array([scores(part) for part in parts])
+        count = np.isfinite(each).sum(0)
+        np.divide(np.nansum(each, 0), count, out=row, where=count > 0)
     return found
 
 
-def _units_of(label: Any) -> list[np.ndarray]:
-    """Returns the numbers i64[n] of the samples of each volume, or of each sample alone."""
-    if label.get("spacing") is None or label.get("volume") is None:
+def volumes_of(label: Any, order: np.ndarray | None = None) -> list[np.ndarray]:
+    """Returns the samples i64[n] of each volume, the first volume first; without any, each sample.
+
+    Args:
+      label: as in `surface_scores`.
+      order: likewise.
+    """
+    number = label.get("volume")
+    if number is None:
         return [np.array([n]) for n in range(len(label["mask"]))]
-    number = label["volume"]
-    return [np.flatnonzero(number == one) for one in dict.fromkeys(number.tolist())]
+    place = np.arange(len(number)) if order is None else order
+    volumes = (np.flatnonzero(number == one) for one in dict.fromkeys(number.tolist()))
+    return [samples[np.argsort(place[samples], kind="stable")] for samples in volumes]

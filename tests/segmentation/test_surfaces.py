@@ -106,11 +106,14 @@ def test_slices_of_a_volume_with_a_spacing_are_scored_together_in_millimetres():
     assert alone[0, 0, 0] == 4
 
 
-def test_without_a_spacing_each_slice_or_tile_counts_alone_in_pixels():
-    label = {"mask": square((2, 2), (2, 2)), "volume": np.zeros(2, np.int32)}
-    found = surface_scores(square((2, 4), None), label, 2)
-    np.testing.assert_array_equal(found[0, 0, 0], 2)
+def test_without_a_spacing_a_volume_has_the_mean_of_its_slices_or_tiles_in_pixels():
+    true, predicted = square((2, 2), (2, 2), None, (2, 2)), square((2, 4), (2, 3), None, None)
+    label = {"mask": true, "volume": np.array([0, 0, 0, 1], np.int32)}
+    found = surface_scores(predicted, label, 2)
+    np.testing.assert_array_equal(found[0, 0, 0], (2 + 1) / 2)  # of those with both masks
     assert np.isnan(found[1]).all()
+    alone = surface_scores(predicted, {"mask": true}, 2)
+    np.testing.assert_array_equal(alone[:, 0, 0], [2, 1, np.nan, np.nan])
 
 
 def test_a_flat_image_has_the_spacing_of_its_rows_and_columns():

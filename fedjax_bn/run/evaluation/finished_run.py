@@ -182,7 +182,7 @@ def _tested(
         "unseen": scores,
         "internal": inside,
         **({"notes": notes} if notes else {}),
-        **({"measures": measures} if classifies else {}),
+        **({"measures": measures} if any(measures.values()) else {}),
         "config": dict(flatten(config)),
         **({} if classifies else {"score": experiment.task.score.name}),
     }, files
