@@ -167,7 +167,7 @@ def _tested(
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]
-    files: dict[str, bytes | str] = dict(plots.ablations(scores))
+    files: dict[str, bytes | str] = dict(plots.ablations(scores, experiment.task.score.name))
     files |= _plots(experiment, state, tested, request, config.data.name)
     if config.predictions and answers:
         end = f"-predictions.{config.predictions}"
