@@ -11,6 +11,7 @@ from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.detection.found_boxes import draw_box
 from fedjax_bn.engine.figures import in_lines, on_plot, png
+from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.evaluation.pictures import small_mask, small_picture
 from fedjax_bn.segmentation.overlays import class_legend, coloured
@@ -38,6 +39,7 @@ def samples(
     figure = Figure(figsize=(count * 0.75 + 1.5, sum(heights)), layout="constrained")
     # One picture for a whole row, because matplotlib's time grows with the number of pictures.
     grid = figure.subplots(len(domains), squeeze=False, height_ratios=heights)[:, 0]
+    unlabelled = False
     for axes, domain, name in zip(grid, domains, names, strict=True):
         first = next(splits(domain))[1]
         images = np.stack([*islice(first.images, count)])
@@ -45,6 +47,7 @@ def samples(
         if classes:
             masks = first.labels[label_trees.MASK][:count]
             images = np.stack([*map(_with_mask, images, masks)])
+            unlabelled |= bool((masks == UNLABELLED).any())
         if images.ndim == 2:  # profiles side by side on one scale
             width = images.shape[1]
             for number, values in enumerate(images):
@@ -62,7 +65,7 @@ def samples(
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     if classes:
         place = {"loc": "outside upper center", "ncols": 8, "fontsize": "small"}
-        figure.legend(handles=class_legend(classes), **place)
+        figure.legend(handles=class_legend(classes, unlabelled), **place)
     return png(figure)
 
 

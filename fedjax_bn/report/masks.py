@@ -10,9 +10,10 @@ from fedjax_bn.arguments.text import on_page
 from fedjax_bn.engine.figures import on_plot, png
 from fedjax_bn.report.finished_runs import Run, Variant
 from fedjax_bn.report.html_parts import folded, joined, paragraphs, picture
+from fedjax_bn.report.tables import heading
 
 _MOST = 6  # runs whose pictures are shown
-_COLUMNS = 24  # clients, or domains and adaptations, of a plot
+_COLUMNS = 16  # clients of a plot, and as many domains with adaptations
 _PICTURES = (
     "The best, the median and the worst volume or image by Dice, of the selected round and the "
     "first seed. Left: the image with its true mask. Right: where the prediction is right, wrong "
@@ -46,10 +47,8 @@ def masks_section(variants: Sequence[Variant]) -> str:
 
 def _spread(run: Run) -> bytes:
     """Draws Dice by volume as PNG: a box and a point per volume, for each client."""
-    rows = {
-        f"{name} [{adaptation}]" if adaptation else name: 100 * one.dice.mean(-1)
-        for (name, adaptation), one in [*run.masks.items()][:_COLUMNS]
-    }
+    kept = [[k for k in run.masks if bool(k[1]) == unseen][:_COLUMNS] for unseen in (False, True)]
+    rows = {heading(key): 100 * run.masks[key].dice.mean(-1) for keys in kept for key in keys}
     figure = Figure(figsize=(max(5, 0.7 * len(rows) + 1.5), 3.6), layout="constrained")
     axes = figure.subplots()
     values = [*rows.values()]

@@ -1,6 +1,6 @@
 """Draws images with their masks, and with what is right, wrong and missed in a prediction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ _SHARE = 0.5  # of the colour in a coloured pixel
 # Of classes 1, 2, ...; later ones begin again.
 _CLASSES = ("deepskyblue", "gold", "violet", "turquoise", "tan", "slateblue", "khaki", "hotpink")
 _FOUND = {"right": "lime", "wrong": "red", "missed": "orange", "another class": "magenta"}
-_UNKNOWN = "grey"
+_UNKNOWN = "lightgrey"
 
 
 class Picture(NamedTuple):
@@ -38,10 +38,10 @@ def coloured(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
     Args:
       image: u8[H, W, 1 or 3].
-      mask: classes; the background keeps its pixels, and pixels without a label are grey.
+      mask: classes; the background keeps its pixels, and pixels without a label are light grey.
     """
-    colours = {number: _colour(number) for number in np.unique(mask[mask > 0]).tolist()}
-    return _painted(image, {colour: mask == number for number, colour in colours.items()})
+    numbers = np.unique(mask[mask > 0]).tolist()
+    return _painted(image, [(_colour(number), mask == number) for number in numbers])
 
 
 def judged(image: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -56,23 +56,23 @@ def judged(image: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> np.nd
     known, true, own = truth != UNLABELLED, truth > 0, predicted > 0
     same = truth == predicted
     where = (true & own & same, own & ~true, true & ~own, true & own & ~same)
-    parts = {colour: part & known for colour, part in zip(_FOUND.values(), where, strict=True)}
-    return _painted(image, parts | {_UNKNOWN: ~known})
+    parts = [(name, part & known) for name, part in zip(_FOUND.values(), where, strict=True)]
+    return _painted(image, [*parts, (_UNKNOWN, ~known)])
 
 
 def _colour(number: int) -> str:
     return _UNKNOWN if number == UNLABELLED else _CLASSES[(number - 1) % len(_CLASSES)]
 
 
-def _painted(image: np.ndarray, parts: Mapping[str, np.ndarray]) -> np.ndarray:
+def _painted(image: np.ndarray, parts: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
     """Returns an image u8[H, W, 3] with each colour mixed into its part bool[H, W]."""
     found = np.broadcast_to(image, (*image.shape[:2], 3)).astype(float)
-    for colour, part in parts.items():
+    for colour, part in parts:
         found[part] += _SHARE * (255 * np.array(to_rgb(colour)) - found[part])
     return found.round().astype(np.uint8)
 
 
-def class_legend(names: Sequence[str], unlabelled: bool = False) -> list[Patch]:
+def class_legend(names: Sequence[str], unlabelled: bool) -> list[Patch]:
     """Returns what a legend shows of the classes without the background.
 
     Args:
@@ -81,7 +81,7 @@ def class_legend(names: Sequence[str], unlabelled: bool = False) -> list[Patch]:
     """
     shown = [(_colour(number), on_plot(name, 20)) for number, name in enumerate(names) if number]
     shown += [(_UNKNOWN, "no label")] * unlabelled
-    return [Patch(color=colour, label=name) for colour, name in shown]
+    return [Patch(facecolor=colour, edgecolor="grey", label=name) for colour, name in shown]
 
 
 def overlays(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> bytes:
@@ -107,6 +107,9 @@ def overlays(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> byt
     every = [picture for pictures in rows.values() for picture in pictures]
     kinds = [*_FOUND][: 4 if len(names) > 2 else 3]
     legend = class_legend(names, any((one.truth == UNLABELLED).any() for one in every))
-    legend += [Patch(color=_FOUND[kind], label=f"prediction: {kind}") for kind in kinds]
-    figure.legend(handles=legend, loc="outside upper center", ncols=6, fontsize="small")
+    legend += [
+        Patch(facecolor=_FOUND[kind], edgecolor="grey", label=f"prediction: {kind}")
+        for kind in kinds
+    ]
+    figure.legend(handles=legend, loc="outside upper center", ncols=2 * count, fontsize="small")
     return png(figure)
