@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import masked
 from fedjax_bn.report import tables
@@ -14,6 +15,7 @@ from fedjax_bn.run.evaluation.answers import read_answers
 from fedjax_bn.run.evaluation.finished_run import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.training import train
+from fedjax_bn.run.training.logs import show_pictures
 
 
 @pytest.fixture
@@ -45,6 +47,14 @@ def pictures_of(folder):
             values = event.summary.value if event.HasField("summary") else ()
             tags += [(event.step, one.tag) for one in values if one.HasField("image")]
     return tags
+
+
+def test_pictures_of_a_finished_run_are_events_of_its_last_round(tmp_path):
+    (tmp_path / "plots").mkdir()
+    for name in ("masks", "samples"):
+        Image.new("RGB", (3, 2)).save(tmp_path / "plots" / f"{name}.png")
+    show_pictures(tmp_path, ["masks"], 7)
+    assert pictures_of(tmp_path) == [(7, "masks")]
 
 
 @pytest.mark.slow

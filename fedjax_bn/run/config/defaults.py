@@ -203,8 +203,8 @@ _KEYS = {
     ),
     "predictions": _name(
         "form in which a run writes its predictions of the test samples in its selected round, "
-        "answers/*-predictions: probabilities of classes, or of masks the scores by volume (csv) or "
-        "the masks (npz); empty: none",
+        "answers/*-predictions: a classifier's probabilities, or the scores by volume (csv) or all "
+        "masks (npz) of a network for masks; empty: none",
         *("", "csv", "npz"),
     ),
     "eval_batch_size": _key(500, "samples tested at once", Samples),

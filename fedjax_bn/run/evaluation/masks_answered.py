@@ -6,7 +6,9 @@ The measures of a client are means over its volumes, or over its images if they 
     dice_C        percent, of class C, if there are several regions
     hd95_U        mean over the regions of both masks, U is "mm" or "pixels"
     assd_U        likewise
-    undefined     number of distances that are undefined, because a mask lacks the region
+    undefined     number of volumes and regions without distances, because a mask lacks the region
+
+Distances are computed at every evaluation, although on the host: a network takes much longer.
 """
 
 import json
@@ -181,12 +183,11 @@ def read_row(row: Mapping[str, np.ndarray]) -> AnsweredMasks:
     Raises:
       ValueError, KeyError, TypeError: an array is missing or damaged.
     """
+    if row["dice"].ndim != 2 or row["dice"].dtype.kind != "f":
+        raise ValueError(f"its Dice scores are {row['dice'].dtype}{row['dice'].shape}, not f[V, R]")
     pictures = []
     for j, (moment, name, dice) in enumerate(json.loads(str(row["shown"]))):
-        masks = row[f"masks.{j}"]
-        pictures.append(
-            MaskPicture(str(moment), str(name), float(dice), row[f"picture.{j}"], *masks)
-        )
-    if row["dice"].ndim != 2:
-        raise ValueError(f"its Dice scores have shape {list(row['dice'].shape)}, not [V, R]")
+        truth, predicted = row[f"masks.{j}"]
+        picture = MaskPicture(moment, name, dice, row[f"picture.{j}"], truth, predicted)
+        pictures.append(picture)
     return AnsweredMasks(row["dice"], pictures)
