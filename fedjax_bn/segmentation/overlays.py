@@ -11,10 +11,10 @@ from matplotlib.patches import Patch
 from fedjax_bn.engine.figures import on_plot, png
 from fedjax_bn.engine.inputs import UNLABELLED
 
-_SHARE = 0.5  # of the colour in a coloured pixel
+_SHARE = 0.6  # of the colour in a coloured pixel
 # Of classes 1, 2, ...; later ones begin again.
 _CLASSES = ("deepskyblue", "gold", "violet", "turquoise", "tan", "slateblue", "khaki", "hotpink")
-_FOUND = {"right": "lime", "wrong": "red", "missed": "orange", "another class": "magenta"}
+_FOUND = {"right": "lime", "wrong": "red", "missed": "cyan", "another class": "magenta"}
 _UNKNOWN = "lightgrey"
 
 

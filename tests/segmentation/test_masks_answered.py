@@ -126,7 +126,7 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
         sample = next(n for n in range(6) if (split.images[n] == picture.image).all())
         np.testing.assert_array_equal(picture.truth, split.labels["mask"][sample])
         np.testing.assert_array_equal(picture.predicted, predicted[sample])
-    assert found["z", "running"].pictures[0].image.shape == (77, 128, 3)
+    assert found["z", "running"].pictures[0].image.shape == (96, 160, 3)
 
 
 def test_predictions_are_written_as_masks_or_as_scores_by_volume_and_class(tmp_path):

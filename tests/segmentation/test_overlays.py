@@ -14,8 +14,8 @@ GREY = 100
 
 
 def mixed(name):
-    """The colour of a grey pixel of which half is a named colour."""
-    return np.round(GREY + 0.5 * (255 * np.array(to_rgb(name)) - GREY)).astype(np.uint8)
+    """The colour of a grey pixel of which most is a named colour."""
+    return np.round(GREY + 0.6 * (255 * np.array(to_rgb(name)) - GREY)).astype(np.uint8)
 
 
 def test_each_pixel_has_the_colour_of_its_class_or_of_its_judgement():
@@ -27,7 +27,7 @@ def test_each_pixel_has_the_colour_of_its_class_or_of_its_judgement():
     found = coloured(image, truth)[0]
     expected = [plain, first, second, first, plain, first, unknown]
     np.testing.assert_array_equal(found, expected)
-    right, other, wrong, missed = map(mixed, ("lime", "magenta", "red", "orange"))
+    right, other, wrong, missed = map(mixed, ("lime", "magenta", "red", "cyan"))
     expected = [plain, right, right, other, wrong, missed, unknown]
     np.testing.assert_array_equal(judged(image, truth, predicted)[0], expected)
 
@@ -51,7 +51,7 @@ def test_a_row_has_truth_and_prediction_of_each_picture_below_a_legend():
     truth[4:12, 4:12], predicted[6:14, 4:12] = 1, 1
     rows = {"a$b": [Picture(image, truth, predicted, "best")], "_": [Picture(image, truth, truth)]}
     found = pixels_of(overlays(rows, ("background", "d$sc")))
-    for name in ("deepskyblue", "lime", "red", "orange"):
+    for name in ("deepskyblue", "lime", "red", "cyan"):
         assert has(found, mixed(name)), name
         assert has(found, 255 * np.array(to_rgb(name))), name  # in the legend
     assert not has(found, mixed("magenta"))

@@ -27,7 +27,7 @@ from fedjax_bn.segmentation.overlap import Overlaps, score_of
 from fedjax_bn.segmentation.surfaces import surface_scores, volumes_of
 from fedjax_bn.task import Score, Task
 
-_SIDE = 128  # of a picture
+_SIDE = 160  # of a picture
 _MOMENTS = ("best", "median", "worst")  # volumes by Dice, of each of which a slice is kept
 
 
