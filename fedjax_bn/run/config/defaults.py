@@ -175,8 +175,9 @@ _KEYS = {
         "aggregation and without training (FedBN, Fig. 3)",
     ),
     "predictions": _name(
-        "form in which a classifier's run writes the probabilities of every test sample in its "
-        "selected round, answers/*-predictions; empty: none",
+        "form in which a run writes its predictions of the test samples in its selected round, "
+        "answers/*-predictions: a classifier's probabilities, or the scores by volume (csv) or all "
+        "masks (npz) of a network for masks; empty: none",
         *("", "csv", "npz"),
     ),
     "eval_batch_size": _key(500, "samples tested at once", Samples),
