@@ -46,25 +46,26 @@ def fedfa(
 
     m and s are the mean and deviation over the positions of each sample's channel, and v their
     variances over the valid samples of the batch; gradients flow through all of them. u are the
-    variances over clients of the means of m and s, which every client averages over its batches
-    (`momentum` is the weight of the past). These means, the collection `feature_statistics`, travel
-    with the model; clients also send their changes and the squares of these, from which the server
-    makes the u of the next round. At first u is 1, so that g is 1. A redrawn map needs at least two
-    valid samples to differ. Each module redraws or not, independently. With probability 0 it is
-    FedAvg.
+    variances over clients of averages of m and s, in which every client averages over its batches
+    (`momentum` is the weight of the past). At first u is 1, so that g is 1. Each module redraws or
+    not, independently. With probability 0 it is FedAvg.
 
-    Equations are those of the paper. As in the authors' code (tfzhou/FedFA), variances over a
-    batch are unbiased, averages go on from the mean over clients, and only batches that are redrawn
-    enter them; in the paper they start again at 0 and 1 in each round. Differs from the code: u is
-    for each channel, as in the paper, where the code has one variance over clients and channels, so
-    that its g is always 1; u divides by the number of clients; maps are redrawn where a module
-    ends, before a pooling, so that the skip connections of a U-Net carry redrawn maps too.
+    The averages, the collection `feature_statistics`, travel with the model. Clients also send the
+    changes of their averages and the squares of these, from which the server computes the u of the
+    next round; it sends u to all clients.
+
+    The equations are the paper's. As in the authors' code (tfzhou/FedFA), variances over a batch
+    are unbiased, averages continue from the mean over clients (in the paper they start again at 0
+    and 1 in each round), and only redrawn batches enter them. Differs from the code: u is by
+    channel, as in the paper, where the code has one variance over clients and channels, so that its
+    g is always 1; u divides by the number of clients, not by one less; maps are redrawn where a
+    module ends, before a pooling, so that the skip connections of a U-Net carry redrawn maps too.
 
     Args:
       model: images -> outputs, with batch norms or named modules that give maps f[B, ..., C].
-      names: modules whose outputs are redrawn, see `rivals.parts.stages_of`. "" means the first
-        that the model has: all encoders of a U-Net; the ends of layer1 to layer4; a DenseNet's
-        transitions; all batch norms that see maps. The paper redraws after each encoder's stage.
+      names: modules whose outputs are redrawn if they are maps, see `rivals.parts.stages_of`. ""
+        means the first of these that the model has: all encoders of a U-Net; the ends of layer1 to
+        layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's stage.
       probability: probability that a module redraws in a pass, in [0, 1]; 0.5 as in the paper.
       momentum: weight of the past in averages of statistics, in [0, 1]; 0.99 as in the paper.
       optimizer, **options: as in `fedavg`, without `server`.
@@ -78,7 +79,6 @@ def fedfa(
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         places = stages_of("fedfa", variables, names, _ends(variables))
-        # As in the authors' code. Zeros and ones in each round would be the paper's.
         own = {name: {"mean": jnp.zeros(c), "std": jnp.ones(c)} for name, c in places.items()}
         return {COLLECTION: own} | variables
 

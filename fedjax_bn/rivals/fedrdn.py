@@ -48,11 +48,10 @@ def fedrdn(
     upload as large as the numbers of all K clients, although it contains only the client's own.
 
     An unseen client, and one that has not taken part yet, measures its own m and s on the images
-    that it predicts: in a stream (`evaluate`, `predict`, `serve`, a predictor) over the images
-    passed so far, those of the batch included, and without a stream of each image alone. It reveals
-    nothing.
+    that it predicts: in a stream (`evaluate`, `predict`, `serve`, a predictor) on all images so
+    far with those of the batch, in any other pass on each image alone. It sends nothing.
 
-    This follows the paper, where pairs are drawn for each image; the authors' code
+    This follows the paper, which draws a pair for each image; the authors' code
     (IAMJackYan/FedRDN) draws a mean and a deviation for each batch, independently. Differs from
     both: clients may join later, and deviations divide by the number of pixels, not by one less.
 

@@ -27,18 +27,18 @@ PyTree = Any
 def pn(
     model: Any, optimizer: optax.GradientTransformation, **options: Unpack[Options]
 ) -> FederatedMethod:
-    r"""FedAvg whose batch norms have trained parameters m and v in place of a batch's statistics.
+    r"""FedAvg whose batch norms normalize by trained parameters m and v, not by a batch's moments.
 
     $y = s (x - m) / \sqrt{v + \epsilon} + b$ with the gradient with respect to m, v, s and b
 
-    m and v are the running statistics of the model: the optimizer moves them as it moves the
-    weights, they are averaged as the weights are, and they normalize predictions. They start as the
-    model has them, at 0 and 1 in a new one. No sample depends on the others of its batch, so that
+    m and v are the model's running statistics: the optimizer moves them with the weights, the
+    server averages them with the weights, and they normalize predictions. They start at the model's
+    values, 0 and 1 in a new one. A sample does not depend on the others of its batch, so that
     batches of one image train. Only the model travels.
 
-    This follows the program of FL-MedSegBench (Zhu et al. 2026), because of the paper only the
-    abstract was at hand. v has a least value of 0 here, which theirs lacks, and so may become NaN.
-    The paper adds noise to the statistics where batches are large; neither program has it.
+    This follows the program of FL-MedSegBench (`models_dict/unet2d.py`), because only the paper's
+    abstract was at hand. Differs from it: v is at least 0, where theirs may become negative and the
+    output NaN. Both lack the noise that the paper adds where batches are large.
 
     Args:
       model: images -> outputs, with at least one batch norm that statistics rules reach.
