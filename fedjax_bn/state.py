@@ -170,7 +170,7 @@ def global_variables(state: FederatedState) -> Variables:
 
 
 def unseen_personal(personal: PyTree, weights: jax.Array) -> PyTree:
-    """Returns what an unseen client has in place of personal leaves [K, ...]: their weighted mean.
+    """Returns what an unseen client has for personal leaves [K, ...]: their weighted mean.
 
     What clients have measured of their own data (`sharing.MEASURED`) is 0 instead.
     """
