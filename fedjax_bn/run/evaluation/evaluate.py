@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation import ensemble, with_clients
-from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import apart, padded
@@ -40,6 +39,7 @@ from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.run.training import population
 from fedjax_bn.sharing import Variables, join
+from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Task
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
@@ -247,7 +247,7 @@ def _models_of(
 def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedState:
     """Returns the state with `rows` where known bool[C], else the mean of `state.personal`."""
     personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
-    mean = weighted_mean(personal, state.weights)
+    mean = unseen_personal(personal, state.weights)
 
     def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
         return jnp.where(known.reshape(-1, *(1,) * mean.ndim), rows, mean)
