@@ -87,6 +87,7 @@ def run(
             programs={},
             batch_size=config.adapt_batch_size,
             orientation=config.data.orientation,
+            masks=config.data.large if experiment.task.segments else "",
         )
         variables, shape, programs = served_variables(state), tuple(facts.shape), {}
         for text in config.adaptations:
@@ -110,7 +111,7 @@ def run(
 
 def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
-    if not experiment.task.classifies:
+    if not (experiment.task.classifies or experiment.task.segments):
         raise ConfigError(
             "serve writes a model whose outputs are probabilities of classes, and this run has a "
             "detector: use fedjax_bn.detection in Python"

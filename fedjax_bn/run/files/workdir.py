@@ -78,6 +78,7 @@ FINISHED = CLAIM | {
         "std": [NUMBER],
         "classes?": [TEXT],
         "boxes?": _COUNT,
+        "masks?": [TEXT],
     }
 }
 SUMMARY = {
