@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.arguments.text import brief, cell
+from fedjax_bn.data.masks.assemble import TILES
 from fedjax_bn.data.pixels.decode import relative_names, resized
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
@@ -32,7 +33,7 @@ from fedjax_bn.data.pixels.raster import (
 from fedjax_bn.data.pixels.tiles import cut, number_of_tiles, put_together
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.serving import Predictor
-from fedjax_bn.serving.folder import TILES, About, new_folder
+from fedjax_bn.serving.folder import About, new_folder
 
 _AREAS, _MASKS = "areas.csv", "masks.npz"
 _KEPT = 4  # decoded images, whose tiles are read one by one

@@ -87,7 +87,7 @@ def run(
             programs={},
             batch_size=config.adapt_batch_size,
             orientation=config.data.orientation,
-            masks=config.data.large if experiment.task.segments else "",
+            masks=config.data.get("large", "resize") if experiment.task.segments else "",
         )
         variables, shape, programs = served_variables(state), tuple(facts.shape), {}
         for text in config.adaptations:

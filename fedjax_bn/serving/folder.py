@@ -29,6 +29,7 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
 from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief, nearest, one_line
+from fedjax_bn.data.masks.assemble import RESIZE, TILES
 from fedjax_bn.data.pixels.images import impossible_samples, standardize
 from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
@@ -40,7 +41,7 @@ from fedjax_bn.serving.program import Program, open_program, read_served, write_
 from fedjax_bn.sharing import Variables
 
 FORM = 1  # the version of the folder's format
-RESIZE, TILES = "resize", "tiles"  # values of `data.large`
+
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
 _MOST_ABOUT = 2**26  # bytes of model.json

@@ -1,0 +1,189 @@
+"""A run on masks, end to end: train, resume, evaluate, serve and predict."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import masked
+import runs
+from fedjax_bn.data.domain import form_of, whole
+from fedjax_bn.run import predict_masks
+from fedjax_bn.run.files import finished
+from fedjax_bn.serving import folder as served_folder
+from fedjax_bn.serving import load
+from fedjax_bn.task import segmentation
+
+DATA = masked.dataset()
+KEYS = {"model": "UNet:width=2:levels=1", "data__image_size": masked.SIDE, "target": "c"}
+KEYS |= {"rounds": 2, "eval_every": 1, "batch_size": 4, "adaptations": ("tsmobn",)}
+KEYS |= {"adapt_batch_size": 4, "checkpoint_every": 1}
+UNSEEN = whole(DATA.domains[2])
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    place = tmp_path_factory.mktemp("masks") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch, DATA)
+        summary = runs.run(place, **KEYS)
+    return place, summary
+
+
+@pytest.fixture(scope="module")
+def served(workdir):
+    place = workdir[0].parent / "served"
+    assert runs.command("serve", "--workdir", str(workdir[0]), "--export", str(place)) == 0
+    return place
+
+
+def test_a_served_model_gives_the_dice_of_its_run(workdir, served):
+    place, summary = workdir
+    assert summary["score"] == "Dice"
+    form = finished.read_about(place)["form"]
+    assert form["masks"] == ["mask"] == form_of(DATA)["masks"]
+    found = load(served)(UNSEEN.images)
+    assert found.shape == (13, 16, 16, 3)
+    dice = segmentation(3).score(found, UNSEEN.labels)
+    assert dice == pytest.approx(summary["accuracy"]["unseen"]["c"]["tsmobn"], abs=1e-3)
+
+
+def test_evaluate_scores_an_archive_of_masks(workdir, tmp_path, capfd):
+    place, _ = workdir
+    path = tmp_path / "new.npz"
+    np.savez(path, c__images=UNSEEN.images, c__labels=UNSEEN.labels["mask"])
+    given = [f"--workdir={place}", "--config.data.name=npz", f"--config.data.path={path}"]
+    assert runs.command("evaluate", *given, "--config.adaptations=tsmobn:order=-1") == 0
+    found = json.loads((place / "evaluations" / "evaluation.json").read_text())
+    assert (found["score"], found["samples"]) == ("Dice", {"c": 13})
+    assert 0 < found["unseen"]["c"]["tsmobn:order=-1"] <= 100
+    np.savez(path, c__images=UNSEEN.images, c__labels=np.zeros(13, int), classes=DATA.classes)
+    assert runs.command("evaluate", *given) == 2
+    assert "trained on samples with masks each, but those of npz have one class" in (
+        capfd.readouterr().err
+    )
+
+
+def write_images(folder, images):
+    for number, image in enumerate(images):
+        path = folder / f"part{number % 2}" / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+
+
+def test_predict_writes_a_mask_for_each_image_and_the_areas(served, tmp_path):
+    write_images(tmp_path / "images", UNSEEN.images)
+    out = tmp_path / "out"
+    given = ("--model", str(served), "--data", str(tmp_path / "images"), "--out", str(out))
+    assert runs.command("predict", *given) == 0
+    order = np.argsort([f"part{number % 2}/{number:02}" for number in range(13)])
+    found = load(served)(UNSEEN.images[order]).argmax(-1)
+    rows = list(csv.DictReader((out / "areas.csv").read_text().splitlines()))
+    assert len(rows) == 13 * 3
+    for place, number in enumerate(order):
+        mask = Image.open(out / f"part{number % 2}" / f"{number:02}.png")
+        assert mask.mode == "P"
+        np.testing.assert_array_equal(np.asarray(mask), found[place])
+        own = rows[3 * place : 3 * place + 3]
+        assert {row["image"] for row in own} == {f"part{number % 2}/{number:02}.png"}
+        assert [row["class"] for row in own] == list(masked.CLASSES)
+        counts = np.bincount(found[place].ravel(), minlength=3)
+        assert [int(row["pixels"]) for row in own] == counts.tolist()
+        assert float(own[1]["share"]) == pytest.approx(counts[1] / 256)
+    assert len([*out.rglob("*.*")]) == 14
+    np.savez(tmp_path / "images.npz", images=UNSEEN.images[order])
+    out = tmp_path / "of archive"
+    given = ("--model", str(served), "--data", str(tmp_path / "images.npz"), "--out", str(out))
+    assert runs.command("predict", *given) == 0
+    np.testing.assert_array_equal(np.load(out / "masks.npz")["masks"], found)
+    assert sorted(path.name for path in out.iterdir()) == ["areas.csv", "masks.npz"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"out": ""}, "the model gives masks, which are written to a folder: give --out FOLDER"),
+        ({"out": "{images}"}, "is there and not empty: give another --out"),
+        ({"data": "-"}, "--data - answers each name in a row, and the masks"),
+        ({"data": "{twice}"}, "'a.bmp' and 'a.png' would both have the mask 'a.png': rename one"),
+        ({"data": "{large}"}, "uint8 [20, 20, 3], but the model was trained on uint8 [16, 16, 3]"),
+        ({"data": "{broken}"}, "broken.png cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_written(served, tmp_path, capfd, changes, said):
+    write_images(tmp_path / "images", UNSEEN.images[:2])
+    twice, broken, large = (tmp_path / name for name in ("twice", "broken.png", "large.npz"))
+    twice.mkdir()
+    for name in ("a.png", "a.bmp"):
+        Image.fromarray(UNSEEN.images[0]).save(twice / name)
+    broken.write_bytes(b"\x89PNG no image")
+    np.savez(large, images=np.zeros((2, 20, 20, 3), np.uint8))
+    places = {"images": tmp_path / "images", "twice": twice, "large": large, "broken": broken}
+    before = sorted(tmp_path.rglob("*"))
+    flags = {"model": str(served), "data": str(tmp_path / "images"), "out": str(tmp_path / "out")}
+    given = [f"--{key}={text.format(**places)}" for key, text in (flags | changes).items()]
+    assert runs.command("predict", *given) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert said in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+class Brightness:
+    """A predictor of which each pixel's probability of class 1 is its red, 0 to 1."""
+
+    def blocks(self, count, read):
+        for start in range(0, count, 3):
+            index = np.arange(start, min(start + 3, count))[::-1]
+            red = read(index)[..., 0] / np.float32(255)
+            yield index, np.stack([1 - red, red], -1)
+
+
+def predicted(images, masks):
+    about = served_folder.About(*[None] * 14)._replace(shape=[16, 16, 3], masks=masks)
+    pictures = predict_masks.Pictures(
+        [*map(str, range(len(images)))], [i.shape[:2] for i in images], images.__getitem__, True
+    )
+    found = dict(predict_masks.predicted(pictures, Brightness(), about))
+    return [found[k] for k in range(len(images))]
+
+
+def test_tiles_are_put_together_and_a_stretched_image_gets_its_size_back():
+    shapes = [(16, 16), (40, 23), (9, 60), (33, 16)]
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 2, (*shape, 3), np.uint8) * 255 for shape in shapes]
+    for image, mask in zip(images, predicted(images, "tiles"), strict=True):
+        np.testing.assert_array_equal(mask, image[..., 0] > 127)
+    images = [np.zeros((*shape, 3), np.uint8) for shape in shapes]
+    for image in images:
+        image[:, image.shape[1] // 3 :] = 255
+    for image, mask in zip(images, predicted(images, "resize"), strict=True):
+        assert mask.shape == image.shape[:2]
+        edge = np.abs(np.arange(mask.shape[1]) + 0.5 - mask.shape[1] // 3)
+        far = edge > mask.shape[1] / 16  # a pixel of the stretched image
+        np.testing.assert_array_equal(mask[:, far], image[:, far, 0] > 127)
+
+
+def test_two_classes_are_black_and_white_and_colours_differ(tmp_path):
+    mask = np.array([[0, 1], [1, 0]], np.uint8)
+    predict_masks.save_png(tmp_path / "a.png", mask, 2)
+    image = Image.open(tmp_path / "a.png")
+    assert image.mode == "L"
+    np.testing.assert_array_equal(np.asarray(image), 255 * mask)
+    with pytest.raises(FileExistsError):
+        predict_masks.save_png(tmp_path / "a.png", mask, 2)
+    colours = predict_masks.palette(255)
+    assert len(np.unique(colours, axis=0)) == 255
+    for name in ("../a.png", "/a.png"):
+        with pytest.raises(ValueError, match=r"would leave the folder of --out"):
+            predict_masks.mask_files([name])
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_continues_to_the_same_dice(workdir, tmp_path, monkeypatch):
+    runs.install(monkeypatch, DATA)
+    runs.unfinished(tmp_path / "run", runs.config(**KEYS | {"rounds": 1}))
+    (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
+    again = runs.run(tmp_path / "run", **KEYS)
+    assert again["accuracy"] == workdir[1]["accuracy"]
