@@ -41,6 +41,7 @@ _STREAMS = {
     # of an augmented sample or batch
     "mosaic partners": 2**31 + 5,
     "mosaic tiles": 2**31 + 6,
+    "elastic field": 2**31 + 7,
     # of a round's participation
     "dropout of clients": 2**31,
     "cohort by size": 2**31 + 1,

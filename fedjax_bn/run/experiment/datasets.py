@@ -12,6 +12,7 @@ from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
+from fedjax_bn.data.masks import prostate, published
 from fedjax_bn.data.sets import (
     abide,
     camelyon17,
@@ -127,6 +128,7 @@ _BOXES = {
     "driving": driving.load,
     "vistas": driving.load_vistas,
 }
+_MASKS = published.LAYOUTS
 _TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
@@ -146,16 +148,29 @@ DATASETS: dict[str, _Read] = {
     "folders": _read_own,
     "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
+    "prostate": lambda config: prostate.load(
+        config.data.path,
+        image_size=config.data.image_size,
+        cache=_cache_folder(config),
+        protocol=config.data.protocol,
+        domains=config.data.domains,
+    ),
+    **{name: _read_images(partial(published.load, name), "domains") for name in _MASKS},
     **_TFDS,
 }
 # Datasets whose readers apply `truncate` and `fraction` themselves.
 _REDUCED = ("digits", "digits_morpho")
 # Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
-    "domains": {"folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", *_TFDS},
+    "domains": {
+        *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "prostate"),
+        *_MASKS,
+        *_TFDS,
+    },
     "classes": {"domainnet", "folders", *_BOXES, *_TFDS},
     "corruptions": {"cifar10_c", "tfds_cifar10_c"},
     "severities": {"cifar10_c", "tfds_cifar10_c"},
+    "protocol": {"prostate"},
 }
 
 
@@ -163,9 +178,10 @@ def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
-    for module in (*named, driving, scanners, signs, synthetic):
+    for module in (*named, driving, prostate, scanners, signs, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
+    lines |= {name: f"{row.about.title}: {row.about.about}" for name, row in _MASKS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
     lines["cityscapes"] = "Cityscapes (Cordts et al., CVPR 2016), clear and foggy"
     lines["vistas"] = "Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0"
@@ -198,9 +214,10 @@ def check_data_keys(config: ConfigDict) -> None:
             f"--config.data.path=PATH; {layout}"
         )
     for key, able in _CHOICES.items():
-        if config.data[key] and name not in able:
+        if (value := config.data[key]) and name not in able:
+            text = value if isinstance(value, str) else ",".join(value)
             raise ConfigError(
-                f"config.data.{key}={brief(','.join(config.data[key]))} has no effect with "
+                f"config.data.{key}={brief(text)} has no effect with "
                 f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
             )
 
