@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from fedjax_bn.arguments.text import brief, cell, one_line
+from fedjax_bn.data.masks.volumes import is_volume
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names, resized
 from fedjax_bn.data.pixels.raster import UPRIGHT
@@ -36,6 +37,7 @@ class Request(NamedTuple):
       model: a folder that `serve` wrote.
       data: an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
         image files from the standard input, one a line; each is answered before the next is read.
+        For a model of slices, a NIfTI volume or a folder of them.
       adapt: the adaptation; empty: the first one served.
       out: the file to write; empty: the standard output. For masks: a new folder.
       resize: whether u8 images of another size in an archive are stretched to the model's; masks
@@ -97,7 +99,7 @@ def _open_samples(
         images = _read_archive(path)
         images = resized(images, shape) if resize else images
         return [str(i) for i in range(len(images))], images.__getitem__
-    files, root = _image_files(path)
+    files, root = _files_below(path)
     read = _file_reader(shape, root, orientation)
     return relative_names(files, root), lambda index: read([files[i] for i in index])
 
@@ -114,12 +116,13 @@ def _write_masks(folder: Path, about: About, request: Request) -> None:
         images = _read_archive(path)
         if images.ndim != 4:
             raise ValueError(f"{path} has images {list(images.shape)}: give images [N, H, W, C]")
-        pictures, resize = predict_masks.of_archive(images), request.resize
+        pictures = predict_masks.of_archive(images, about, resize=request.resize)
+    elif about.channels:
+        pictures = predict_masks.of_scans(*_files_below(path, is_volume, "NIfTI volume"), about)
     else:
-        files, root = _image_files(path)
         _check_square(about.shape)
-        pictures, resize = predict_masks.of_files(files, root, about.orientation), True
-    predict_masks.write(pictures, predict, about, request.out, resize=resize)
+        pictures = predict_masks.of_files(*_files_below(path), about)
+    predict_masks.write(pictures, predict, about.classes, request.out)
 
 
 def _read_archive(path: Path) -> np.ndarray:
@@ -136,8 +139,13 @@ def _read_archive(path: Path) -> np.ndarray:
     return read_npz(path, found)[found[0]]
 
 
-def _image_files(path: Path) -> tuple[list[Path], Path]:
-    """Returns the image files of a path, a file or a folder, and the folder that names them."""
+def _files_below(
+    path: Path, fits: Callable[[str], bool] = is_image, kind: str = "image file"
+) -> tuple[list[Path], Path]:
+    """Returns the files of a path, a file or a folder, and the folder to which names are relative.
+
+    Files in a folder have names that fit; `kind` is what they are.
+    """
     if not path.exists():
         raise FileNotFoundError(f"--data {path} is not there: give images, a folder, or a .npz")
     files, root = [path], path.parent
@@ -146,11 +154,11 @@ def _image_files(path: Path) -> tuple[list[Path], Path]:
         files = [
             file
             for file in sorted(one for one in path.rglob("*") if one.is_file())
-            if is_image(file.name)
+            if fits(file.name)
             and not any(name.startswith(".") for name in file.relative_to(path).parts[:-1])
         ]
     if not files:
-        raise ValueError(f"--data {path} holds no image file: give another folder, or a .npz")
+        raise ValueError(f"--data {path} holds no {kind}: give another folder, or a .npz")
     return files, root
 
 

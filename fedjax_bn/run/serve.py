@@ -16,6 +16,7 @@ from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError, as_config_errors
 from fedjax_bn.run.evaluation.evaluate import served_variables
+from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files import finished
@@ -89,6 +90,8 @@ def run(
             orientation=config.data.orientation,
             masks=config.data.get("large", "resize") if experiment.task.segments else "",
         )
+        if slices := slices_in(config):
+            facts = facts._replace(channels=slices.channels, crop=slices.crop)
         variables, shape, programs = served_variables(state), tuple(facts.shape), {}
         for text in config.adaptations:
             choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)

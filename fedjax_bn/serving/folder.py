@@ -30,6 +30,7 @@ from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_
 from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.data.masks.assemble import RESIZE, TILES
+from fedjax_bn.data.masks.volumes import CHANNELS
 from fedjax_bn.data.pixels.images import impossible_samples, standardize
 from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
@@ -67,6 +68,8 @@ class About(NamedTuple):
         `pixels.raster`; folders of earlier versions have no such entry and used stored pixels.
       masks: how images of another size reach a model that segments, "resize" or "tiles", see
         `data.large`; "" for a model that gives each sample one class, as in earlier versions.
+      channels, crop: how slices of scans become samples, see `data.masks.volumes.Slices`; "" and 0
+        for a model of other images.
     """
 
     form: int
@@ -86,6 +89,8 @@ class About(NamedTuple):
     batch_size: int = 32
     orientation: str = STORED
     masks: str = ""
+    channels: str = ""
+    crop: int = 0
 
 
 def is_ours(model: str) -> bool:
@@ -250,6 +255,8 @@ def _fault(about: About) -> str:
         "orientation": about.orientation not in ORIENTATIONS,
         "masks": about.masks not in ("", RESIZE, TILES)
         or (bool(about.masks) and len(about.shape) != 3),
+        "channels": about.channels not in ("", *(CHANNELS if about.masks else ())),
+        "crop": not 0 <= about.crop < 2**31,
         "programs": not all(map(is_program, about.programs.values())),
     }
     impossible = impossible_samples(about.shape, about.dtype, about.mean, about.std)

@@ -12,6 +12,7 @@ import runs
 from fedjax_bn.data.domain import form_of, whole
 from fedjax_bn.run import predict_masks
 from fedjax_bn.run.files import finished
+from fedjax_bn.run.predict_masks import of_files
 from fedjax_bn.serving import folder as served_folder
 from fedjax_bn.serving import load
 from fedjax_bn.task import segmentation
@@ -131,38 +132,88 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(served, tmp_path, capf
 
 
 class Brightness:
-    """A predictor of which each pixel's probability of class 1 is its red, 0 to 1."""
+    """A predictor whose probability of class 1 is each pixel's second channel, 0 to 1."""
 
     def blocks(self, count, read):
         for start in range(0, count, 3):
             index = np.arange(start, min(start + 3, count))[::-1]
-            red = read(index)[..., 0] / np.float32(255)
-            yield index, np.stack([1 - red, red], -1)
+            light = read(index)[..., 1] / np.float32(255)
+            yield index, np.stack([1 - light, light], -1)
 
 
-def predicted(images, masks):
-    about = served_folder.About(*[None] * 14)._replace(shape=[16, 16, 3], masks=masks)
-    pictures = predict_masks.Pictures(
-        [*map(str, range(len(images)))], [i.shape[:2] for i in images], images.__getitem__, True
-    )
-    found = dict(predict_masks.predicted(pictures, Brightness(), about))
+def about(masks, **more):
+    fields = {"classes": ["background", "light"], "shape": [16, 16, 3], "masks": masks}
+    nothing = dict.fromkeys(served_folder.About._fields)
+    return served_folder.About(**nothing | {"orientation": "upright", "crop": 0} | fields | more)
+
+
+def predicted(folder, images, masks):
+    files = [folder / f"{number}.png" for number in range(len(images))]
+    for file, image in zip(files, images, strict=True):
+        Image.fromarray(image).save(file)
+    found = dict(predict_masks.predicted(of_files(files, folder, about(masks)), Brightness()))
     return [found[k] for k in range(len(images))]
 
 
-def test_tiles_are_put_together_and_a_stretched_image_gets_its_size_back():
+def test_tiles_are_put_together_and_a_stretched_image_gets_its_size_back(tmp_path):
     shapes = [(16, 16), (40, 23), (9, 60), (33, 16)]
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 2, (*shape, 3), np.uint8) * 255 for shape in shapes]
-    for image, mask in zip(images, predicted(images, "tiles"), strict=True):
-        np.testing.assert_array_equal(mask, image[..., 0] > 127)
+    for image, mask in zip(images, predicted(tmp_path, images, "tiles"), strict=True):
+        np.testing.assert_array_equal(mask, image[..., 1] > 127)
     images = [np.zeros((*shape, 3), np.uint8) for shape in shapes]
     for image in images:
         image[:, image.shape[1] // 3 :] = 255
-    for image, mask in zip(images, predicted(images, "resize"), strict=True):
+    for image, mask in zip(images, predicted(tmp_path, images, "resize"), strict=True):
         assert mask.shape == image.shape[:2]
         edge = np.abs(np.arange(mask.shape[1]) + 0.5 - mask.shape[1] // 3)
         far = edge > mask.shape[1] / 16  # a pixel of the stretched image
         np.testing.assert_array_equal(mask[:, far], image[:, far, 0] > 127)
+
+
+def test_an_image_that_exif_turns_has_a_mask_as_viewers_show_it(tmp_path):
+    image = np.zeros((16, 24, 3), np.uint8)
+    image[:, :12] = 255  # the left half of the rows as stored
+    exif = Image.Exif()
+    exif[274] = 6  # turned by a quarter, clockwise
+    Image.fromarray(image).save(tmp_path / "a.png", exif=exif)
+    pictures = of_files([tmp_path / "a.png"], tmp_path, about("tiles"))
+    ((_, mask),) = predict_masks.predicted(pictures, Brightness())
+    np.testing.assert_array_equal(mask, np.rot90(image[..., 0] > 127, -1))
+    pictures = of_files([tmp_path / "a.png"], tmp_path, about("tiles", orientation="stored"))
+    ((_, mask),) = predict_masks.predicted(pictures, Brightness())
+    np.testing.assert_array_equal(mask, image[..., 0] > 127)
+
+
+@pytest.mark.parametrize("crop", [0, 16])
+def test_a_scan_gets_a_scan_of_masks_in_its_own_place(tmp_path, crop):
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
+    voxels = np.zeros((24, 20, 5), np.int16)  # columns, rows, slices
+    voxels[4:12, 6:14, 2] = voxels[8:16, 8:12, 3] = 900
+    affine = np.diag([0.5, 0.8, 3.0, 1.0])
+    affine[:3, 3] = 7, -9, 2
+    path, out = tmp_path / "in" / "ward" / "case.nii.gz", tmp_path / "out"
+    path.parent.mkdir(parents=True)
+    volume = nibabel.Nifti1Image(voxels, affine)
+    volume.header["descrip"], volume.header["cal_max"] = b"T2", 900
+    volume.to_filename(path)
+    asked = about("resize", channels="neighbours", crop=crop)
+    pictures = predict_masks.of_scans([path], tmp_path / "in", asked)
+    predict_masks.write(pictures, Brightness(), asked.classes, str(out))
+    mask = nibabel.load(out / "ward" / "case.nii.gz")
+    np.testing.assert_allclose(mask.affine, affine)
+    assert (mask.get_data_dtype(), bytes(mask.header["descrip"])[:2]) == (np.uint8, b"T2")
+    assert float(mask.header["cal_max"]) == 0
+    found = np.asarray(mask.dataobj)
+    if crop:  # 16 pixels in the middle are neither stretched nor cut
+        np.testing.assert_array_equal(found, voxels > 450)
+    assert (found != (voxels > 450)).mean() < 0.02
+    rows = (out / "areas.csv").read_text().splitlines()
+    assert rows[0] == "image,class,pixels,share,ml"
+    image, name, pixels, share, ml = rows[2].split(",")
+    assert (image, name, int(pixels)) == ("ward/case.nii.gz", "light", found.sum())
+    assert float(ml) == pytest.approx(found.sum() * 0.5 * 0.8 * 3 / 1000)
+    assert float(share) == pytest.approx(found.mean(), rel=1e-5)
 
 
 def test_two_classes_are_black_and_white_and_colours_differ(tmp_path):
@@ -177,7 +228,7 @@ def test_two_classes_are_black_and_white_and_colours_differ(tmp_path):
     assert len(np.unique(colours, axis=0)) == 255
     for name in ("../a.png", "/a.png"):
         with pytest.raises(ValueError, match=r"would leave the folder of --out"):
-            predict_masks.mask_files([name])
+            predict_masks.mask_files([name], ".png")
 
 
 @pytest.mark.slow

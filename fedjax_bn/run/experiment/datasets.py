@@ -13,6 +13,7 @@ from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.masks import prostate, published
+from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (
     abide,
     camelyon17,
@@ -112,6 +113,13 @@ def _read_tfds(name: str) -> _Read:
         )
 
     return read
+
+
+def slices_in(config: ConfigDict) -> Slices | None:
+    """Returns how scans become the samples of a dataset; None for one of other samples."""
+    if config.data.name != "prostate":
+        return None
+    return prostate.slices_of(config.data.protocol, config.data.image_size)
 
 
 EMBEDDED: dict[str, _Read] = {
