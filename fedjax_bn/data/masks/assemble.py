@@ -103,23 +103,20 @@ def to_source(
       OSError: the cache cannot be written.
     """
     pairs = [pair for owned in domains.values() for pair in owned]
+    images, masks = [pair.image for pair in pairs], [pair.mask for pair in pairs]
     if not pairs:
         raise ValueError(f"{root} has no images with masks")
-    images, masks = [pair.image for pair in pairs], [pair.mask for pair in pairs]
     if missing := [file for file in (*images, *masks) if not file.is_file()]:
         raise FileNotFoundError(
             f"{len(missing)} files are not in {root}: {first_few(relative_names(missing, root))}; "
             "fetch or unpack them again"
         )
-    about = _survey(pairs, root, squares)
-    _check_sizes(pairs, about.sizes, root, squares)
+    seen = _survey(pairs, root, squares)  # before hours of decoding
     owners = [domain for domain, owned in domains.items() for _ in owned]
-    mask_names = relative_names(masks, root)
-    classes, table, values_note = classes_of(about.present, owners, mask_names, classes, values)
-    size = squares.image_size
-    counts = np.ones(len(pairs), np.int64)
-    if squares.large == TILES:
-        counts = np.array([number_of_tiles(h, w, size) for w, h in about.sizes[:, :2].tolist()])
+    files = relative_names(masks, root)
+    classes, table, values_note = classes_of(seen.present, owners, files, classes, values)
+    size, cut_up = squares.image_size, squares.large == TILES
+    counts = [number_of_tiles(h, w, size) if cut_up else 1 for w, h in seen.sizes.tolist()]
     pixels, converted = decode(
         images,
         size,
@@ -128,52 +125,41 @@ def to_source(
         progress=squares.progress,
         max_megapixels=squares.max_megapixels,
         orientation=squares.orientation,
-        tiles=counts if squares.large == TILES else None,
+        tiles=np.array(counts) if cut_up else None,
     )
     labels = {MASK: _decode_masks(masks, counts, table, root, squares)}
-    if squares.large == TILES:
+    if cut_up:
         labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
-    names = [p.name or f for p, f in zip(pairs, relative_names(images, root), strict=True)]
-    names, parts = np.repeat(names, counts), [pair.part for pair in pairs]
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    pools, start = [], 0
+    names = [p.name or file for p, file in zip(pairs, relative_names(images, root), strict=True)]
+    pools, first = [], 0
     for domain, owned in domains.items():
-        stop = start + len(owned)
-        rows = slice(ends[start], ends[stop])
-        own = parts[start:stop]
-        divided = None not in own
+        own = slice(first, first + len(owned))
+        rows = slice(sum(counts[:first]), sum(counts[: own.stop]))
+        parts = [pair.part for pair in owned]
         pools.append(
             Pool(
                 domain,
                 pixels[rows],
                 {leaf: array[rows] for leaf, array in labels.items()},
-                names[rows],
-                np.repeat(np.array(own, np.int8), counts[start:stop]) if divided else None,
+                np.repeat(names[own], counts[own]),
+                None if None in parts else np.repeat(np.array(parts, np.int8), counts[own]),
             )
         )
-        start = stop
+        first = own.stop
     sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
-    notes = [*notes, f"{len(pairs)} images with masks ({sizes})", values_note, *about.notes]
-    if squares.large == TILES:
+    notes = [*notes, f"{len(pairs)} images with masks ({sizes})", values_note, *seen.notes]
+    if cut_up:
         notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
-    key = hash_of_files([*images, *masks], root, size, times=False)
-    return check_source(
-        Source(
-            name,
-            classes,
-            tuple(pools),
-            *IMAGENET,
-            notes=(*notes, *converted),
-            key=f"{squares.large} {key}",
-        )
-    )
+    key = f"{squares.large} {hash_of_files([*images, *masks], root, size, times=False)}"
+    notes = (*notes, *converted)
+    return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
 
 
 class _Survey(NamedTuple):
     """What was seen of pairs before they were decoded.
 
     Attributes:
-      sizes: i32[N, 4], width and height of each image as used, and of its mask.
+      sizes: i32[N, 2], width and height of each image as used, which are its mask's too.
       present: bool[N, 256], the values of each mask.
       notes: on the forms of masks.
     """
@@ -184,7 +170,11 @@ class _Survey(NamedTuple):
 
 
 def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> _Survey:
-    """Reads the sizes of all images and masks, and the values of masks; kept in the cache."""
+    """Reads the sizes of images and masks, and the values of masks; kept in the cache.
+
+    Raises:
+      ValueError: a file cannot be read, or a mask has another size than its image.
+    """
     most, orientation = squares.max_megapixels, squares.orientation
 
     def look(pair: Pair) -> list[int]:
@@ -207,33 +197,27 @@ def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> _Survey:
     }
     counts = {form: int((rows[:, 4] == form).sum()) for form in texts}
     notes = [f"{counts[form]} {text}" for form, text in texts.items() if counts[form]]
-    return _Survey(rows[:, :4], present, notes)
-
-
-def _check_sizes(pairs: Sequence[Pair], sizes: np.ndarray, root: Path, squares: Squares) -> None:
-    """Raises ValueError if a mask has another size than its image."""
-    for pair, (width, height, own_width, own_height) in zip(pairs, sizes.tolist(), strict=True):
-        if (width, height) == (own_width, own_height):
+    for pair, (width, height, *own) in zip(pairs, rows[:, :4].tolist(), strict=True):
+        if own == [width, height]:
             continue
         image, mask = relative_names([pair.image, pair.mask], root)
-        other = UPRIGHT if squares.orientation == STORED else STORED
-        turned = (height, width) == (own_width, own_height)
+        other = UPRIGHT if orientation == STORED else STORED
+        remedy = f", or set data.orientation={other} if EXIF turns one of them"
         raise ValueError(
-            f"{mask} has {own_width} x {own_height} pixels, but its image {image} has {width} x "
-            f"{height}: give a mask of the image's size"
-            + f", or set data.orientation={other} if EXIF turns the image"
-            * turned
+            f"{mask} has {own[0]} x {own[1]} pixels, but its image {image} has {width} x {height}: "
+            f"give a mask of the image's size{remedy * (own == [height, width])}"
         )
+    return _Survey(rows[:, :2], present, notes)
 
 
 def _decode_masks(
-    files: Sequence[Path], counts: np.ndarray, table: np.ndarray, root: Path, squares: Squares
+    files: Sequence[Path], counts: Sequence[int], table: np.ndarray, root: Path, squares: Squares
 ) -> np.ndarray:
     """Returns the classes u8[sum of counts, size, size] of masks, cached.
 
     Args:
       files: of the masks.
-      counts: i64[N], tiles of each; 1 if they are stretched.
+      counts: N numbers, the tiles of each; 1 if they are stretched.
       table: u8[256], the class of each value.
     """
     from PIL import Image

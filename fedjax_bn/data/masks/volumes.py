@@ -250,6 +250,20 @@ def voxels_of(path: Path) -> np.ndarray:
     return voxels
 
 
+def values_of(path: Path) -> np.ndarray:
+    """Returns which values 0 to 255 the mask of a scan has, bool[256].
+
+    Raises:
+      ImportError, OSError: as `to_source`.
+      ValueError: the file cannot be read, or it has other numbers.
+    """
+    with corruption_named(path):
+        found = np.unique(_voxels(path))
+        if wrong := [value for value in found.tolist() if value not in range(256)]:
+            raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
+    return np.isin(np.arange(256), found)
+
+
 def to_bytes(volume: np.ndarray) -> np.ndarray:
     """Returns intensities f64[...] clipped to [smallest, 99 % quantile] and stretched to bytes.
 

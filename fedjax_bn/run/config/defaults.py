@@ -35,7 +35,15 @@ from fedjax_bn.arguments.ranges import (
     stated_range,
 )
 from fedjax_bn.data.division.forms import PARTITION, SIZES
-from fedjax_bn.run.config.key_ranges import EPOCHS, FOLDER, FOLDER_OR_BUCKET, PATH, WINDOW
+from fedjax_bn.run.config.key_ranges import (
+    EPOCHS,
+    EXPRESSION,
+    FOLDER,
+    FOLDER_OR_BUCKET,
+    PATH,
+    PATTERNS,
+    WINDOW,
+)
 
 
 def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
@@ -244,12 +252,19 @@ _KEYS = {
         "what training does to images once they are standardized: amplitude_mix:probability=0.5, "
         "another of fedjax_bn.engine.perturb, or your own; empty: nothing",
     ),
-    "data.domains": _key(
-        (),
-        "boxes, folders, masks of published sets, npz, tfds_*: which; empty: all; see bdd100k.py",
-    ),
+    "data.domains": _key((), "of boxes, folders, masks, npz, tfds_*; empty: all; see bdd100k.py"),
     "data.classes": _key(
-        (), "boxes, domainnet, folders, tfds_*: which; empty: all (domainnet: ten)"
+        (),
+        "boxes, domainnet, folders, tfds_*: which; empty: all (domainnet: ten); masks: their "
+        "names, background first; empty: found",
+    ),
+    "data.large": _name(
+        "of images with masks: stretched to squares of image_size, or cut into such tiles",
+        *("resize", "tiles"),
+    ),
+    "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by similar names", PATTERNS),
+    "data.groups": _key(
+        "", "masks: searched in an image's path, what no split separates; see own.py", EXPRESSION
     ),
     "data.max_boxes": _key(100, "boxes of an image; one with more keeps its largest", Rounds),
     "data.corruptions": _key((), "cifar10_c: which; empty: all 19"),

@@ -28,6 +28,18 @@ def _are_epochs(entries: tuple[Any, ...]) -> bool:
     return len(entries) <= 4096 and all(found)
 
 
+def _are_patterns(texts: tuple[str, ...]) -> bool:
+    pairs = len(texts) % 2 == 0
+    return pairs and all(printable(text) and text.count("{}") == 1 for text in texts)
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        return printable(text) and bool(re.compile(text))
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
 EPOCHS = Range("whole numbers above 0 and below 100000", _are_epochs)
 PATH = Range(f"a path ({OF_TEXT}) whose ~NAME, if any, is a user here", _is_path)
 FOLDER = Range(
@@ -38,4 +50,10 @@ FOLDER_OR_BUCKET = Range(
     f"{FOLDER.text}, or a bucket such as gs://NAME",
     lambda text: _is_folder(text) or _is_bucket(text),
 )
+PATTERNS = Range(
+    "patterns of an image and of its mask in turn, each with {} once, such as "
+    "images/{}.png,masks/{}_mask.png",
+    _are_patterns,
+)
+EXPRESSION = Range("a regular expression of Python", _is_expression)
 WINDOW = Range("0, or from 2 to 1000000", lambda value: value == 0 or 2 <= value <= 1_000_000)

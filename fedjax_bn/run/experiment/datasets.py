@@ -12,6 +12,7 @@ from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
+from fedjax_bn.data.masks import own as own_masks
 from fedjax_bn.data.masks import prostate, published
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (
@@ -30,6 +31,7 @@ from fedjax_bn.data.sets import (
     tfds_source,
 )
 from fedjax_bn.data.source import Source
+from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError, as_config_errors
 
@@ -154,6 +156,7 @@ DATASETS: dict[str, _Read] = {
     "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
+    "masks": _read_images(own_masks.load, "domains", "classes", "large", "pairs", "groups"),
     "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
     "prostate": lambda config: prostate.load(
@@ -163,7 +166,7 @@ DATASETS: dict[str, _Read] = {
         protocol=config.data.protocol,
         domains=config.data.domains,
     ),
-    **{name: _read_images(partial(published.load, name), "domains") for name in _MASKS},
+    **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
     **_TFDS,
 }
 # Datasets whose readers apply `truncate` and `fraction` themselves.
@@ -171,20 +174,24 @@ _REDUCED = ("digits", "digits_morpho")
 # Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
     "domains": {
-        *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "prostate"),
+        *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "masks", "prostate"),
         *_MASKS,
         *_TFDS,
     },
-    "classes": {"domainnet", "folders", *_BOXES, *_TFDS},
+    "classes": {"domainnet", "folders", "masks", *_BOXES, *_TFDS},
     "corruptions": {"cifar10_c", "tfds_cifar10_c"},
     "severities": {"cifar10_c", "tfds_cifar10_c"},
     "protocol": {"prostate"},
+    "large": {"masks", *_MASKS},
+    "pairs": {"masks"},
+    "groups": {"masks"},
 }
 
 
 def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
+    modules["masks"] = own_masks
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
     for module in (*named, driving, prostate, scanners, signs, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
@@ -222,11 +229,12 @@ def check_data_keys(config: ConfigDict) -> None:
             f"--config.data.path=PATH; {layout}"
         )
     for key, able in _CHOICES.items():
-        if (value := config.data[key]) and name not in able:
+        value = config.data[key]
+        if value != keys()[f"data.{key}"].default and name not in able:
             text = value if isinstance(value, str) else ",".join(value)
             raise ConfigError(
                 f"config.data.{key}={brief(text)} has no effect with "
-                f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
+                f"config.data.name={name!r}: leave it out; it is for {', '.join(sorted(able))}"
             )
 
 
