@@ -88,9 +88,9 @@ def run(
             programs={},
             batch_size=config.adapt_batch_size,
             orientation=config.data.orientation,
-            masks=config.data.get("large", "resize") if experiment.task.segments else "",
+            masks=config.data.large if experiment.task.segments else "",
         )
-        if slices := slices_in(config):
+        if slices := slices_in(config, form):
             facts = facts._replace(channels=slices.channels, crop=slices.crop)
         variables, shape, programs = served_variables(state), tuple(facts.shape), {}
         for text in config.adaptations:

@@ -146,7 +146,7 @@ def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax
 
     Probabilities are f[B, classes], or f[B, H, W, classes] of pixels, with the background first; a
     single logit of a pixel is that of the one class beside it. The step raises ValueError if the
-    model's outputs are no such logits. `prepare` converts stored images to the model's inputs.
+    model's outputs have another form. `prepare` converts stored images to the model's inputs.
     """
 
     def step(

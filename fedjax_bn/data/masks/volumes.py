@@ -258,7 +258,7 @@ def values_of(path: Path) -> np.ndarray:
       ValueError: the file cannot be read, or it has other numbers.
     """
     with corruption_named(path):
-        found = np.unique(_voxels(path))
+        found = np.unique(voxels_of(path))
         if wrong := [value for value in found.tolist() if value not in range(256)]:
             raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
     return np.isin(np.arange(256), found)
