@@ -16,10 +16,10 @@ paper's table at hand. FL-MedSegBench has fundus images too, but its task there 
 
 FedDG's settings (github.com/liuquande/FedDG-ELCFS, train_ELCFS.py): 100 rounds of one epoch,
 batches of 5, Adam with learning rate 1e-3, clients weighed by their images. What differs: disc and
-cup are two of three classes with a softmax, theirs two sigmoids; a tenth of each site validates;
-nothing is augmented, as in theirs, but for the amplitudes; the adaptation `batch` has the
-statistics of their test, which runs in training mode, but their threshold of 0.75 and their largest
-component are not applied.
+cup are two of three classes with a softmax, theirs two sigmoids; a tenth of each site validates; a
+client sends the amplitudes of five images (feddg.spectra), theirs of all; the adaptation `batch`
+has the statistics of their test, which runs in training mode, but their threshold of 0.75 and their
+largest component are not applied.
 
 The five centres (doi.org/10.5281/zenodo.8009107) are REFUGE, Drishti, ORIGA, BinRushed and
 Magrabia with their official training and test images; a tenth of the training images validates.
@@ -49,6 +49,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 1e-3
     config.optimizer.keep = True
+    config.feddg.spectra = 5  # at most a batch
     config.segmentation.nested = True
     config.eval_every = 5
     config.eval_batch_size = 16

@@ -93,8 +93,10 @@ def find_pairs(files: Sequence[Path], folder: Path, patterns: Sequence[str] = ()
     else:
         rule = _best(list(images), list(masks), one_folder=False)
     if not images or rule is None:
-        found = f"{len(images)} images and {len(masks)} masks that are not named alike"
-        raise ValueError(f"{folder} has {found if images and masks else 'no masks'}: {_REMEDY}")
+        what = f"{len(images)} images and {len(masks)} masks that are not named alike"
+        if not images or not masks:
+            what = f"no {'masks' if images else 'images with masks'}"
+        raise ValueError(f"{folder} has {what}: {_REMEDY}; data.domains chooses among folders")
     wanted = {key: (*key[:-1], rule.mask_of(key[-1])) for key in images}
     _check(
         folder,
@@ -114,32 +116,35 @@ def _by_folders(
 
     Without a folder of images, images are the files that are in no folder but those of parts.
     """
-    roles: dict[str, dict[_Key, Path]] = {"image": {}, "mask": {}, "": {}}
+    found: dict[str, dict[_Key, list[Path]]] = {"image": {}, "mask": {}, "": {}}
     others, mask_folders = [], set()
     for file in files:
         above = file.relative_to(folder).parts[:-1]
         named = [name for name in above if name.lower() in (*IMAGES, *MASKS)]
         plain = [name for name in above if name not in named]
-        role = ""
-        if named:
-            role = "image" if named[-1].lower() in IMAGES else "mask"
-        elif any(part_of([name]) is None for name in plain):
+        if not named and any(part_of([name]) is None for name in plain):
             others.append(file)
             continue
-        if role == "mask":
-            mask_folders.add(named[-1])
-        twin = roles[role].setdefault((*plain, _stem(file)), file)
-        if twin is not file:
-            raise ValueError(
-                f"{twin} and {file} are two files for one {role or 'image'}: remove one of them"
-            )
+        role = "" if not named else "image" if named[-1].lower() in IMAGES else "mask"
+        mask_folders |= {named[-1]} if role == "mask" else set()
+        found[role].setdefault((*plain, _stem(file)), []).append(file)
     if len(mask_folders) > 1:
         raise ValueError(
             f"{folder} has several folders of masks, {first_few(sorted(mask_folders))}: choose one "
-            f"by data.pairs, patterns such as images/{{}}.png,{min(mask_folders)}/{{}}.png"
+            f"by data.pairs, such as images/{{}}.png,{min(mask_folders)}/{{}}.png"
         )
-    images, masks = roles["image"] or roles[""], roles["mask"]
-    others += roles[""].values() if roles["image"] else ()
+    if found["image"]:
+        others += [file for twins in found.pop("").values() for file in twins]
+    for twins in (twins for keyed in found.values() for twins in keyed.values()):
+        if len(twins) > 1:
+            raise ValueError(
+                f"{twins[0]} and {twins[1]} have one name, but an image needs one mask: remove one "
+                "of them, or choose by data.pairs"
+            )
+    images, masks = (
+        {key: twins[0] for key, twins in keyed.items()}
+        for keyed in (found["image"] or found[""], found["mask"])
+    )
     return images, masks, others
 
 

@@ -61,7 +61,8 @@ def classes_of(
         owned = [present[[one == name for one in domains]].any(0) for name in set(domains)]
         values = _find(found, owned, len(classes))
     if unknown := [value for value in found if value not in values]:
-        rarest = min(unknown, key=lambda value: (present[:, value].sum(), -value))
+        usual = (0, 1, UNLABELLED)
+        rarest = min(unknown, key=lambda value: (present[:, value].sum(), value in usual, -value))
         file = files[int(np.flatnonzero(present[:, rarest])[0])]
         wanted = f"the {len(classes)} names of data.classes" if classes else f"{_MOST} classes"
         raise ValueError(
