@@ -10,11 +10,12 @@ from PIL import Image
 import masked
 import runs
 from fedjax_bn.data.domain import form_of, whole
+from fedjax_bn.federation import global_variables
 from fedjax_bn.run import predict_masks
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.predict_masks import of_files
 from fedjax_bn.serving import folder as served_folder
-from fedjax_bn.serving import load
+from fedjax_bn.serving import load, predictor
 from fedjax_bn.task import segmentation
 
 DATA = masked.dataset()
@@ -65,6 +66,26 @@ def test_evaluate_scores_an_archive_of_masks(workdir, tmp_path, capfd):
     assert "trained on samples with masks each, but those of npz have one class" in (
         capfd.readouterr().err
     )
+
+
+def test_evaluate_reads_images_and_masks_of_a_new_place_with_the_runs_classes(workdir, tmp_path):
+    # The corner, class 2, does not occur here.
+    masks = np.minimum(UNSEEN.labels["mask"], 1)
+    for number, pair in enumerate(zip(UNSEEN.images, masks, strict=True)):
+        for kind, array in zip(("images", "masks"), pair, strict=True):
+            path = tmp_path / "new" / "ward" / kind / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(path)
+    given = [f"--workdir={workdir[0]}", "--config.data.name=masks", "--config.data.cache="]
+    given += [f"--config.data.path={tmp_path / 'new'}", "--config.adaptations=running"]
+    assert runs.command("evaluate", *given, "--name=new") == 0
+    found = json.loads((workdir[0] / "evaluations" / "new.json").read_text())
+    about = finished.read_about(workdir[0])
+    config = finished.configuration(about["config"])
+    built, state, _ = finished.restore(workdir[0], config, about["form"])
+    predict = predictor(built.method, global_variables(state))
+    dice = segmentation(3).score(predict(UNSEEN.images), {"mask": masks})
+    assert found["unseen"]["ward"]["running"] == pytest.approx(dice, abs=1e-3)
 
 
 def write_images(folder, images):
