@@ -3,19 +3,27 @@
 import csv
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 import masked
 import runs
+from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import form_of, whole
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import global_variables
+from fedjax_bn.models import UNet
 from fedjax_bn.run import predict_masks
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.predict_masks import of_files
 from fedjax_bn.serving import folder as served_folder
 from fedjax_bn.serving import load, predictor
+from fedjax_bn.serving.predictor import from_choice
+from fedjax_bn.serving.program import export, open_program, write_program
 from fedjax_bn.task import segmentation
 
 DATA = masked.dataset()
@@ -259,3 +267,24 @@ def test_a_run_that_was_killed_continues_to_the_same_dice(workdir, tmp_path, mon
     (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
     again = runs.run(tmp_path / "run", **KEYS)
     assert again["accuracy"] == workdir[1]["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapt", ["running", "batch", "tsmobn", "random_alpha", "iabn", "mixnorm"])
+def test_every_adaptation_is_exported_and_one_logit_is_a_class_beside_the_background(
+    tmp_path, adapt
+):
+    model, prepare = UNet(num_classes=1, width=2, levels=1), standardize(0.4, 0.3)
+    variables = model.init(jax.random.key(0), jnp.zeros((2, 16, 16, 3)))
+    choice = choose_adaptation(adapt, model, 4)
+    found = from_choice(choice, variables, prepare, lambda images: None)(UNSEEN.images)
+    assert found.shape == (13, 16, 16, 2)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+    program = export(choice, variables, prepare, (16, 16, 3), "uint8")
+    facts = write_program(tmp_path, adapt, program)
+    again = open_program(tmp_path, adapt, facts, to_named(variables), lambda images: None)
+    np.testing.assert_allclose(again(UNSEEN.images), found, atol=1e-6)
+    if adapt == "running":
+        inputs = prepare(jnp.asarray(UNSEEN.images), jnp.float32)
+        own = jax.nn.sigmoid(model.apply(variables, inputs))
+        np.testing.assert_allclose(found[..., 1:], own, atol=1e-5)
