@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import masked
+import square_masks
 import runs
 from fedjax_bn.engine.named_arrays import names_of
 from fedjax_bn.federation import broadcast_of, global_variables
@@ -54,7 +54,7 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
 def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     folder, tmp_path, monkeypatch
 ):
-    data = masked.dataset(names=runs.NAMES)
+    data = square_masks.dataset(names=runs.NAMES)
     runs.install(monkeypatch, data)
     changes = "method=fedbn,model=double_net:DoubleUNet,data.image_size=16,batch_size=4"
     config = run_config(tmp_path, changes, serve_unseen=True)

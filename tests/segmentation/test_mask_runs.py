@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import masked
+import square_masks
 import runs
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import form_of, whole
@@ -26,8 +26,8 @@ from fedjax_bn.serving.predictor import from_choice
 from fedjax_bn.serving.program import export, open_program, write_program
 from fedjax_bn.task import segmentation
 
-DATA = masked.dataset()
-KEYS = {"model": "UNet:width=2:levels=1", "data__image_size": masked.SIDE, "target": "c"}
+DATA = square_masks.dataset()
+KEYS = {"model": "UNet:width=2:levels=1", "data__image_size": square_masks.SIDE, "target": "c"}
 KEYS |= {"rounds": 2, "eval_every": 1, "batch_size": 4, "adaptations": ("tsmobn",)}
 KEYS |= {"adapt_batch_size": 4, "checkpoint_every": 1}
 UNSEEN = whole(DATA.domains[2])
@@ -118,7 +118,7 @@ def test_predict_writes_a_mask_for_each_image_and_the_areas(served, tmp_path):
         np.testing.assert_array_equal(np.asarray(mask), found[place])
         own = rows[3 * place : 3 * place + 3]
         assert {row["image"] for row in own} == {f"part{number % 2}/{number:02}.png"}
-        assert [row["class"] for row in own] == list(masked.CLASSES)
+        assert [row["class"] for row in own] == list(square_masks.CLASSES)
         counts = np.bincount(found[place].ravel(), minlength=3)
         assert [int(row["pixels"]) for row in own] == counts.tolist()
         assert float(own[1]["share"]) == pytest.approx(counts[1] / 256)

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-import masked
+import square_masks
 from fedjax_bn.data.drawing import drawing
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP, UNet
@@ -19,7 +19,7 @@ OPTIONS = {"rounds": 2, "batch_size": 4, "eval_every": 1, "show_progress": False
 
 def of_volumes(count: int, seed: int) -> tuple:
     """Two slices a volume."""
-    images, masks = masked.samples(count, seed)
+    images, masks = square_masks.samples(count, seed)
     volume = np.arange(count) // 2
     return images, {"mask": masks, "volume": volume, "spacing": np.ones((count, 3))}
 
@@ -66,7 +66,7 @@ def test_plain_masks_of_any_whole_numbers_train_and_volumes_stay_together():
 
 
 def test_drawn_batches_have_the_masks_of_their_images():
-    clients = [masked.samples(5, 0), masked.samples(3, 1)]
+    clients = [square_masks.samples(5, 0), square_masks.samples(3, 1)]
     batches = drawing(clients, batch_size=2)(jax.random.key(0))
     for k, (images, masks) in enumerate(clients):
         valid = np.asarray(batches["valid"][k])
@@ -75,7 +75,7 @@ def test_drawn_batches_have_the_masks_of_their_images():
         np.testing.assert_array_equal(batches["label"]["mask"][k][valid], masks[index])
 
 
-IMAGES, MASKS = masked.samples(4, 0)
+IMAGES, MASKS = square_masks.samples(4, 0)
 
 
 @pytest.mark.parametrize(
