@@ -11,9 +11,9 @@ and `*_manual1`); the texts that pair most files are taken. Suffixes such as .pn
 every image needs one mask, and every mask an image.
 
 Where the rule does not suit, patterns replace it, the image's and the mask's, relative to the
-domain's folder: `images/{}_training.tif` and `masks/{}_manual1.gif`. The text in the place of {} is
-the same in both; * is any text; neither holds a /. Of several pairs of patterns a domain takes the
-first that fits both an image and a mask.
+domain's folder: `images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both
+have in common, * any text; neither matches a /. A domain takes the first two patterns that fit an
+image and a mask.
 """
 
 import re
@@ -83,7 +83,7 @@ def find_pairs(files: Sequence[Path], folder: Path, patterns: Sequence[str] = ()
       patterns: an image's, a mask's, an image's, ...; empty for the rule.
 
     Raises:
-      ValueError: an image has no mask or more than one, a mask has no image, or there are none.
+      ValueError: an image has no mask or more than one, a mask has no image, or no file is an image.
     """
     if patterns:
         return _by_patterns(folder, files, patterns)

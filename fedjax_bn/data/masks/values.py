@@ -39,8 +39,8 @@ def classes_of(
         the rules above.
 
     Returns:
-      The names of the classes; u8[256], the class of each value, `UNLABELLED` where there is none;
-      and a note for the user.
+      The names of the classes; u8[256], the class of each value, `UNLABELLED` for the others; and
+      a note for the user.
 
     Raises:
       ValueError: a mask has a value that is not a class, all masks have the same value alone, or
@@ -112,4 +112,5 @@ def _names(count: int, shown: Mapping[int, Sequence[int]]) -> tuple[str, ...]:
 
 
 def _listed(values: Sequence[int]) -> str:
-    return " and ".join(first_few([str(value) for value in values]).rsplit(", ", 1))
+    *others, last = map(str, values)
+    return f"{first_few(others)} and {last}" if others else last
