@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import square_masks
 import runs
+import square_masks
 from fedjax_bn.engine.named_arrays import names_of
 from fedjax_bn.federation import broadcast_of, global_variables
 

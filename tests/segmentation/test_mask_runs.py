@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import square_masks
 import runs
+import square_masks
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import form_of, whole
 from fedjax_bn.data.pixels.images import standardize
