@@ -3,7 +3,7 @@
   fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or resume a run
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
   fedjax-bn serve --workdir DIR --export FOLDER           write what an unseen client receives
-  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   write its probabilities as CSV
+  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   write probabilities, or masks
   fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
   fedjax-bn list methods|models|datasets|adaptations|configs|keys        list what can be named
   fedjax-bn COMMAND --help                                this help for one command
@@ -46,13 +46,14 @@ _MODEL = flags.DEFINE_string("model", None, "predict: a folder that serve wrote"
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "predict: an image, a folder of them, a .npz, or - for names of files from stdin",
+    "predict: an image or a scan, a folder of them, a .npz, or - for names of files from stdin",
 )
 _ADAPT = flags.DEFINE_string("adapt", "", "predict: how; default the first that was served")
 _OUT = flags.DEFINE_string(
     "out",
     "",
-    "predict: the file to write, default the standard output; report: the page, default "
+    "predict: the file to write, default the standard output, or for masks a new folder; "
+    "report: the page, default "
     "report.html, with its tables beside it as text",
 )
 _RESIZE = flags.DEFINE_bool(
@@ -184,7 +185,7 @@ def _serve(arguments: list[str]) -> None:
 
 
 def _predict(arguments: list[str]) -> None:
-    """Writes the probabilities that a served model predicts."""
+    """Writes the probabilities, or the masks, that a served model predicts."""
     if arguments:
         raise ConfigError(
             f"predict takes no argument {brief(arguments[0])}: `fedjax-bn --help` has all"

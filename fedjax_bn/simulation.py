@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,9 @@ import numpy as np
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.domain import check_labels
+from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
-from fedjax_bn.engine.inputs import class_labels
 from fedjax_bn.federation import (
     FederatedMethod,
     FederatedState,
@@ -53,9 +54,9 @@ from fedjax_bn.run.training.records import (
 from fedjax_bn.run.training.rounds import open_rounds
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import confusion, require_classifier
+from fedjax_bn.task import Task, confusion, require_classifier
 
-Samples = tuple[np.ndarray, np.ndarray]
+Samples = tuple[np.ndarray, Any]
 # A client's samples, or a dict of them with "train" and optionally "validation" and "test".
 ClientSamples = Samples | Mapping[str, Samples]
 
@@ -79,7 +80,7 @@ class Result(NamedTuple):
 
     @property
     def accuracy(self) -> Record:
-        """Test accuracies of the selected round in percent.
+        """Test accuracies of the selected round in percent; for masks, mean Dice.
 
         {"internal": {client: percent, "mean": percent}, "unseen": {name: {adaptation: percent}}}.
         """
@@ -101,6 +102,8 @@ class Result(NamedTuple):
         self, images: np.ndarray, client: str | None = None, adaptation: str = "running"
     ) -> np.ndarray:
         """Returns probabilities f[N, C] of images [N, ...], in the form that `simulate` takes.
+
+        They are f[N, H, W, C], of each pixel, if the task is segmentation.
 
         Args:
           images: stored images; the method's preprocessing is applied.
@@ -131,7 +134,7 @@ class Result(NamedTuple):
         return confusion(self.predict(images, client, adaptation), labels)
 
     def __str__(self) -> str:
-        """Returns the table of accuracies, as the command line prints it."""
+        """Returns the table of accuracies, or of Dice, as the command line prints it."""
         return tables.comparison([self.summary | {"method": "simulated"}])
 
 
@@ -155,13 +158,15 @@ def simulate(
     """Trains a federation on arrays, tests it, and keeps the round with the best validation.
 
     A client given as (images, labels) is divided as the command line divides an `.npz`: a tenth of
-    each class is used for both validation and test, the rest for training.
+    each class is used for both validation and test, the rest for training. Slices of one volume
+    are never separated.
 
     Args:
-      method: a method of `fedjax_bn.methods`, for example `fedbn(model, optimizer)`.
+      method: a method of `fedjax_bn.methods`, for example `fedbn(model, optimizer)`, or
+        `fedbn(UNet(), optimizer, task=segmentation(2))` for masks.
       clients: name -> (images, labels), or name -> {"train": ..., "validation": ..., "test": ...}
         with such a pair for each part. Images are u8[N, H, W, C] or f32[N, ...], labels whole
-        numbers [N] from 0.
+        numbers [N] from 0, or masks, see `data.label_trees.as_labels`.
       unseen: the same for clients that do not train; each is tested on all of its samples.
       adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
       rounds: rounds of the federation, at least 1.
@@ -203,12 +208,14 @@ def simulate(
             "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
         )
     model, prepare, _, task = method.learned
-    require_classifier("simulate", task)
+    if not task.segments:
+        require_classifier("simulate", task)
     unseen = unseen or {}
     if twice := sorted(set(clients) & set(unseen)):
         raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
-    pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
-    count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
+    pools = tuple(_pool(name, given, task) for name, given in (*clients.items(), *unseen.items()))
+    highest = 0 if task.segments else max((int(p.labels.max(initial=0)) for p in pools), default=0)
+    count = task.segments or 1 + highest
     # The method has its own preprocessing: the source's mean and deviation are not used.
     data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
     internal, new = make_clients(
@@ -259,20 +266,33 @@ def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:
     )
 
 
-def _pool(name: str, given: ClientSamples) -> Pool:
+def _pool(name: str, given: ClientSamples, task: Task) -> Pool:
     """Returns a client's samples as a `Pool`, as readers of data sets do."""
     parts = dict(given) if isinstance(given, Mapping) else {"": given}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")
-    labels = [
-        class_labels(labels, f"the labels of client {name!r} ({part or 'all'})")
-        for part, (_, labels) in parts.items()
-    ]
-    sizes = {part: len(one) for part, one in zip(parts, labels, strict=True)}
+    labels, sizes = [], {}
+    for part, (images, own) in parts.items():
+        place = f"client {name!r} ({part or 'all'})"
+        own = as_labels(own, f"the labels of {place}")
+        if has_masks(own) != bool(task.segments):
+            kind, wanted = ("masks", "") if has_masks(own) else ("no masks", " and masks [N, H, W]")
+            raise ValueError(
+                f"{place} has {kind} as labels, and the task of the method scores "
+                f"{task.score.name}: give the method the task of the labels{wanted}, "
+                "task=segmentation(classes) for masks"
+            )
+        if task.segments:
+            check_labels(own, np.asarray(images), task.segments, place)
+        labels.append(own)
+        sizes[part] = len(images)
+    joined, names = join(labels), numbered_names(name, sizes)
+    if task.segments and VOLUME in joined:
+        names = np.array([f"{name}/{volume}" for volume in joined[VOLUME]])
     return Pool(
         name,
         np.concatenate([np.asarray(images) for images, _ in parts.values()]),
-        np.concatenate(labels),
-        numbered_names(name, sizes),
+        joined,
+        names,
         parts_of(sizes) if isinstance(given, Mapping) else None,
     )

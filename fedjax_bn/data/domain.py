@@ -211,7 +211,7 @@ def check_dataset(dataset: Dataset) -> Dataset:
             if not len(split.images):
                 raise ValueError(f"{place} is empty; give it samples or leave the domain out")
             _check_form(split.images, first, place)
-            _check_labels(split.labels, split.images, dataset.num_classes, place)
+            check_labels(split.labels, split.images, dataset.num_classes, place)
             form, wanted = (  # equal, so that clients can be stacked
                 {name: leaf.shape[1:] for name, leaf in leaves_of(labels)}
                 for labels in (split.labels, first_labels)
@@ -259,8 +259,11 @@ def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str)
         start += len(block)
 
 
-def _check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, place: str) -> None:
-    """Raises ValueError if the form or a value of the images' labels is wrong."""
+def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, place: str) -> None:
+    """Raises ValueError if the form or a value of the labels of images [N, ...] is wrong.
+
+    The error message begins with `place`.
+    """
     for name, leaf in leaves_of(labels):
         if len(leaf) != len(images):
             what = f"labels[{name!r}]" if name else "labels"
@@ -329,7 +332,9 @@ def _check_masks(
             f"{place} has labels {unknown[0]!r}; beside {MASK!r} there may be {VOLUME!r} and "
             f"{SPACING!r}"
         )
-    count, height, width = shape[0], *shape[1:3]
+    if len(shape) != 4:
+        raise ValueError(f"{place} has masks for samples {list(shape)}; give images [N, H, W, C]")
+    count, height, width = shape[:3]
     wanted = {MASK: (np.uint8, (count, height, width)), VOLUME: (np.int32, (count,))}
     for name, (dtype, form) in (wanted | {SPACING: (np.float32, (count, 3))}).items():
         if name in labels and (labels[name].dtype, labels[name].shape) != (dtype, form):

@@ -8,19 +8,21 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.label_trees import as_labels, has_masks
 from fedjax_bn.data.sampling import ClientData, by_epochs, point_to, stack_clients
 from fedjax_bn.engine.batches import Batches
-from fedjax_bn.engine.inputs import as_images, class_labels, random_key
+from fedjax_bn.engine.inputs import UNLABELLED, as_images, random_key
 
 
 def drawing(
-    clients: Sequence[tuple[np.ndarray, np.ndarray]], *, batch_size: int = 32, local_epochs: int = 1
+    clients: Sequence[tuple[np.ndarray, Any]], *, batch_size: int = 32, local_epochs: int = 1
 ) -> Callable[[jax.Array], Batches]:
     """Returns `draw(key) -> batches`, the batches of all clients for one round.
 
@@ -29,23 +31,25 @@ def drawing(
 
     Args:
       clients: (images, labels) of each of K clients: images u8[N, H, W, C], which the method's
-        `prepare` standardizes, or f[N, ...], which it only casts; labels are integers [N] from 0.
+        `prepare` standardizes, or f[N, ...], which it only casts; labels are integers [N] from 0,
+        or masks, see `label_trees.as_labels`.
       batch_size: B, cut to the number of samples of the largest client.
       local_epochs: the same as the method's.
 
     Raises:
       ValueError: there are no clients or samples, the clients' samples have different forms, images
-        and labels differ in number, or labels are not classes.
+        and labels differ in number, or labels are neither classes nor masks.
     """
     splits = [
         Split(
             as_images(images, f"the images of client {k}"),
-            class_labels(np.asarray(labels), f"the labels of client {k}"),
+            as_labels(labels, f"the labels of client {k}"),
         )
         for k, (images, labels) in enumerate(clients)
     ]
     # Only the check of labels needs it.
-    classes = 1 + max((int(split.labels.max(initial=0)) for split in splits), default=0)
+    count = (UNLABELLED if has_masks(y) else 1 + int(y.max(initial=0)) for _, y, _ in splits)
+    classes = max(count, default=1)
     domains = tuple(Domain(f"client {k}", split, None, split) for k, split in enumerate(splits))
     check_dataset(Dataset("drawing", classes, domains, (0.5,), (0.5,)))
     data = stack_clients(splits)

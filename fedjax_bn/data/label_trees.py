@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_bn.engine.inputs import UNLABELLED
+from fedjax_bn.engine.inputs import UNLABELLED, class_labels
 
 PyTree = Any
 BOXES, CLASS = "boxes", "class"
@@ -66,6 +66,46 @@ def no_labels(form: Mapping[str, Any], shape: Sequence[int]) -> PyTree:
         }
         return {name: empty[name] for name in leaves}
     return np.zeros(1, np.int32)
+
+
+def is_of_masks(leaves: Sequence[str], shape: Sequence[int]) -> bool:
+    """Returns whether labels with these leaves can be masks of samples of a shape."""
+    return {MASK} <= set(leaves) <= {MASK, VOLUME, SPACING} and len(shape) == 3
+
+
+def as_labels(labels: Any, place: str) -> PyTree:
+    """Returns a user's labels in the dtypes in which they are stored.
+
+    Args:
+      labels: classes, whole numbers [N]; or masks [N, H, W] of whole numbers or bools, 255 for a
+        pixel without a label; or {"mask": masks} with "volume": whole numbers [N] and "spacing":
+        f[N, 3] if known.
+      place: their name, with which error messages begin.
+
+    Raises:
+      ValueError: the labels have another form, or a value is not a whole number.
+    """
+    if not isinstance(labels, Mapping):
+        labels = np.asarray(labels)
+        if labels.ndim != 3:
+            return class_labels(labels, place)
+        labels = {MASK: labels}
+    if not {MASK} <= set(labels) <= {MASK, VOLUME, SPACING}:
+        raise ValueError(
+            f"{place} have the leaves {sorted(labels)}; give {MASK!r}, with {VOLUME!r} and "
+            f"{SPACING!r} if known"
+        )
+    mask, tree = np.asarray(labels[MASK]), dict(labels)
+    if mask.dtype in (bool, np.uint8):
+        tree[MASK] = mask.astype(np.uint8, copy=False)
+    else:
+        valid = np.ones(mask.shape, bool)
+        tree[MASK] = class_labels(mask, place, UNLABELLED + 1, valid=valid).astype(np.uint8)
+    if VOLUME in tree:
+        tree[VOLUME] = class_labels(tree[VOLUME], f"{place}, {VOLUME!r},")
+    if SPACING in tree:
+        tree[SPACING] = np.asarray(tree[SPACING], np.float32)
+    return tree
 
 
 def take(labels: PyTree, index: np.ndarray) -> PyTree:

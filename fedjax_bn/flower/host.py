@@ -23,6 +23,7 @@ from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.state import unseen_personal
+from fedjax_bn.task import Task
 
 PyTree = Any
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
@@ -61,6 +62,7 @@ class Host(NamedTuple):
       personal: the form of the personal leaves that are sent; () for none.
       notes: messages for the log: which leaves are shared, how many bytes travel.
       participation: the rule by which clients take part in a round.
+      task: what the clients learn, whose score they report.
       step: `step(kept, accepted, rows) -> kept`, the end of a round, with client -> `accepted`
         upload; `rows` i32[C] are all drawn clients, also those without an upload.
     """
@@ -76,6 +78,7 @@ class Host(NamedTuple):
     personal: PyTree
     notes: tuple[str, ...]
     participation: Participation
+    task: Task
     step: Callable[[Kept, Mapping[int, Accepted], np.ndarray], Kept]
 
 
@@ -127,7 +130,8 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     trace = read_trace(config.participation.trace, count)
     who = choose_participation(config, count)._replace(trace=trace)
     step = _step(experiment.method.server, upload, personal)
-    return Host(config, run, keys, one, start, order, form, upload, personal, notes, who, step)
+    known = config, run, keys, one, start, order, form, upload, personal, notes, who
+    return Host(*known, experiment.task, step)
 
 
 def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kept]:

@@ -251,6 +251,7 @@ def _write_served(
         # The server does not know the clients' compile times and numbers of samples.
         "compile_seconds": float("nan"),
         "samples_per_second": float("nan"),
+        **({} if host.task.classifies else {"score": host.task.score.name}),
         **describe_privacy(config, host.run.clients, len(records)),
     }
     folder = place / "served"

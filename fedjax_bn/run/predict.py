@@ -1,6 +1,7 @@
-"""The command `predict`: writes a served model's class probabilities as CSV.
+"""The command `predict`: writes a served model's class probabilities as CSV, or its masks.
 
-It imports no training code. Rows are `image,class,PROBABILITIES...`, one column per class.
+It imports no training code. Rows are `image,class,PROBABILITIES...`, one column per class. What a
+model that segments writes, `run.predict_masks` describes.
 """
 
 import csv
@@ -15,14 +16,16 @@ import jax
 import numpy as np
 
 from fedjax_bn.arguments.text import brief, cell, one_line
+from fedjax_bn.data.masks.volumes import is_volume
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names, resized
 from fedjax_bn.data.pixels.raster import UPRIGHT
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import is_image
+from fedjax_bn.run import predict_masks
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
-from fedjax_bn.serving.folder import read_about
+from fedjax_bn.serving.folder import About, read_about
 
 _STREAM, _IMAGES = "-", "images"
 
@@ -34,9 +37,11 @@ class Request(NamedTuple):
       model: a folder that `serve` wrote.
       data: an image, a folder of images, a `.npz` with an array `images`, or "-" to read names of
         image files from the standard input, one a line; each is answered before the next is read.
+        For a model of slices, a NIfTI volume or a folder of them.
       adapt: the adaptation; empty: the first one served.
-      out: the file to write; empty: the standard output.
-      resize: whether u8 images of another size in an archive are stretched to the model's.
+      out: the file to write; empty: the standard output. For masks: a new folder.
+      resize: whether u8 images of another size in an archive are stretched to the model's; masks
+        have the size of the archive's images.
     """
 
     model: str
@@ -47,15 +52,18 @@ class Request(NamedTuple):
 
 
 def run(request: Request) -> None:
-    """Predicts and writes the CSV.
+    """Predicts and writes the CSV, or the masks.
 
     Raises:
-      ConfigError: the model, the images or the adaptation cannot be used, or the CSV cannot be
+      ConfigError: the model, the images or the adaptation cannot be used, or the output cannot be
         written.
     """
     try:
         folder = Path(request.model)
         about = read_about(folder)
+        if about.masks:
+            _write_masks(folder, about, request)
+            return
         if request.data == _STREAM:
             rows = _stream(folder, request.adapt, about.shape, about.orientation)
         else:
@@ -88,20 +96,56 @@ def _open_samples(
     `orientation` describe the model's samples.
     """
     if path.suffix == ".npz":
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"--data {path} is not a file: give images, a folder, or a .npz"
-            )
-        names = names_in_npz(path)
-        found = [name for name in names if name == _IMAGES or name.endswith(f"__{_IMAGES}")]
-        if len(found) != 1:
-            raise ValueError(
-                f"{path} has the arrays {first_few(names) or 'none'}: give a .npz with one array "
-                f"{_IMAGES} [N, ...], or NAME__{_IMAGES}"
-            )
-        images = read_npz(path, found)[found[0]]
+        images = _read_archive(path)
         images = resized(images, shape) if resize else images
         return [str(i) for i in range(len(images))], images.__getitem__
+    files, root = _files_below(path)
+    read = _file_reader(shape, root, orientation)
+    return relative_names(files, root), lambda index: read([files[i] for i in index])
+
+
+def _write_masks(folder: Path, about: About, request: Request) -> None:
+    """Writes the masks of the images in `request.data`."""
+    path, predict = Path(request.data), load(folder, request.adapt)
+    if request.data == _STREAM:
+        raise ValueError(
+            "--data - answers each name in a row, and the masks of a model that segments are "
+            "written to a folder at once: give an image, a folder of images, or a .npz"
+        )
+    if path.suffix == ".npz":
+        images = _read_archive(path)
+        if images.ndim != 4:
+            raise ValueError(f"{path} has images {list(images.shape)}: give images [N, H, W, C]")
+        pictures = predict_masks.of_archive(images, about, resize=request.resize)
+    elif about.channels:
+        pictures = predict_masks.of_scans(*_files_below(path, is_volume, "NIfTI volume"), about)
+    else:
+        _check_square(about.shape)
+        pictures = predict_masks.of_files(*_files_below(path), about)
+    predict_masks.write(pictures, predict, about.classes, request.out)
+
+
+def _read_archive(path: Path) -> np.ndarray:
+    """Returns the images [N, ...] of a `.npz`, its one array `images` or `NAME__images`."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--data {path} is not a file: give images, a folder, or a .npz")
+    names = names_in_npz(path)
+    found = [name for name in names if name == _IMAGES or name.endswith(f"__{_IMAGES}")]
+    if len(found) != 1:
+        raise ValueError(
+            f"{path} has the arrays {first_few(names) or 'none'}: give a .npz with one array "
+            f"{_IMAGES} [N, ...], or NAME__{_IMAGES}"
+        )
+    return read_npz(path, found)[found[0]]
+
+
+def _files_below(
+    path: Path, fits: Callable[[str], bool] = is_image, kind: str = "image file"
+) -> tuple[list[Path], Path]:
+    """Returns the files of a path, a file or a folder, and the folder to which names are relative.
+
+    Files in a folder have names that fit; `kind` is what they are.
+    """
     if not path.exists():
         raise FileNotFoundError(f"--data {path} is not there: give images, a folder, or a .npz")
     files, root = [path], path.parent
@@ -110,26 +154,30 @@ def _open_samples(
         files = [
             file
             for file in sorted(one for one in path.rglob("*") if one.is_file())
-            if is_image(file.name)
+            if fits(file.name)
             and not any(name.startswith(".") for name in file.relative_to(path).parts[:-1])
         ]
     if not files:
-        raise ValueError(f"--data {path} holds no image file: give another folder, or a .npz")
-    read = _file_reader(shape, root, orientation)
-    return relative_names(files, root), lambda index: read([files[i] for i in index])
+        raise ValueError(f"--data {path} holds no {kind}: give another folder, or a .npz")
+    return files, root
 
 
 def _file_reader(
     shape: Sequence[int], root: Path, orientation: str
 ) -> Callable[[Sequence[Path]], np.ndarray]:
     """Returns `read(files) -> u8[n, H, H, 3]`; file names in errors are relative to `root`."""
+    _check_square(shape)
+    how = {"root": root, "progress": False, "orientation": orientation}
+    return lambda files: decode(files, shape[0], **how)[0]
+
+
+def _check_square(shape: Sequence[int]) -> None:
+    """Raises ValueError unless a model reads square images in RGB."""
     if len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
         raise ValueError(
             f"the model reads samples of shape {list(shape)}, which image files do not give: give "
             "a .npz with an array images"
         )
-    how = {"root": root, "progress": False, "orientation": orientation}
-    return lambda files: decode(files, shape[0], **how)[0]
 
 
 def _stream(

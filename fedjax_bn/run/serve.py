@@ -16,6 +16,7 @@ from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError, as_config_errors
 from fedjax_bn.run.evaluation.evaluate import served_variables
+from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files import finished
@@ -87,7 +88,10 @@ def run(
             programs={},
             batch_size=config.adapt_batch_size,
             orientation=config.data.orientation,
+            masks=config.data.large if experiment.task.segments else "",
         )
+        if slices := slices_in(config, form):
+            facts = facts._replace(channels=slices.channels, crop=slices.crop)
         variables, shape, programs = served_variables(state), tuple(facts.shape), {}
         for text in config.adaptations:
             choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
@@ -110,7 +114,7 @@ def run(
 
 def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
-    if not experiment.task.classifies:
+    if not (experiment.task.classifies or experiment.task.segments):
         raise ConfigError(
             "serve writes a model whose outputs are probabilities of classes, and this run has a "
             "detector: use fedjax_bn.detection in Python"

@@ -1,7 +1,9 @@
-"""Predicts class probabilities of stored images with a trained model.
+"""Predicts class probabilities of stored images, or of their pixels, with a trained model.
 
     predict = predictor(method, global_variables(state), adapt="tsmobn")
     probabilities = predict(images)          # u8[N, H, W, C], as trained on -> f[N, classes]
+
+A model that segments gives f[N, H, W, classes], the background first.
 
 `load(folder, "tsmobn")` makes the predictor from a folder that `fedjax-bn serve` wrote, without
 training code.

@@ -14,7 +14,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
 from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief, nearest, one_line
+from fedjax_bn.data.masks.assemble import RESIZE, TILES
+from fedjax_bn.data.masks.volumes import CHANNELS
 from fedjax_bn.data.pixels.images import impossible_samples, standardize
 from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
@@ -39,6 +42,7 @@ from fedjax_bn.serving.program import Program, open_program, read_served, write_
 from fedjax_bn.sharing import Variables
 
 FORM = 1  # the version of the folder's format
+
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
 _MOST_ABOUT = 2**26  # bytes of model.json
@@ -62,6 +66,10 @@ class About(NamedTuple):
       batch_size: B, the batch size of tests with adaptations that set no other.
       orientation: whether image files were turned upright for training, or used as stored, see
         `pixels.raster`; folders of earlier versions have no such entry and used stored pixels.
+      masks: how images of another size reach a model that segments, "resize" or "tiles", see
+        `data.large`; "" for a model that gives each sample one class, as in earlier versions.
+      channels, crop: how slices of scans become samples, see `data.masks.volumes.Slices`; "" and 0
+        for a model of other images.
     """
 
     form: int
@@ -80,6 +88,9 @@ class About(NamedTuple):
     programs: dict
     batch_size: int = 32
     orientation: str = STORED
+    masks: str = ""
+    channels: str = ""
+    crop: int = 0
 
 
 def is_ours(model: str) -> bool:
@@ -102,12 +113,7 @@ def write(
       ValueError: the folder is not empty, or is a file.
       OSError: the folder cannot be written.
     """
-    folder = folder.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there and not empty: give another --export, or remove it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with new_folder(folder, "--export") as partial:
         np.savez(partial / _VARIABLES, **to_named(variables))
         (partial / _PROGRAMS).mkdir()
         written = {
@@ -116,6 +122,27 @@ def write(
         }
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
+
+
+@contextmanager
+def new_folder(folder: Path, flag: str) -> Iterator[Path]:
+    """Yields an empty folder, which becomes `folder` at the end unless an error is raised.
+
+    Args:
+      folder: a folder that does not exist yet, or is empty.
+      flag: what named it, for the error.
+
+    Raises:
+      ValueError: the folder is not empty, or is a file.
+      OSError: the folder cannot be written.
+    """
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there and not empty: give another {flag}, or remove it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield partial
         partial.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
         os.replace(partial, folder)  # atomic, because both are on one file system
     finally:
@@ -226,6 +253,10 @@ def _fault(about: About) -> str:
         "compute_dtype": about.compute_dtype not in ("float32", "bfloat16"),
         "batch_size": not SAMPLES.holds(about.batch_size),
         "orientation": about.orientation not in ORIENTATIONS,
+        "masks": about.masks not in ("", RESIZE, TILES)
+        or (bool(about.masks) and len(about.shape) != 3),
+        "channels": about.channels not in ("", *(CHANNELS if about.masks else ())),
+        "crop": not 0 <= about.crop < 2**31,
         "programs": not all(map(is_program, about.programs.values())),
     }
     impossible = impossible_samples(about.shape, about.dtype, about.mean, about.std)
@@ -263,7 +294,8 @@ def _check_traced(folder: Path, adapt: str, about: About, predictor: Predictor) 
         carry = jax.eval_shape(predictor.start)
         valid = jax.ShapeDtypeStruct((size,), bool)
         found = jax.eval_shape(predictor.step, carry, images, valid)[0]
-        if found.shape != (size, len(about.classes)) or found.dtype.kind != "f":
+        pixels = tuple(about.shape[:2]) if about.masks else ()
+        if found.shape != (size, *pixels, len(about.classes)) or found.dtype.kind != "f":
             raise ValueError(f"it gives {found.dtype}{list(found.shape)}, and no probabilities")
     except Exception as error:  # arrays of another form cause any error in a model or program
         raise ValueError(

@@ -13,6 +13,7 @@ from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.inputs import as_images
+from fedjax_bn.segmentation.loss import as_classes
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -23,7 +24,8 @@ class Predictor(NamedTuple):
 
     Attributes:
       start: `start() -> carry`, the carry before the client's first batch.
-      step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`.
+      step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`;
+        f[B, H, W, C] of pixels, the background first, if the model segments.
       check: raises ValueError for images [N, ...] of another form than the model was trained on.
       batch_size: B.
       order: the seed of the random order in which a call passes its images; -1 keeps the given
@@ -38,6 +40,8 @@ class Predictor(NamedTuple):
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Returns probabilities f[N, C] of a client's images [N, ...], bytes if trained on bytes.
+
+        They are f[N, H, W, C], of each pixel, if the model segments, with the background first.
 
         The adaptation gets the images in batches, in the order of `order`, as in `evaluate`.
 
@@ -54,17 +58,26 @@ class Predictor(NamedTuple):
           count: N, the number of images.
           read: `read(index i64[b]) -> images [b, ...]`.
         """
+        index, found = zip(*self.blocks(count, read), strict=True)
+        return np.concatenate(found)[np.argsort(np.concatenate(index))]  # in the images' own order
+
+    def blocks(
+        self, count: int, read: Callable[[np.ndarray], np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields index i64[b] and probabilities f[b, ...] of each batch, in the order of `order`.
+
+        The arguments are those of `predict`, which keeps all probabilities in memory.
+        """
         if not count:
             raise ValueError("there are no images to predict: give at least one")
         order = np.arange(count)
         if self.order >= 0:
             order = np.random.default_rng(self.order).permutation(count)
-        blocks = np.split(order, range(self.batch_size, count, self.batch_size))
-        found = np.concatenate(list(self.stream(map(read, blocks))))
-        return found[np.argsort(order)]  # back in the images' own order
+        index = np.split(order, range(self.batch_size, count, self.batch_size))
+        return zip(index, self.stream(map(read, index)), strict=True)
 
     def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields probabilities f[b, C] of each batch [b, ...] of one client, 1 <= b <= B.
+        """Yields probabilities f[b, ...] of each batch [b, ...] of one client, 1 <= b <= B.
 
         Raises:
           ValueError: see `__call__`; or a batch is empty or has more than B images.
@@ -129,10 +142,11 @@ def from_choice(
 
 
 def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax.Array, PyTree]]:
-    """Returns `step(variables, carry, images, valid) -> (probabilities f[B, C], carry)`.
+    """Returns `step(variables, carry, images, valid) -> (probabilities, carry)`.
 
-    The step raises ValueError if the model's outputs are not logits f[B, C]. `prepare` converts
-    stored images to the model's inputs.
+    Probabilities are f[B, classes], or f[B, H, W, classes] of pixels, with the background first; a
+    single logit of a pixel is that of the one class beside it. The step raises ValueError if the
+    model's outputs have another form. `prepare` converts stored images to the model's inputs.
     """
 
     def step(
@@ -140,11 +154,12 @@ def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax
     ) -> tuple[jax.Array, PyTree]:
         images = prepare(jnp.asarray(images), parameter_dtype(variables))
         outputs, carry = adaptation.predict(variables, carry, images, valid)
-        if getattr(outputs, "ndim", 0) != 2:
+        axes = getattr(outputs, "ndim", 0)
+        if axes not in (2, 4):
             raise ValueError(
-                "the model's outputs are not logits f[B, classes], which probabilities are made "
-                "of: pass batches through adaptation.predict itself"
+                "the model's outputs are not logits f[B, classes] or f[B, H, W, classes], which "
+                "probabilities are made of: pass batches through adaptation.predict itself"
             )
-        return jax.nn.softmax(outputs), carry
+        return jax.nn.softmax(as_classes(outputs) if axes == 4 else outputs), carry
 
     return step

@@ -9,7 +9,8 @@
     probabilities, carry = program.call(arrays, carry, images, valid)   # batch after batch
 
 Images [B, ...] have the stored form (the program standardizes bytes), with B from model.json;
-valid bool[B] is False after the last image of a short batch. Programs are for CPU.
+valid bool[B] is False after the last image of a short batch. Probabilities are f[B, classes], or
+f[B, H, W, classes] of pixels where model.json has `masks`. Programs are for CPU.
 """
 
 import re

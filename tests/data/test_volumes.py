@@ -101,7 +101,7 @@ def test_a_second_reading_comes_from_the_cache_and_a_changed_file_does_not(tmp_p
     cache = tmp_path / "cache"
     first, _ = read_one(tmp_path / "data", cache=cache)
     with monkeypatch.context() as patch:
-        patch.setattr(volumes, "_voxels", None)
+        patch.setattr(volumes, "voxels_of", None)
         again = volumes.to_source(
             "x",
             tmp_path / "data",

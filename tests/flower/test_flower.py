@@ -1,20 +1,27 @@
 """The deployment over Flower with its clients in this process: the simulation's numbers."""
 
+import json
 import logging
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import runs
+import square_masks
 from fedjax_bn.engine.named_arrays import names_of
-from fedjax_bn.federation import broadcast_of
+from fedjax_bn.federation import broadcast_of, global_variables
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
-from fedjax_bn.flower.settings import run_of
+from fedjax_bn.flower.settings import config_of, run_of
+from fedjax_bn.run.evaluation.evaluate import evaluator
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.serving import load, predictor
 from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
@@ -41,6 +48,35 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
     state, sent = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
     assert check_what_travels(grid, state, sent) == 4
+
+
+@pytest.mark.slow
+def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
+    folder, tmp_path, monkeypatch
+):
+    data = square_masks.dataset(names=runs.NAMES)
+    runs.install(monkeypatch, data)
+    changes = "method=fedbn,model=double_net:DoubleUNet,data.image_size=16,batch_size=4"
+    config = run_config(tmp_path, changes, serve_unseen=True)
+    how = {"report": "sizes,losses,accuracies", "serve-unseen": True}
+    grid = LocalGrid(nodes_of(folder, config, **how))
+    kept, records = serve(grid, run_of(config), folder)
+    state, _ = simulated(folder, changes)
+    assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
+    form = json.loads((tmp_path / "config.json").read_text())["samples"]
+    assert json.loads(form)["masks"] == ["mask"]
+    experiment, *_ = prepare(config_of("config.py", changes, folder), traced=False)
+    expected = evaluator(experiment)(jax.tree.map(jnp.asarray, state))
+    for name in ("accuracy", "validation"):
+        found = list(records[-1][name].values())
+        np.testing.assert_allclose(found, list(expected[name].values()), rtol=1e-6)
+    # What an unseen client receives segments as the simulation's model does.
+    served = tmp_path / "served"
+    assert json.loads((served / "summary.json").read_text())["score"] == "Dice"
+    assert runs.command("serve", f"--workdir={served}", f"--export={tmp_path / 'model'}") == 0
+    images = data.domains[2].test.images
+    mine = predictor(experiment.method, global_variables(state))(images)
+    np.testing.assert_allclose(load(tmp_path / "model")(images), mine, atol=1e-5)
 
 
 def check_what_travels(grid, state, sent):

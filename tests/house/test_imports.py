@@ -27,7 +27,7 @@ BELOW = {
     "adaptation": "arguments engine sharing normalization models",
     "methods": f"{SHARED} federation normalization data models adaptation",
     "rivals": f"{SHARED} federation normalization models methods",
-    "serving": "arguments engine sharing models data adaptation",
+    "serving": "arguments engine segmentation sharing models data adaptation",
     "theory": "arguments engine data",
     "tfds": "arguments data",
 }

@@ -12,6 +12,7 @@ from fedjax_bn.models import MLP
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.training import train
 from fedjax_bn.simulation import _pool, simulate
+from fedjax_bn.task import classification
 
 
 def arrays(names=("ant", "bee", "dog"), size=40):
@@ -92,7 +93,9 @@ def test_given_parts_are_used_as_they_are():
     ((images, labels),) = arrays(("ant",)).values()
     parts = {"test": slice(9), "validation": slice(9, 14), "train": slice(14, None)}
     pairs = {name: (images[part], labels[part]) for name, part in parts.items()}
-    source = Source("arrays", ("0", "1", "2"), (_pool("ant", pairs),), (0.5,), (0.5,))
+    source = Source(
+        "arrays", ("0", "1", "2"), (_pool("ant", pairs, classification()),), (0.5,), (0.5,)
+    )
     (domain,) = make_clients(source, target=(), validation=0.1, seed=0)[0].domains
     for name, (own, classes) in pairs.items():
         images, labels, _ = getattr(domain, name)

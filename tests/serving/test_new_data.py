@@ -11,7 +11,7 @@ from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.evaluation import finished_run
+from fedjax_bn.run.evaluation import new_data
 from fedjax_bn.run.files import finished
 from trees import shade_of, write_shade, write_tree
 
@@ -23,7 +23,7 @@ def read(path, form=FORM, name="pacs", **changes):
     keys = {"data__name": "pacs", "data__image_size": 6, "data__cache": "", "target": ""}
     own = runs.config(**keys, data__path="trained/on")
     keys |= {"data__name": name, "data__path": str(path)}
-    return finished_run._read_new(runs.config(**keys | changes), own, form)
+    return new_data.read_new(runs.config(**keys | changes), own, form)
 
 
 def labels_by_shade(pool):
@@ -61,12 +61,12 @@ def test_classes_without_names_are_folders_of_their_labels(tmp_path):
     own, form = runs.config(**keys, data__name="scanners", target="fax"), {"num_classes": 11}
     write_tree(tmp_path, ["hospital9"], ["2", "10"], count=1)
     config = runs.config(**keys, data__name="folders", data__path=str(tmp_path))
-    (pool,) = finished_run._read_new(config, own, form).pools
+    (pool,) = new_data.read_new(config, own, form).pools
     assert sorted(pool.labels.tolist()) == [2, 10]
     write_tree(tmp_path / "words", ["hospital9"], ["two", "ten"], count=1)
     config.data.path = str(tmp_path / "words")
     with pytest.raises(ValueError, match=r"CLASS of 0, 1, 2, .*, 10"):
-        finished_run._read_new(config, own, form)
+        new_data.read_new(config, own, form)
 
 
 def test_a_whole_published_copy_is_still_read_as_published(tmp_path):

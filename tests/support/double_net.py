@@ -1,8 +1,11 @@
-"""A network of float64 that a configuration can name, in a process of its own too."""
+"""Networks of float64 that a configuration can name, in a process of its own too."""
+
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
+from fedjax_bn.models import UNet
 from fedjax_bn.normalization import BatchNorm
 
 
@@ -17,3 +20,11 @@ class DoubleNet(nn.Module):
         x = nn.Dense(4, param_dtype=jnp.float64, name="in")(x)
         x = nn.relu(BatchNorm(param_dtype=jnp.float64, name="norm")(x)).mean(1)
         return nn.Dense(self.num_classes, param_dtype=jnp.float64, name="out")(x)
+
+
+class DoubleUNet(UNet):
+    """A tiny U-Net."""
+
+    width: int = 2
+    levels: int = 1
+    param_dtype: Any = jnp.float64

@@ -115,10 +115,8 @@ def load(
     dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     scans = {site: _scans(folder, root) for site, folder in folders.items()}
-    slices, notes = Slices(image_size, cache=cache, progress=progress), []
-    if protocol:
-        slices = slices._replace(**_PROTOCOLS[protocol].slices)
-        notes.append(_PROTOCOLS[protocol].note)
+    slices = slices_of(protocol, image_size)._replace(cache=cache, progress=progress)
+    notes = [_PROTOCOLS[protocol].note] if protocol else []
     source = to_source(
         "prostate", root, scans, slices, classes=_CLASSES, values=_VALUES, notes=notes
     )
@@ -128,6 +126,12 @@ def load(
         _divided(pool, _PROTOCOLS[protocol], list(_SITES).index(pool.name)) for pool in source.pools
     ]
     return source._replace(pools=tuple(pools), key=f"{protocol} {source.key}")
+
+
+def slices_of(protocol: str, image_size: int) -> Slices:
+    """Returns how volumes become slices with a protocol, "" for none."""
+    slices = Slices(image_size)
+    return slices._replace(**_PROTOCOLS[protocol].slices) if protocol else slices
 
 
 def _scans(folder: Path, root: Path) -> list[Scan]:

@@ -28,7 +28,7 @@ from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import UNLABELLED
 
 SUFFIXES = (".nii", ".nii.gz")
-NEIGHBOURS, REPEATED = "neighbours", "repeated"
+CHANNELS = NEIGHBOURS, REPEATED = "neighbours", "repeated"
 _LARGEST = 2**33  # bytes of a file
 _QUANTILE = 0.99
 _FORM = 1  # raise it when the same files would give other slices
@@ -159,7 +159,7 @@ def to_source(
     )
 
 
-def _opened(path: Path) -> Any:
+def open_volume(path: Path) -> Any:
     """Returns a volume of nibabel, of which only the header is read yet."""
     try:
         import nibabel
@@ -179,14 +179,14 @@ def _opened(path: Path) -> Any:
 def _form_of(scan: Scan, crop: int) -> _Form:
     """Reads the headers of a scan; raises ValueError if they do not suit each other."""
     with corruption_named(scan.image):
-        image = _opened(scan.image)
+        image = open_volume(scan.image)
         spacing = tuple(float(side) for side in image.header.get_zooms()[::-1])
         if not (np.isfinite(spacing).all() and min(spacing) > 0):
             raise ValueError(f"its header has voxels of {spacing} mm; write their real sides there")
         if crop > min(image.shape[:2]):
             raise ValueError(f"its slices of {image.shape[:2]} pixels are below the crop's {crop}")
     with corruption_named(scan.mask):
-        mask = _opened(scan.mask)
+        mask = open_volume(scan.mask)
         if mask.shape != image.shape:
             raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
     aligned = np.allclose(image.affine, mask.affine, rtol=1e-3, atol=1e-3)
@@ -222,10 +222,10 @@ def _slices_of(
     def make(write: Write) -> tuple[str, ...]:
         def one(k: int) -> None:
             with corruption_named(scans[k].image):
-                grey = to_bytes(_voxels(scans[k].image))
+                grey = to_bytes(voxels_of(scans[k].image))
             with corruption_named(scans[k].mask):
-                mask = _to_classes(_voxels(scans[k].mask), values)
-            pairs = [_squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
+                mask = _to_classes(voxels_of(scans[k].mask), values)
+            pairs = [squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
             write(np.stack(pairs), int(ends[k]))
 
         with (
@@ -242,9 +242,9 @@ def _slices_of(
     return cached_array(slices.cache, name, (int(ends[-1]), 2, size, size), make)[0]
 
 
-def _voxels(path: Path) -> np.ndarray:
+def voxels_of(path: Path) -> np.ndarray:
     """Returns the numbers f64[D, H, W] of a volume, scaled by its header."""
-    voxels = np.asarray(_opened(path).dataobj, np.float64).T
+    voxels = np.asarray(open_volume(path).dataobj, np.float64).T
     if not np.isfinite(voxels).all():
         raise ValueError("it has voxels that are not finite: replace them")
     return voxels
@@ -258,7 +258,7 @@ def values_of(path: Path) -> np.ndarray:
       ValueError: the file cannot be read, or it has other numbers.
     """
     with corruption_named(path):
-        found = np.unique(_voxels(path))
+        found = np.unique(voxels_of(path))
         if wrong := [value for value in found.tolist() if value not in range(256)]:
             raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
     return np.isin(np.arange(256), found)
@@ -285,7 +285,7 @@ def _to_classes(mask: np.ndarray, values: Mapping[int, int]) -> np.ndarray:
     return np.array([values[value] for value in found], np.uint8)[place].reshape(mask.shape)
 
 
-def _squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:
+def squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:
     """Returns u8[2, size, size] of a slice u8[H, W] and its mask."""
     from PIL import Image
 

@@ -263,3 +263,11 @@ def resized(images: np.ndarray | Rows, shape: Sequence[int]) -> np.ndarray | Row
 
     stretched = [stretch(image) for block in blocks(images) for image in block]
     return np.stack(stretched).reshape(-1, *shape)
+
+
+def resized_masks(masks: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Returns masks u8[N, h, w] as u8[N, H, W] of a shape (H, W, ...), to the nearest pixel."""
+    from PIL import Image
+
+    size, nearest = (shape[1], shape[0]), Image.Resampling.NEAREST
+    return np.stack([np.asarray(Image.fromarray(mask).resize(size, nearest)) for mask in masks])

@@ -1,7 +1,8 @@
 """Samples of one's own in a NumPy archive: `.npz` with arrays of every domain.
 
     DOMAIN__images   u8[N, H, W, C], or f32[N, ...]     such as photo__images, photo__labels
-    DOMAIN__labels   integers [N], counted from 0
+    DOMAIN__labels   integers [N], counted from 0; or masks, integers or bools [N, H, W], with the
+                     class of each pixel, 0 for the background and 255 for a pixel without a label
 
 or, if a domain is divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
 `validation` and `test`; these become its official parts. Optionally `classes`, str[C], names the
@@ -19,11 +20,12 @@ from zipfile import ZipFile
 import numpy as np
 
 from fedjax_bn.arguments.text import short
+from fedjax_bn.data.label_trees import MASK, PyTree, as_labels, has_masks, join
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.arrays import forms_in_npz, names_in_npz, read_npz
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
-from fedjax_bn.engine.inputs import as_images, check_image_dtype, class_labels
+from fedjax_bn.engine.inputs import UNLABELLED, as_images, check_image_dtype
 
 _FORM = (
     "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
@@ -33,10 +35,10 @@ _ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(images|labels)", re.DOT
 
 
 class _Part(NamedTuple):
-    """Samples of one part of a domain: images u8[N, H, W, C] or f32[N, ...], labels i32[N]."""
+    """Samples of a part of a domain: images u8[N, H, W, C] or f32[N, ...], and their labels."""
 
     images: np.ndarray
-    labels: np.ndarray
+    labels: PyTree
 
 
 _Parts = dict[str, dict[str, _Part]]  # domain -> part -> samples; the part "" is the whole domain
@@ -76,16 +78,19 @@ def load(
     if classes:
         numbers = np.array([list(classes).index(name) for name in names], np.int32)
         parts = {
-            domain: {part: one._replace(labels=numbers[one.labels]) for part, one in there.items()}
+            domain: {
+                part: one._replace(labels=_renumbered(one.labels, numbers))
+                for part, one in there.items()
+            }
             for domain, there in parts.items()
         }
         names = tuple(classes)
     pools = []
     for name, there in parts.items():
-        sizes = {part: len(one.labels) for part, one in there.items()}
+        sizes = {part: len(one.images) for part, one in there.items()}
         images = [one.images for one in there.values()]
         images = images[0] if len(images) == 1 else np.concatenate(images)
-        labels = np.concatenate([one.labels for one in there.values()])
+        labels = join([one.labels for one in there.values()])
         divided = None if "" in there else parts_of(sizes)
         pools.append(Pool(name, images, labels, numbered_names(name, sizes), divided))
     read = {f"{name.removesuffix('images')}{kind}.npy" for name in forms for kind in _Part._fields}
@@ -123,7 +128,7 @@ def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple
     for name, part in wanted:
         prefix = f"{path}: {_prefix(name, part)}"
         images = as_images(content[f"{_prefix(name, part)}images"], f"{prefix}images")
-        labels = class_labels(content[f"{_prefix(name, part)}labels"], f"{prefix}labels")
+        labels = as_labels(content[f"{_prefix(name, part)}labels"], f"{prefix}labels")
         if images.dtype != np.uint8 and not np.isfinite(images).all():
             place = tuple(np.argwhere(~np.isfinite(images))[0].tolist())
             raise ValueError(
@@ -131,6 +136,11 @@ def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple
                 "drop the sample or impute it"
             )
         parts.setdefault(name, {})[part] = _Part(images, labels)
+    kinds = {has_masks(one.labels) for there in parts.values() for one in there.values()}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{path} has masks for some samples and one class for others: give all the same"
+        )
     return parts, tuple(classes.tolist())
 
 
@@ -173,13 +183,34 @@ def _check_form(forms: dict[str, np.ndarray], prefix: str, path: Path) -> None:
             f"{place} is {images.dtype} {images.shape}; it must be uint8 [N, H, W, C], or floats "
             "[N, ...]"
         )
-    if labels.ndim == 1 and len(images) != len(labels):
+    if labels.ndim == 3 and labels.shape[1:] != images.shape[1:3]:
+        raise ValueError(
+            f"{path}: {short(prefix)}labels has masks of {list(labels.shape[1:])} pixels for "
+            f"samples {list(images.shape[1:])}; give a mask of each image's size"
+        )
+    if labels.ndim in (1, 3) and len(images) != len(labels):
         raise ValueError(
             f"{path}: {short(prefix.rstrip('_'))} has {len(images)} images but {len(labels)} "
             "labels; every image needs one label"
         )
     if not len(images):
         raise ValueError(f"{place} is empty; give it samples or leave it out")
+
+
+def _present(labels: PyTree) -> np.ndarray:
+    """Returns the classes that labels have, rising."""
+    if has_masks(labels):
+        return np.flatnonzero(np.bincount(labels[MASK].ravel(), minlength=256)[:UNLABELLED])
+    return np.unique(labels)
+
+
+def _renumbered(labels: PyTree, numbers: np.ndarray) -> PyTree:
+    """Returns labels with numbers i32[C] instead of the classes 0 to C - 1."""
+    if not has_masks(labels):
+        return numbers[labels]
+    table = np.full(256, UNLABELLED, np.uint8)
+    table[: len(numbers)] = numbers
+    return {MASK: table[labels[MASK]]}
 
 
 def _classes(
@@ -190,8 +221,10 @@ def _classes(
     `names` are the archive's own, if any; its classes must be among `classes`, if any.
     """
     found = np.unique(
-        np.concatenate([one.labels for own in parts.values() for one in own.values()])
+        np.concatenate([_present(one.labels) for own in parts.values() for one in own.values()])
     )
+    if not found.size:
+        raise ValueError(f"{path}: no pixel of its masks has a class; give masks below 255")
     last = int(found[-1])
     known = names or tuple(classes[: last + 1])
     if known and last >= len(known):

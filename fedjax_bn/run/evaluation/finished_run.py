@@ -3,11 +3,7 @@
 Training data are needed only if the internal clients are tested.
 
 A published dataset has fixed names of domains, and a new hospital is not among them. So an archive
-or a folder at another path is read with the domain names that it has:
-
-    PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
-
-The classes are the run's, in the run's order; a new domain need not have all of them.
+or a folder at another path is read with the domain names that it has, see `new_data`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,24 +19,22 @@ from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
-from fedjax_bn.data.pixels.decode import resized
-from fedjax_bn.data.sets import folders, npz
-from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.data.source import Source
+from fedjax_bn.data.label_trees import form_of_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.report import plots
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, check, choose, flatten
+from fedjax_bn.run.config.keys import assign, check, flatten
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluation import evaluate
 from fedjax_bn.run.evaluation.answers import Keep, packed, predictions_of
 from fedjax_bn.run.evaluation.groups import by_client
+from fedjax_bn.run.evaluation.new_data import read_new, stretched
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.run.evaluation.scoring import as_stored
 from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, build
-from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, check_target, decoding
+from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.experiment.start import data_hash
 from fedjax_bn.run.experiment.values import read_evaluation
@@ -50,7 +44,6 @@ from fedjax_bn.run.training.population import Held
 from fedjax_bn.run.training.records import Record, have_trained
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
-_OWN = ("folders", "npz")  # datasets that are a user's own
 
 
 class Request(NamedTuple):
@@ -138,7 +131,10 @@ def _tested(
     form = about["form"]
     experiment, state, number = finished.restore(folder, own, form)
     if request.tsne and not experiment.task.classifies:
-        raise ConfigError("--tsne needs the features of a classifier, and this run has a detector")
+        raise ConfigError(
+            "--tsne needs the features of a classifier, and this run's model is another one: "
+            "leave it out"
+        )
     if request.alphas and COLLECTION not in evaluate.served_variables(state):
         raise ConfigError(
             f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
@@ -209,18 +205,24 @@ def _domains_to_test(
     if not same and not request.source and "target" not in dict(request.changes):
         config.target = ""
     check_data_keys(config)
-    data = _read_new(config, own, form)
+    data = read_new(config, own, form)
     check_target(data, config)
     tested = unseen_only(data, target=config.target, seed=config.seed)
     if request.resize:
         stored = [(domain.name, as_stored(whole(domain))) for domain in tested.domains]
-        stretched = (
-            Domain(name, None, None, split._replace(images=resized(split.images, form["shape"])))
-            for name, split in stored
+        domains = (
+            Domain(name, None, None, stretched(split, form["shape"])) for name, split in stored
         )
-        tested = tested._replace(domains=tuple(stretched))
+        tested = tested._replace(domains=tuple(domains))
     if tested.domains:
-        images = tested.domains[0].test.images
+        images, labels, _ = tested.domains[0].test
+        kinds = [{"boxes", "masks"} & of.keys() for of in (form, form_of_labels(labels))]
+        if kinds[0] != kinds[1]:
+            trained, there = (" and ".join(kind) or "one class" for kind in kinds)
+            raise ConfigError(
+                f"the run was trained on samples with {trained} each, but those of {tested.name} "
+                f"have {there}: give data with labels of the same kind"
+            )
         given = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
         needed = (form["shape"], form["dtype"], form["num_classes"])
         if given != needed:
@@ -230,56 +232,6 @@ def _domains_to_test(
                 + ": give data of the same form; --resize brings images to the run's size"
             )
     return tested
-
-
-def _read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dataset:
-    """Returns the data to test.
-
-    Raises:
-      ConfigError: there is no such dataset; the folder holds no class of the run, or no domain that
-        `data.domains` names.
-      ValueError, OSError: as the readers.
-    """
-    name, path, wanted = config.data.name, Path(config.data.path), config.data.domains
-    load = choose(DATASETS, name, "data.name")
-    moved = config.data.path and config.data.path != own.data.path
-    if not moved or not (name == own.data.name or name in _OWN):
-        return load(config)
-    numbers = [str(label) for label in range(form["num_classes"])]  # if the run recorded no names
-    if path.suffix == ".npz":
-        return npz.load(path, domains=wanted, classes=form.get("classes") or numbers)
-    inside, classes = folders.subfolders(path), {}
-    if name in IMAGE_FOLDERS:
-        domains, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
-        for one in (path, *inside):  # a copy of the published folder, or a folder that holds it
-            if len(folders.match_folders(folders.subfolders(one), domains)) == len(domains):
-                return load(config)
-    elif name == "folders":
-        given = config.data.classes or form.get("classes", ())
-        classes = dict.fromkeys(given if given or own.data.name in _OWN else numbers, ())
-    if not classes:  # another reader, or an older run, which did not record its classes
-        return load(config)
-    # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
-    matching = (one for one in inside if folders.match_folders(folders.subfolders(one), classes))
-    found = {one.name: one for one in matching}
-    if not found and folders.match_folders(inside, classes):
-        found = {path.resolve().name: path}
-    if missing := [one for one in wanted if one not in found]:
-        raise ConfigError(
-            f"config.data.domains={missing[0]!r} is not a domain of {path}: it has "
-            f"{', '.join(found) or 'none'}"
-        )
-    found = {one: found[one] for one in wanted or found}
-    if not found:
-        raise ConfigError(
-            f"config.data.path={path} holds no class of the run: give a folder "
-            f"DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
-        )
-    listings = [folders.list_classes(one, folder, classes) for one, folder in found.items()]
-    domains = dict.fromkeys(found, ())
-    new = folders.Published("new data", "", "", domains, classes, {}, "", (0.0,), (0.0,))
-    root = path if path not in found.values() else path.parent
-    return folders.to_source(new, root, listings, config.data.image_size, **decoding(config))
 
 
 def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experiment:

@@ -1,6 +1,6 @@
 """Lists the datasets, and makes the clients and unseen domains of `data.*` and `target`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +12,10 @@ from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
+from fedjax_bn.data.label_trees import SPACING
 from fedjax_bn.data.masks import own as own_masks
 from fedjax_bn.data.masks import prostate, published
+from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (
     abide,
     camelyon17,
@@ -114,6 +116,13 @@ def _read_tfds(name: str) -> _Read:
         )
 
     return read
+
+
+def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
+    """Returns how scans became the samples of a form (`domain.form_of`); None for other samples."""
+    if SPACING not in form.get("masks", ()):
+        return None
+    return prostate.slices_of(config.data.protocol, config.data.image_size)
 
 
 EMBEDDED: dict[str, _Read] = {

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.label_trees import no_labels
+from fedjax_bn.data.label_trees import is_of_masks, no_labels
 from fedjax_bn.data.pixels.images import impossible_samples
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.defaults import base, keys
@@ -139,6 +139,8 @@ def impossible(form: Record) -> str:
     clients = form["clients"]
     if not clients or len(set(clients)) < len(clients):
         return "clients"
+    if "masks" in form and not is_of_masks(form["masks"], form["shape"]):
+        return "masks"
     return impossible_samples(form["shape"], form["dtype"], form["mean"], form["std"])
 
 

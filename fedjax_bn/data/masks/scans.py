@@ -1,0 +1,70 @@
+"""Makes slices of scans without masks, as `volumes` does for training, and scans of their masks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.data.masks.volumes import (
+    NEIGHBOURS,
+    Slices,
+    open_volume,
+    squared,
+    to_bytes,
+    voxels_of,
+)
+from fedjax_bn.data.sets.files import corruption_named
+
+
+def shape_of(path: Path, crop: int = 0) -> tuple[tuple[int, int, int], float]:
+    """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres.
+
+    Raises:
+      ImportError: nibabel is not installed.
+      ValueError: the file is not such a volume, or its slices are smaller than the crop.
+    """
+    with corruption_named(path):
+        volume = open_volume(path)
+        columns, rows, slices = volume.shape
+        if crop > min(rows, columns):
+            raise ValueError(f"its slices of {rows} x {columns} pixels are below the crop's {crop}")
+        return (slices, rows, columns), float(np.prod(volume.header.get_zooms())) / 1000
+
+
+def slices_of(path: Path, slices: Slices) -> np.ndarray:
+    """Returns the slices u8[D, size, size, 3] of a NIfTI volume; raises as `shape_of`."""
+    with corruption_named(path):
+        grey = to_bytes(voxels_of(path))
+        stored = np.stack([squared(one, np.zeros_like(one), slices)[0] for one in grey])
+    index, steps = np.arange(len(stored)), (0, 0, 0)
+    if slices.channels == NEIGHBOURS:
+        steps = (-1, 0, 1)
+    return np.stack([stored[np.clip(index + step, 0, index[-1])] for step in steps], -1)
+
+
+def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Returns the mask u8[H, W] of a slice whose middle has the mask [h, w]; 0 around it."""
+    around = [(whole - part) // 2 for whole, part in zip(shape, mask.shape, strict=True)]
+    width = [
+        (before, whole - part - before)
+        for before, whole, part in zip(around, shape, mask.shape, strict=True)
+    ]
+    return np.pad(mask, width)
+
+
+def save_mask(path: Path, mask: np.ndarray, image: Path) -> None:
+    """Writes classes u8[D, H, W] as a NIfTI volume with the header of its image.
+
+    Raises:
+      ValueError: the image cannot be read.
+      OSError: the file exists, or cannot be written.
+    """
+    with corruption_named(image):
+        volume = open_volume(image)
+    header = volume.header.copy()
+    header.set_data_dtype(np.uint8)
+    header["cal_min"] = header["cal_max"] = 0  # else viewers show classes in the image's window
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        raise FileExistsError(f"{path} is there already")
+    type(volume)(mask.T, volume.affine, header).to_filename(path)

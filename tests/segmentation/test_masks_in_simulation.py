@@ -1,0 +1,101 @@
+"""Masks on the short path: arrays to Dice, by simulation, by batches, and by a predictor."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import square_masks
+from fedjax_bn.data.drawing import drawing
+from fedjax_bn.methods import fedbn
+from fedjax_bn.models import MLP, UNet
+from fedjax_bn.simulation import simulate
+from fedjax_bn.task import segmentation
+
+TASK = segmentation(3)
+METHOD = fedbn(UNet(num_classes=3, width=2, levels=1), optax.sgd(0.1), task=TASK)
+OPTIONS = {"rounds": 2, "batch_size": 4, "eval_every": 1, "show_progress": False}
+
+
+def of_volumes(count: int, seed: int) -> tuple:
+    """Two slices a volume."""
+    images, masks = square_masks.samples(count, seed)
+    volume = np.arange(count) // 2
+    return images, {"mask": masks, "volume": volume, "spacing": np.ones((count, 3))}
+
+
+@pytest.fixture(scope="module")
+def result():
+    clients = {"a": of_volumes(20, 0), "b": of_volumes(8, 1)}
+    unseen = {"z": of_volumes(5, 2)}
+    how = {"adaptations": ("running",)}
+    return simulate(METHOD, clients=clients, unseen=unseen, **how, **OPTIONS)
+
+
+def test_the_score_is_the_mean_dice_of_volumes(result):
+    images, labels = of_volumes(5, 2)
+    found = result.predict(images)
+    assert found.shape == (5, 16, 16, 3)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+    dice = result.accuracy["unseen"]["z"]["running"]
+    assert dice == pytest.approx(TASK.score(found, labels), rel=1e-5)
+    predicted, by_volume = found.argmax(-1), []
+    for volume in range(3):
+        own = labels["volume"] == volume
+        for number in (1, 2):
+            p, t = predicted[own] == number, labels["mask"][own] == number
+            by_volume.append(2 * (p & t).sum() / (p.sum() + t.sum()))
+    assert dice == pytest.approx(100 * np.mean(by_volume), rel=1e-5)
+    assert str(result).startswith("Dice %")
+
+
+def test_plain_masks_of_any_whole_numbers_train_and_volumes_stay_together():
+    from fedjax_bn.data.division.clients import make_clients
+    from fedjax_bn.data.source import Source
+    from fedjax_bn.simulation import _pool
+
+    pools = tuple(_pool(name, of_volumes(40, 3), TASK) for name in "ab")
+    (a, b) = make_clients(Source("s", ("0", "1", "2"), pools, (0.5,), (0.5,)))[0].domains
+    for domain in (a, b):
+        parts = [set(split.labels["volume"].tolist()) for split in domain[1:3]]
+        assert not parts[0] & parts[1]
+        assert len(parts[1]) == 2
+        assert len(domain.test.images) == 4
+    pool = _pool("a", (pools[0].images, pools[0].labels["mask"].astype(np.int64)), TASK)
+    np.testing.assert_array_equal(pool.labels["mask"], pools[0].labels["mask"])
+
+
+def test_drawn_batches_have_the_masks_of_their_images():
+    clients = [square_masks.samples(5, 0), square_masks.samples(3, 1)]
+    batches = drawing(clients, batch_size=2)(jax.random.key(0))
+    for k, (images, masks) in enumerate(clients):
+        valid = np.asarray(batches["valid"][k])
+        index = np.asarray(batches["image"][k])[valid]
+        np.testing.assert_array_equal(batches["source"][k][index], images[index])
+        np.testing.assert_array_equal(batches["label"]["mask"][k][valid], masks[index])
+
+
+IMAGES, MASKS = square_masks.samples(4, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((IMAGES, MASKS[:, :8]), r"client 'a' \(all\) has a mask uint8\[4, 8, 16\] for images"),
+        ((IMAGES, MASKS + 1), r"has class 3 in mask 0 at row .* classes must be in 0\.\.2, or 255"),
+        ((IMAGES, MASKS.astype(int) - 1), "the labels of client 'a' .* has label -1"),
+        ((IMAGES, {"masks": MASKS}), r"have the leaves \['masks'\]; give 'mask'"),
+        ((IMAGES, np.zeros(4, int)), "has no masks as labels, and the task of the method scores D"),
+        ((IMAGES[:3], MASKS), "has 3 images but 4 labels"),
+        ((IMAGES[:, 0], MASKS), r"has masks for samples \[4, 16, 3\]; give images"),
+    ],
+)
+def test_masks_that_do_not_suit_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        simulate(METHOD, clients={"a": given}, **OPTIONS)
+
+
+def test_a_classifier_refuses_masks():
+    method = fedbn(MLP(num_classes=3), optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"has masks as labels, .* scores accuracy: give"):
+        simulate(method, clients={"a": (IMAGES, MASKS)}, **OPTIONS)
