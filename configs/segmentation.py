@@ -1,6 +1,6 @@
 """FedBN beside FedAvg in segmenting glands under simulated stains; no download.
 
-    python -m fedjax_bn.main --config configs/segmentation.py
+python -m fedjax_bn.main --config configs/segmentation.py
 
 """
 
@@ -12,17 +12,18 @@ from fedjax_bn.run.config import base, override
 def get_config(changes: str = "") -> ConfigDict:
     config = base()
     config.method = "fedbn"
-    config.baselines = ("fedavg",)
+    config.baselines = ("singleset", "fedavg")
     config.model = "UNet:width=8:levels=2"
-    config.rounds = 20
+    config.rounds = 15
     config.local_epochs = 1
-    config.batch_size = 8
+    config.batch_size = 4
     config.optimizer.name = "adam"
-    config.optimizer.learning_rate = 0.004
+    config.optimizer.learning_rate = 0.01
+    config.optimizer.schedule = "cosine"
     config.optimizer.keep = True
     config.eval_every = 5
     config.target = "faded"
-    config.adaptations = ("running", "batch", "tsmobn")
+    config.adaptations = ("running", "fixed_alpha", "tsmobn")
     config.data.name = "stains"
     config.data.image_size = 64
     return override(config, changes)

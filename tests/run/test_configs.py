@@ -35,7 +35,7 @@ def small_pacs(shared, tmp_path_factory):
 )
 def test_without_data_the_error_says_what_belongs_there(path):
     config = read(str(path))
-    if path.stem in ("cow_on_beach", "population", "quickstart", "signs", "synthetic"):
+    if path.stem in ("cow_on_beach", "population", "quickstart", "segmentation", "signs", "synthetic"):
         assert build(config).internal.domains
         return
     with pytest.raises(ConfigError) as error:

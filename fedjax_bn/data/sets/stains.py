@@ -7,7 +7,7 @@ of the tissue is a random crop of scikit-learn's photographs. Five stains show t
 
     eosin         violet walls in pink tissue, sharp
     silver        black walls in ochre tissue, a blurred lens
-    darkfield     white walls in near black tissue, noisy: inverted polarity
+    azan          red walls in blue tissue, noisy
     fluorescence  green walls in black tissue, half the resolution, noisy: inverted polarity
     faded         pale brown walls in grey tissue, uneven light; meant as the unseen stain
 
@@ -45,7 +45,7 @@ class _Stain(NamedTuple):
       tissue, wall, lumen: RGB in 0..255; walls lighter than tissue are inverted polarity.
       texture: grey levels by which the tissue is at most lighter or darker than its colour.
       blur: standard deviation of the lens in pixels.
-      resolution: pixels a side that the sensor resolves; each is shown as a square.
+      resolution: pixels a side that the sensor resolves, shown as squares.
       shade: share by which the light is at most weaker or stronger, along a random direction.
       noise: standard deviation of the sensor in grey levels.
     """
@@ -65,9 +65,9 @@ STAINS = (
     # name, tissue, wall, lumen, texture, blur, resolution, shade, noise
     _Stain("eosin", (225, 160, 190), (95, 45, 130), (247, 240, 246), 50, 0.3, 64, 0.0, 5),
     _Stain("silver", (190, 160, 95), (25, 20, 20), (225, 210, 170), 60, 1.0, 64, 0.1, 8),
-    _Stain("darkfield", (40, 45, 70), (205, 215, 235), (8, 8, 14), 40, 0.5, 64, 0.0, 14),
+    _Stain("azan", (70, 95, 175), (185, 45, 60), (215, 220, 235), 50, 0.5, 64, 0.0, 12),
     _Stain("fluorescence", (20, 60, 35), (120, 235, 90), (5, 12, 8), 30, 0.3, 32, 0.0, 14),
-    _Stain("faded", (165, 168, 172), (130, 100, 75), (200, 203, 205), 25, 0.7, 64, 0.25, 7),
+    _Stain("faded", (175, 178, 182), (125, 95, 70), (212, 214, 216), 30, 0.7, 64, 0.25, 8),
 )
 
 
