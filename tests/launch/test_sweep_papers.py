@@ -11,6 +11,7 @@ import numpy as np
 import plan
 import pytest
 import report
+import segmentation
 import signs
 import sweep
 import tsmobn
@@ -29,7 +30,10 @@ from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
 from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
-ALL = (*PAPERS, fedcd_small.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP)
+ALL = (
+    *PAPERS,
+    *(fedcd_small.SWEEP, segmentation.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP),
+)
 NAMES = [one.name for one in ALL]
 # What internal clients' cells have, and what launch/joining.py writes.
 PERSONAL = ("running", plan.OWN, "received", "joined")

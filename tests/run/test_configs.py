@@ -10,6 +10,7 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import DATASETS
 
+WITHOUT_DATA = ("cow_on_beach", "population", "quickstart", "segmentation", "signs", "synthetic")
 CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
 
 
@@ -35,7 +36,7 @@ def small_pacs(shared, tmp_path_factory):
 )
 def test_without_data_the_error_says_what_belongs_there(path):
     config = read(str(path))
-    if path.stem in ("cow_on_beach", "population", "quickstart", "signs", "synthetic"):
+    if path.stem in WITHOUT_DATA:
         assert build(config).internal.domains
         return
     with pytest.raises(ConfigError) as error:

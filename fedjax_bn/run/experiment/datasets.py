@@ -28,6 +28,7 @@ from fedjax_bn.data.sets import (
     npz,
     scanners,
     signs,
+    stains,
     synthetic,
     tfds_source,
 )
@@ -130,6 +131,7 @@ EMBEDDED: dict[str, _Read] = {
     "scanners": lambda config: scanners.load(seed=config.seed),
     "signs": lambda config: signs.load(seed=config.seed),
     "signs_shortcut": lambda config: signs.load(seed=config.seed, shortcut=True),
+    "stains": lambda config: stains.load(seed=config.seed),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }
 _BOXES = {
@@ -194,7 +196,7 @@ def describe_datasets() -> dict[str, str]:
     modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
     modules["masks"] = own_masks
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
-    for module in (*named, driving, prostate, scanners, signs, synthetic):
+    for module in (*named, driving, prostate, scanners, signs, stains, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
     lines |= {name: f"{row.about.title}: {row.about.about}" for name, row in _MASKS.items()}

@@ -1,0 +1,149 @@
+"""Glands under five stains: real handwriting as walls and lumens to be segmented in tissue.
+
+The shapes are scikit-learn's handwritten digits (see `data.sets.scanners`): a pen stroke is a
+gland's wall, and what it encloses, as in 0, 6, 8 and 9, is its lumen, empty glass. An image of
+64 x 64 pixels has one to three digits in different quarters, one with a lumen at least. The texture
+of the tissue is a random crop of scikit-learn's photographs. Five stains show them:
+
+    eosin         violet walls in pink tissue, sharp
+    silver        black walls in ochre tissue, a blurred lens
+    azan          red walls in blue tissue, noisy
+    fluorescence  green walls in black tissue, half the resolution, noisy: inverted polarity
+    faded         pale brown walls in grey tissue, uneven light; meant as the unseen stain
+
+A mask has class 0 for tissue, 1 for walls and 2 for lumens. It is made from the shape before any
+stain, lens or sensor, so that stains differ only in how an image looks.
+
+The scans are divided among the stains, and each stain's scans into training, validation and test
+scans, before any image is made, so that no test image shows a scan on which any client has trained.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy  # loads ndimage at its first use
+
+from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.label_trees import MASK
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.data.sets.scanners import handwriting, place, shrunk_photograph, to_pixels
+
+_Colour = tuple[int, int, int]
+
+SIZE, MOST = 64, 3  # pixels a side, and digits of an image
+IMAGES = {"train": 80, "validation": 20, "test": 60}  # of a stain
+CLASSES = ("tissue", "wall", "lumen")
+_SCANS = {"train": 0.6, "validation": 0.1, "test": 0.3}  # shares of a stain's scans
+_LEAST = 12  # pixels of a lumen
+
+
+class _Stain(NamedTuple):
+    """How a stain, a lens and a sensor show tissue.
+
+    Attributes:
+      tissue, wall, lumen: RGB in 0..255; walls lighter than tissue are inverted polarity.
+      texture: grey levels by which the tissue is at most lighter or darker than its colour.
+      blur: standard deviation of the lens in pixels.
+      resolution: pixels a side that the sensor resolves, shown as squares.
+      shade: share by which the light is at most weaker or stronger, along a random direction.
+      noise: standard deviation of the sensor in grey levels.
+    """
+
+    name: str
+    tissue: _Colour
+    wall: _Colour
+    lumen: _Colour
+    texture: float
+    blur: float
+    resolution: int
+    shade: float
+    noise: float
+
+
+STAINS = (
+    # name, tissue, wall, lumen, texture, blur, resolution, shade, noise
+    _Stain("eosin", (225, 160, 190), (95, 45, 130), (247, 240, 246), 50, 0.3, 64, 0.0, 5),
+    _Stain("silver", (190, 160, 95), (25, 20, 20), (225, 210, 170), 60, 1.0, 64, 0.1, 8),
+    _Stain("azan", (70, 95, 175), (185, 45, 60), (215, 220, 235), 50, 0.5, 64, 0.0, 12),
+    _Stain("fluorescence", (20, 60, 35), (120, 235, 90), (5, 12, 8), 30, 0.3, 32, 0.0, 14),
+    _Stain("faded", (175, 178, 182), (125, 95, 70), (212, 214, 216), 30, 0.7, 64, 0.25, 8),
+)
+
+
+def load(seed: int = 0) -> Dataset:
+    """Returns the five stains as a dataset.
+
+    Args:
+      seed: at least 0; draws who owns which scan, where it is, textures, light and noise.
+
+    Returns:
+      Dataset "stains": images u8[N, 64, 64, 3], of a stain 80 to train, 20 to validate and 60 to
+      test, with masks u8[N, 64, 64] of three classes. The same seed gives the same bytes.
+    """
+    ink, labels = handwriting()
+    share = len(labels) // len(STAINS)
+    owners = stratified_split(labels, [share] * len(STAINS), generator(seed, 0))
+    greys = [shrunk_photograph(name, 2, np.float64).mean(-1) for name in ("china", "flower")]
+    domains = []
+    for position, (stain, owned) in enumerate(zip(STAINS, owners, strict=True)):
+        rng = generator(seed, 1, position)
+        parts = stratified_split(labels[owned], [int(share * s) for s in _SCANS.values()], rng)
+        shown = {
+            name: _images(stain, ink[owned[part]], count, greys, rng)
+            for part, (name, count) in zip(parts, IMAGES.items(), strict=True)
+        }
+        domains.append(Domain(stain.name, **shown))
+    return Dataset("stains", 3, tuple(domains), (0.5,) * 3, (0.5,) * 3, CLASSES)
+
+
+def _images(
+    stain: _Stain, ink: np.ndarray, count: int, greys: list[np.ndarray], rng: np.random.Generator
+) -> Split:
+    """Returns `count` images of a stain, with shapes from ink f64[n, 8, 8]."""
+    ink = np.clip((place(ink, rng) - 0.25) / 0.4, 0, 1)  # firmer, so that few rings have gaps
+    walls = ink > 0.5
+    lumens = np.array([scipy.ndimage.binary_fill_holes(wall) for wall in walls]) & ~walls
+    closed = np.flatnonzero(lumens.sum((1, 2)) >= _LEAST)
+    images = np.empty((count, SIZE, SIZE, 3), np.uint8)
+    masks = np.zeros((count, SIZE, SIZE), np.uint8)
+    for k in range(count):
+        strokes = np.zeros((SIZE, SIZE))
+        scans = [rng.choice(closed), *rng.integers(len(ink), size=rng.integers(MOST))]
+        for scan, quarter in zip(scans, rng.permutation(4), strict=False):
+            free = SIZE // 2 - ink.shape[1] + 1
+            y, x = SIZE // 2 * np.array(divmod(quarter, 2)) + rng.integers(free, size=2)
+            window = np.s_[y : y + ink.shape[1], x : x + ink.shape[2]]
+            strokes[window], masks[k][window] = ink[scan], walls[scan] + 2 * lumens[scan]
+        images[k] = _seen(stain, strokes, masks[k] == 2, _texture(greys, rng), rng)
+    return Split(images, {MASK: masks})
+
+
+def _texture(greys: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """Returns a random crop f64[SIZE, SIZE, 1] of a photograph, of mean 0 and within [-1, 1]."""
+    grey = greys[rng.integers(len(greys))]
+    top, left = (rng.integers(side - SIZE + 1) for side in grey.shape)
+    crop = grey[top : top + SIZE, left : left + SIZE, None]
+    crop = crop - crop.mean()
+    return crop / np.abs(crop).max().clip(1)
+
+
+def _seen(
+    stain: _Stain,
+    strokes: np.ndarray,
+    lumen: np.ndarray,
+    texture: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Returns an image u8[SIZE, SIZE, 3] of strokes f64[SIZE, SIZE] and lumens bool of that."""
+    tissue, wall, glass = (np.array(one, np.float64) for one in stain[1:4])
+    seen = np.where(lumen[..., None], glass, tissue + stain.texture * texture)
+    seen = strokes[..., None] * wall + (1 - strokes[..., None]) * seen
+    seen = scipy.ndimage.gaussian_filter(seen, (stain.blur, stain.blur, 0), mode="nearest")
+    angle, across = rng.uniform(0, 2 * np.pi), np.linspace(-1, 1, SIZE)
+    slope = (np.cos(angle) * across + np.sin(angle) * across[:, None]) / np.sqrt(2)
+    seen *= 1 + stain.shade * slope[..., None]
+    block = SIZE // stain.resolution
+    seen = seen.reshape(stain.resolution, block, stain.resolution, block, 3).mean((1, 3))
+    seen += stain.noise * rng.standard_normal(seen.shape)
+    return to_pixels(seen).repeat(block, 0).repeat(block, 1)
