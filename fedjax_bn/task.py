@@ -58,12 +58,14 @@ class Task(NamedTuple):
       classifies: whether outputs are logits f[B, classes] and labels i32[B]; methods that need
         these refuse other tasks.
       segments: C where outputs are logits f[B, H, W, C] and labels masks; 0 for other tasks.
+      nested: whether a class of a mask is inside the one before, see `segmentation`.
     """
 
     loss: Callable[[PyTree, PyTree, jax.Array], jax.Array]
     score: Score
     classifies: bool = False
     segments: int = 0
+    nested: bool = False
 
 
 def classification() -> Task:
@@ -101,7 +103,7 @@ def segmentation(
         return overlaps(predicted, label, valid, classes, nested=nested)
 
     loss = partial(segmentation_loss, dice=dice, by_sample=by_sample)
-    return Task(loss, Score("Dice", of_batch, _mean_dice), segments=classes)
+    return Task(loss, Score("Dice", of_batch, _mean_dice), segments=classes, nested=nested)
 
 
 def _mean_dice(found: Overlaps) -> jax.Array:

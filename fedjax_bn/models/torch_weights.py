@@ -1,9 +1,9 @@
 """Converts PyTorch's weights of a network to our variables of the same network, and back.
 
 ResNet and DenseNet have torchvision's names, DigitCNN and AlexNet the names in FedBN's code, and
-MLP similar ones (fc1, bn1, fc2, bn2, fc3). UNet has those of mateuszbuda/brain-segmentation-pytorch,
-the origin of HarmoFL's. YOLOv5's names number its layers from 0 to 24; its state dict also has a
-tensor with the anchors, in cells.
+MLP similar ones (fc1, bn1, fc2, bn2, fc3). UNet has the names of the PyTorch hub's
+mateuszbuda/brain-segmentation-pytorch. YOLOv5's names number its layers from 0 to 24; its state
+dict also has a tensor with the anchors, in cells.
 """
 
 import re

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_models import arrays, assert_near, torch_and_jax
 
 from fedjax_bn import models
 from fedjax_bn.models import pretrained
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.models.torch_weights import from_torch, to_torch
-from test_models import arrays, assert_near, torch_and_jax
 
 torch = pytest.importorskip("torch")
 SHAPE = (16, 24, 3)
