@@ -1,6 +1,6 @@
 """Methods and adaptations on masks: which train a U-Net, which refuse, and what they compute."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.torch_weights import to_torch
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.batch_instance import with_gates
-from fedjax_bn.sharing import without
+from fedjax_bn.sharing import all_but_batch_norm, join, split, without
 from fedjax_bn.state import Received
 
 KEY, SIDE, CLIENTS = jax.random.key(3), 16, 2
@@ -31,19 +31,27 @@ REFUSING = (
     *("randconv", "rsc", "selfreg", "sfa", "snr"),
 )
 TRAINED = tuple(sorted(set(methods.__all__) - set(REFUSING)))
-# One objective, statistic, server's step or upload of each kind.
-OFTEN = ("fedbn", "feddg")
-OPTIONS = {name: dict(given) for name, given in NAMED.items()}
+# One objective, statistics rule and upload of each kind, which are traced in the usual suite.
+OFTEN = ("fedcd", "feddg", "harmofl", "hbn", "mixstyle")
+MODEL = UNet(2, width=2, levels=1)
 
 
-def model_of(name="fedbn"):
-    return UNet(2, width=2, levels=1, norm="none" if name == "fedwon" else "batch")
+def model_of(name):
+    return MODEL.clone(norm="none") if name == "fedwon" else MODEL
 
 
 @cache
-def start_of(name="fedbn"):
-    made = jax.jit(model_of(name).init)(KEY, IMAGE)
-    return jax.tree.map(np.asarray, made)
+def start_of(model=MODEL):
+    """Variables, every leaf moved a little, drawn without a compiled program."""
+    rng = np.random.default_rng(1)
+
+    def draw(path, leaf):
+        name = path[-1].key
+        centre = {"scale": 1.0, "var": 1.0}.get(name, 0.0)
+        spread = np.prod(leaf.shape[:-1]) ** -0.5 if name == "kernel" else 0.1
+        return (centre + spread * rng.uniform(-1, 1, leaf.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, KEY, IMAGE))
 
 
 def batches_of_masks(steps=2, size=3, seed=0):
@@ -67,26 +75,27 @@ def as_read(images, dtype):
     return images.astype(dtype)
 
 
-def make(name, **options):
-    given = {"task": TASK, "prepare": as_read} | OPTIONS.get(name, {}) | options
+def make(name):
+    given = {"task": TASK, "prepare": as_read} | NAMED.get(name, {})
     return getattr(methods, name)(model_of(name), optax.sgd(0.05), **given)
 
 
-@pytest.mark.parametrize("name", sorted(set(TRAINED) - set(OFTEN)))
+@pytest.mark.parametrize("name", OFTEN)
 def test_a_round_of_a_method_that_needs_no_classifier_takes_masks(name):
     """Nothing is compiled here; the next test trains."""
     method, batches = make(name), batches_of_masks()
-    state = jax.eval_shape(lambda key, start: method.init(key, start, 2), KEY, start_of(name))
+    init = partial(method.init, num_clients=CLIENTS)
+    state = jax.eval_shape(init, KEY, start_of(model_of(name)))
     after, metrics = jax.eval_shape(method.round, state, batches, KEY)
     assert metrics["loss"].shape == (CLIENTS,)
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in TRAINED]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn")) for n in TRAINED]
 )
 def test_a_method_that_needs_no_classifier_trains_on_masks(name):
-    method, start = make(name), start_of(name)
+    method, start = make(name), start_of(model_of(name))
     state = jax.jit(method.init, static_argnums=2)(KEY, start, CLIENTS)
     after, metrics = method.round(jax.tree.map(jnp.copy, state), batches_of_masks(), KEY)
     assert np.isfinite(metrics["loss"]).all()
@@ -109,14 +118,14 @@ def in_torch(variables):
     import torch_models
 
     network = torch_models.UNet(2, 2, 1).double()
-    state = to_torch(model_of(), variables)
+    state = to_torch(MODEL, variables)
     network.load_state_dict({name: torch.tensor(array) for name, array in state.items()})
     return torch, network
 
 
 def test_fedcds_mask_gradient_and_penalty_on_maps_are_those_of_pytorch(x64):
     """L_e = L + lambda ||g_e - g_g||^2, and its gradient by the weights and the mask."""
-    model, batch = model_of(), jax.tree.map(lambda leaf: leaf[0, 0], batches_of_masks())
+    model, batch = MODEL, jax.tree.map(lambda leaf: leaf[0, 0], batches_of_masks())
     batch["image"] = batch["image"].astype(float)
     variables = with_masks(model, in_float64(start_of()))
     assert variables["mask"]["tap0"].shape == (2,)
@@ -169,27 +178,26 @@ def test_fedcd_sends_mask_gradients_and_an_unseen_client_gets_the_mean_mask():
     unseen = global_variables(state)
     np.testing.assert_allclose(unseen["mask"]["tap0"], own.mean(0), atol=0.02)
     images = batches_of_masks()["image"][0, 0]
-    running = adaptation.running(model_of())
+    running = adaptation.running(MODEL)
     masked, _ = running.predict(unseen, (), images)
     plain, _ = adaptation.without_mask(running).predict(unseen, (), images)
     assert masked.shape == (3, SIDE, SIDE, 2)
     assert np.abs(masked - plain).max() > 0
 
 
-def served():
+def served(model, start):
     """Variables with all that adaptations ask for."""
-    made = with_gates(start_of())
+    made = with_gates(start)
     clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), made)
     made = adaptation.with_clients(made, clients)
-    return with_adapter(KEY, model_of(), made, IMAGE)
+    return with_adapter(KEY, model, made, IMAGE)
 
 
-@pytest.mark.parametrize("channels", [2, 1])
 @pytest.mark.parametrize("name", ADAPTATIONS)
+@pytest.mark.parametrize("channels", [2, 1])
 def test_every_adaptation_gives_maps_of_logits(name, channels):
-    model = UNet(channels, width=2, levels=1)
-    variables = jax.eval_shape(served)
-    variables["params"]["head"] = jax.eval_shape(model.init, KEY, IMAGE)["params"]["head"]
+    model = MODEL.clone(num_classes=channels)
+    variables = jax.eval_shape(partial(served, model), start_of(model))
     images = jax.ShapeDtypeStruct((3, SIDE, SIDE, 3), jnp.float32)
 
     def predict(variables, images, valid):
@@ -205,7 +213,7 @@ def test_batch_and_tsmobn_of_a_unet_are_pytorchs_in_training_mode_and_by_tracked
     torch, network = in_torch(in_float64(start_of()))
     images = [batches_of_masks(seed=s)["image"][0, 0].astype(float) for s in range(2)]
     theirs = [torch.tensor(np.asarray(x)).movedim(-1, 1) for x in images]
-    variables, model = in_float64(start_of()), model_of()
+    variables, model = in_float64(start_of()), MODEL
 
     @jax.jit
     def ours(first, second):
@@ -244,24 +252,19 @@ def test_batch_and_tsmobn_of_a_unet_are_pytorchs_in_training_mode_and_by_tracked
 
 def test_the_ensemble_of_pixels_is_the_mean_of_its_members_probabilities(x64):
     for channels in (2, 1):
-        model = UNet(channels, width=2, levels=1)
-        start = in_float64(jax.jit(model.init)(KEY, IMAGE))
+        model = MODEL.clone(num_classes=channels)
+        start = in_float64(start_of(model))
         clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf + 0.1]), start)
         images = batches_of_masks()["image"][0, 0].astype(float)
-        ours, _ = adaptation.ensemble(model).predict(
-            adaptation.with_clients(start, clients), (), images
-        )
+        given = adaptation.with_clients(start, clients)
+        ours = jax.jit(lambda given, x, m=model: adaptation.ensemble(m).predict(given, (), x)[0])
+        passed = jax.jit(lambda given, x, m=model: forward(m, given, x).outputs)
         found = []
         for k in range(2):
             own = jax.tree.map(lambda leaf, k=k: leaf[k], clients)
-            norms = {
-                name: {
-                    n: own["params"][name][n] if "norm" in n else leaf for n, leaf in part.items()
-                }
-                for name, part in start["params"].items()
-            }
-            given = {"params": norms, "batch_stats": own["batch_stats"]}
-            logits = np.asarray(forward(model, given, images).outputs)
+            norms = split(own, all_but_batch_norm(own))[1]
+            member = join(split(start, all_but_batch_norm(start))[0], norms)
+            logits = np.asarray(passed(member, images))
             logits = logits if channels == 2 else np.concatenate([0 * logits, logits], -1)
             found.append(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
-        np.testing.assert_allclose(np.exp(ours), np.mean(found, 0), rtol=1e-10)
+        np.testing.assert_allclose(np.exp(ours(given, images)), np.mean(found, 0), rtol=1e-10)
