@@ -1,5 +1,7 @@
 """A U-Net for segmentation (Ronneberger et al. 2015), in the form of HarmoFL's and FedDG's code."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -59,8 +61,9 @@ class UNet(Network):
             x = jnp.concatenate([x, beside[i]], -1)
             x = self.part(_Block, self.width * 2**i, name=f"decoder{i + 1}")(x)
         x = _Tap(name="tap0")(x)
-        plain = {"conv_general_dilated_cls": lambda: cpu.convolve}  # never standardized
-        return self.convolve(x, self.num_classes, 1, name="head", use_bias=True, **plain)
+        options: dict[str, Any] = {"conv_general_dilated_cls": lambda: cpu.convolve}
+        # These options replace standardization, which is for the layers before a ReLU.
+        return self.convolve(x, self.num_classes, 1, name="head", use_bias=True, **options)
 
 
 class _Block(Network):

@@ -24,8 +24,9 @@ def boundary_contrast(
     s is the cosine of two vectors, and T = 0.05. A vector is the mean of a map's features over the
     places of one sample and kind: on a region's border, or in the band of 5 pixels around it. i and
     j are different vectors of one kind, n are those of the other kind; the contrast of a region is
-    the mean over all pairs (i, j). Kinds that a sample lacks, and samples that do not count, have
-    no vector.
+    the mean over all pairs (i, j), as by NTXentLoss of pytorch_metric_learning in the authors' code
+    (liuquande/FedDG-ELCFS, train_ELCFS.py). Kinds that a sample lacks, and samples that do not
+    count, have no vector.
 
     Args:
       maps: f[M, B, H, W, F], the features of M passes over the same B samples.
@@ -47,7 +48,8 @@ def boundary_contrast(
 def _places(mask: jax.Array, classes: int, nested: bool, dtype: jnp.dtype) -> jax.Array:
     """Returns f[2, B, H, W, regions], 1 on the border of a region, and 1 in the band around it.
 
-    Neighbours are up, down, left and right. What is outside the image or unlabelled is no border.
+    Neighbours are up, down, left and right. A region has no border along the image's edge or
+    along pixels without a label.
     """
     inside = regions_of(mask, classes, nested=nested)
     outside = ~inside & (mask != UNLABELLED)[..., None]

@@ -62,9 +62,9 @@ def feddg(
     Defaults are those of the authors' released code, whose loader exchanges only the means, as a
     whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and `half`.
     Differs from the code: clients send only the window, of images as they are trained on; x' is not
-    clipped to bytes; the edge of an image is no border; a region that a sample lacks is left out,
-    where theirs gives NaN; only x moves running statistics. Its test leaves the network in training
-    mode, which for batch norm is the adaptation `batch`.
+    clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
+    out, where theirs gives NaN; only x moves running statistics. Its test leaves the network in
+    training mode, which for batch norm is the adaptation `batch`.
 
     Args:
       model: f[B, H, W, C] -> outputs.
@@ -168,8 +168,9 @@ def _episodic(
         value = loss + outer
         if taps:
             both, mask = jnp.stack([*maps, *others]), batch["label"]["mask"]
-            regions = {"classes": task.segments, "nested": task.nested}
-            contrast = boundary_contrast(both, mask, batch["valid"], **regions)
+            contrast = boundary_contrast(
+                both, mask, batch["valid"], task.segments, nested=task.nested
+            )
             value += weight * contrast.astype(value.dtype)
         return value, (loss, moved)
 
