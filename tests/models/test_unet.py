@@ -28,18 +28,19 @@ def pair(levels=2, width=4, norm="batch", classes=3):
 @pytest.mark.parametrize("levels", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_outputs_gradients_and_running_statistics_equal_pytorchs(levels):
     network, theirs, model, variables, images = pair(levels)
-    assert_near(jax.jit(model.apply)(variables, images), channels_last(network.eval()(theirs)[1]))
 
     @jax.jit
-    def step(params):
+    def both(params):
         def loss(params):
             given = variables | {"params": params}
             logits, moved = model.apply(given, images, mutable=["batch_stats"])
             return jnp.sin(logits).sum(), (logits, moved["batch_stats"])
 
-        return jax.value_and_grad(loss, has_aux=True)(params)
+        served = model.apply(variables | {"params": params}, images)
+        return served, jax.value_and_grad(loss, has_aux=True)(params)
 
-    (_, (ours, moved)), gradients = step(variables["params"])
+    served, ((_, (ours, moved)), gradients) = both(variables["params"])
+    assert_near(served, channels_last(network.eval()(theirs)[1]))
     logits = network.train()(theirs)[1]
     assert_near(ours, channels_last(logits))
     jax.tree.map(assert_near, moved, from_torch(model, arrays(network))["batch_stats"])
@@ -124,6 +125,7 @@ def test_sides_that_cannot_be_halved_are_refused_in_a_sentence(shape):
         jax.eval_shape(models.UNet(levels=2).init, jax.random.key(0), jnp.zeros(shape))
 
 
+@pytest.mark.slow
 def test_in_bfloat16_parameters_stay_float32_and_gradients_are_finite():
     model = in_dtype(models.UNet(2, width=4, levels=1), jnp.bfloat16)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), jnp.float32)

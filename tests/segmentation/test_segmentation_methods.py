@@ -250,21 +250,21 @@ def test_batch_and_tsmobn_of_a_unet_are_pytorchs_in_training_mode_and_by_tracked
     np.testing.assert_allclose(by_stream, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_the_ensemble_of_pixels_is_the_mean_of_its_members_probabilities(x64):
-    for channels in (2, 1):
-        model = MODEL.clone(num_classes=channels)
-        start = in_float64(start_of(model))
-        clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf + 0.1]), start)
-        images = batches_of_masks()["image"][0, 0].astype(float)
-        given = adaptation.with_clients(start, clients)
-        ours = jax.jit(lambda given, x, m=model: adaptation.ensemble(m).predict(given, (), x)[0])
-        passed = jax.jit(lambda given, x, m=model: forward(m, given, x).outputs)
-        found = []
-        for k in range(2):
-            own = jax.tree.map(lambda leaf, k=k: leaf[k], clients)
-            norms = split(own, all_but_batch_norm(own))[1]
-            member = join(split(start, all_but_batch_norm(start))[0], norms)
-            logits = np.asarray(passed(member, images))
-            logits = logits if channels == 2 else np.concatenate([0 * logits, logits], -1)
-            found.append(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
-        np.testing.assert_allclose(np.exp(ours(given, images)), np.mean(found, 0), rtol=1e-10)
+@pytest.mark.parametrize("channels", [pytest.param(2, marks=pytest.mark.slow), 1])
+def test_the_ensemble_of_pixels_is_the_mean_of_its_members_probabilities(x64, channels):
+    model = MODEL.clone(num_classes=channels)
+    start = in_float64(start_of(model))
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf + 0.1]), start)
+    images = batches_of_masks()["image"][0, 0].astype(float)
+    given = adaptation.with_clients(start, clients)
+    ours = jax.jit(lambda given, x: adaptation.ensemble(model).predict(given, (), x)[0])
+    passed = jax.jit(lambda given, x: forward(model, given, x).outputs)
+    found = []
+    for k in range(2):
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], clients)
+        norms = split(own, all_but_batch_norm(own))[1]
+        member = join(split(start, all_but_batch_norm(start))[0], norms)
+        logits = np.asarray(passed(member, images))
+        logits = logits if channels == 2 else np.concatenate([0 * logits, logits], -1)
+        found.append(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose(np.exp(ours(given, images)), np.mean(found, 0), rtol=1e-10)
