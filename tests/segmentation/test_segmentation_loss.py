@@ -100,7 +100,7 @@ def test_a_right_prediction_has_a_loss_of_nearly_0_and_a_wrong_one_of_nearly_its
     _, mask, valid = drawn()
     mask[mask == UNLABELLED] = 0
     right = 50.0 * jax.nn.one_hot(mask, CLASSES)
-    loss = task.segmentation(CLASSES, dice=1.0).loss
+    loss = jax.jit(task.segmentation(CLASSES, dice=1.0).loss)
     np.testing.assert_allclose(loss(right, {"mask": mask}, valid), 0, atol=1e-9)
     wrong = loss(right, {"mask": (mask + 1) % CLASSES}, valid)
     np.testing.assert_allclose(wrong, 1, atol=1e-5)
