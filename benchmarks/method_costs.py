@@ -66,7 +66,8 @@ PASSES = {
         Passes(),
     ),
     **dict.fromkeys(_OF_THE_SERVER + _OF_THE_CLASSIFIER, Passes()),
-    **dict.fromkeys(("fedwon", "fixbn", "mixstyle"), Passes()),  # other norms, as many passes
+    **dict.fromkeys(("fedwon", "fixbn", "mixstyle", "pn"), Passes()),  # other norms, as many passes
+    **dict.fromkeys(("fedfa", "fedrdn"), Passes()),  # other maps or images, as many passes
     "fedcd": Passes(),  # its second derivative is of the classifier alone
     "perfedavg": Passes(),  # a half of the batch adapts, the other half gives the gradient
     "csac": Passes(forward=2),  # by the frozen model too; its own layers come on top

@@ -16,6 +16,8 @@ Variables = dict[str, PyTree]
 SharingRule = Callable[[Variables], PyTree]
 
 STATISTICS = "batch_stats"
+# What a client has measured of its own data: personal, and zeros in what an unseen client receives.
+MEASURED = "measured"
 
 
 def everything(variables: Variables) -> PyTree:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.weighing import weighted_mean
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.sharing import MEASURED, Variables, join
 
 PyTree = Any
 
@@ -165,8 +165,19 @@ def global_variables(state: FederatedState) -> Variables:
     num_clients = state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
     # A client of weight 0 is left out, so that the NaN of a failed client does not reach the mean.
-    personal = weighted_mean(personal, state.weights)
+    personal = unseen_personal(personal, state.weights)
     return join(jax.tree.map(jnp.copy, state.shared), personal)
+
+
+def unseen_personal(personal: PyTree, weights: jax.Array) -> PyTree:
+    """Returns what an unseen client has for personal leaves [K, ...]: their weighted mean.
+
+    What clients have measured of their own data (`sharing.MEASURED`) is 0 instead.
+    """
+    mean = weighted_mean(personal, weights)
+    if MEASURED not in mean:
+        return mean
+    return {**mean, MEASURED: jax.tree.map(jnp.zeros_like, mean[MEASURED])}
 
 
 def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:

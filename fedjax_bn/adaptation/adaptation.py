@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.models import hooks
 from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import take
@@ -163,6 +164,29 @@ def tsmobn(
         output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
         some = jnp.ones((), bool) if valid is None else valid.any()
         return output.outputs, _Tracked(output.moved[STATISTICS], carry.started | some)
+
+    return Adaptation(init, predict)
+
+
+def following(adaptation: Adaptation) -> Adaptation:
+    """Returns the adaptation with what a client measures of its stream (`models.hooks.follow`).
+
+    For variables without such a collection it is the adaptation itself.
+    """
+
+    def init(variables: Variables) -> PyTree:
+        own, carry = hooks.followed(variables), adaptation.init(variables)
+        return (own, carry) if own else carry
+
+    def predict(
+        variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        if not hooks.followed(variables):
+            return adaptation.predict(variables, carry, images, valid)
+        own, carry = carry
+        own = hooks.follow(variables, own, images, valid)
+        outputs, carry = adaptation.predict({**variables, **own}, carry, images, valid)
+        return outputs, (own, carry)
 
     return Adaptation(init, predict)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fedjax_bn import adaptation as made
-from fedjax_bn.adaptation.adaptation import Adaptation, without_affine, without_mask
+from fedjax_bn.adaptation.adaptation import Adaptation, following, without_affine, without_mask
 from fedjax_bn.arguments.choices import Argument, call_chosen, parsed, read_choice, split_choice
 from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief
@@ -77,7 +77,7 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
         raise ValueError(f"{what} gives {type(adaptation).__name__}, not an Adaptation")
     adaptation = adaptation if stream["affine"] else without_affine(adaptation)
     adaptation = adaptation if stream["mask"] else without_mask(adaptation)
-    return Choice(adaptation, stream["batch_size"], stream["order"])
+    return Choice(following(adaptation), stream["batch_size"], stream["order"])
 
 
 def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:

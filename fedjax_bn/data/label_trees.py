@@ -118,6 +118,11 @@ def boxes_of(labels: PyTree, sample: int) -> np.ndarray:
     return labels[BOXES][sample][labels[CLASS][sample] >= 0]
 
 
+def counted(labels: PyTree) -> str:
+    """Returns what `class_counts` counts: samples, boxes or pixels."""
+    return "pixels" if has_masks(labels) else "boxes" if has_boxes(labels) else "samples"
+
+
 def class_counts(labels: PyTree, num_classes: int) -> np.ndarray:
     """Returns how many samples, boxes or pixels each class has, i64[num_classes]."""
     if has_masks(labels):

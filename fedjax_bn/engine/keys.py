@@ -30,6 +30,8 @@ _STREAMS = {
     "generated features": 16,
     "styled images": 18,
     "amplitudes": 19,
+    "redrawn statistics": 20,
+    "normalizing clients": 21,
     "load": 2**31,
     "perturb": 2**31 + 1,
     "latent noise": 2**31 + 2,
@@ -38,9 +40,11 @@ _STREAMS = {
     "moments of a round": 2**31 + 3,
     "mean amplitude": 2**31 + 4,
     "sent amplitudes": 2**31 + 5,
+    "image statistics": 2**31 + 6,
     # of an augmented sample or batch
     "mosaic partners": 2**31 + 5,
     "mosaic tiles": 2**31 + 6,
+    "elastic field": 2**31 + 7,
     # of a round's participation
     "dropout of clients": 2**31,
     "cohort by size": 2**31 + 1,

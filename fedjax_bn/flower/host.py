@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.messages import Order
@@ -23,6 +22,7 @@ from fedjax_bn.run.experiment.build import assemble
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
+from fedjax_bn.state import unseen_personal
 
 PyTree = Any
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
@@ -141,7 +141,7 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
         weights = jnp.where(counts, state.weights[client], 0)
         served = kept.served
         if jax.tree.leaves(served):
-            mean = weighted_mean(parts, weights)
+            mean = unseen_personal(parts, weights)
             served = jax.tree.map(lambda new, old: jnp.where(counts.any(), new, old), mean, served)
         taken = jnp.where(uploads.participates, state.round, kept.taken[client])
         return Kept(state, served, kept.taken.at[client].set(taken))

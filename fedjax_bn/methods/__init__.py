@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fedjax_bn.rivals.csd import csd
     from fedjax_bn.rivals.fedadg import fedadg
     from fedjax_bn.rivals.feddg import feddg
+    from fedjax_bn.rivals.fedfa import fedfa
+    from fedjax_bn.rivals.fedrdn import fedrdn
     from fedjax_bn.rivals.fedsam import fedsam
     from fedjax_bn.rivals.fedsr import fedsr
     from fedjax_bn.rivals.fedwon import fedwon
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from fedjax_bn.rivals.jigen import jigen
     from fedjax_bn.rivals.l2d import l2d
     from fedjax_bn.rivals.mixstyle import mixstyle
+    from fedjax_bn.rivals.pn import pn
     from fedjax_bn.rivals.randconv import randconv
     from fedjax_bn.rivals.rsc import rsc
     from fedjax_bn.rivals.selfreg import selfreg
@@ -45,9 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "copa", "csac", "csd", "fedadagrad", "fedadam", "fedadg", "fedavg", "fedavgm", "fedbn", "fedcd",
-    "feddc", "feddg", "fedig", "fediga", "fednova", "fedprox", "fedsam", "fedsr", "fedwon",
-    "fedyogi", "fixbn", "harmofl", "hbn", "jigen", "l2d", "mixstyle", "moon", "perfedavg",
-    "randconv", "rsc", "scaffold", "selfreg", "sfa", "silobn", "singleset", "snr",
+    "feddc", "feddg", "fedfa", "fedig", "fediga", "fednova", "fedprox", "fedrdn", "fedsam", "fedsr",
+    "fedwon", "fedyogi", "fixbn", "harmofl", "hbn", "jigen", "l2d", "mixstyle", "moon", "perfedavg",
+    "pn", "randconv", "rsc", "scaffold", "selfreg", "sfa", "silobn", "singleset", "snr",
 ]  # fmt: skip
 
 USUAL = "fedbn"  # the method if a configuration does not name one

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 
 from fedjax_bn.models.features import Around
-from fedjax_bn.sharing import Variables, without
+from fedjax_bn.sharing import MEASURED, Variables, without
 
 # Collection -> module with its `hook`. Modules are imported at first use, because `rivals` imports
 # `models`, and because variables read from a file may need a hook that is not imported yet.
@@ -20,7 +20,10 @@ _HOOKS = {
     "restitution": "fedjax_bn.rivals.snr",
     "amplitude": "fedjax_bn.rivals.harmofl",
     "latent": "fedjax_bn.rivals.fedsr",
+    MEASURED: "fedjax_bn.rivals.fedrdn",
 }
+# The collections of these that an unseen client makes of its stream, by `follow` of their module.
+_FOLLOWING = (MEASURED,)
 
 
 class Hooked(NamedTuple):
@@ -53,3 +56,27 @@ def take(
             new = importlib.import_module(module).hook(variables[name], done.images, key)
             done = Hooked(new.images, new.around or done.around, done.contexts + new.contexts)
     return without(variables, *_HOOKS), done
+
+
+def followed(variables: Variables) -> Variables:
+    """Returns the collections of the variables that `follow` moves, {} for most methods."""
+    return {name: variables[name] for name in _FOLLOWING if name in variables}
+
+
+def follow(
+    variables: Variables, so_far: Variables, images: jax.Array, valid: jax.Array | None
+) -> Variables:
+    """Returns the `followed` collections after the next batch of a client's stream.
+
+    The modules of these collections have `follow(given, so_far, images, valid) -> tree`.
+
+    Args:
+      variables: as the client received them.
+      so_far: the collections before the batch; those of the variables before the first one.
+      images: f[B, ...], prepared as the model expects.
+      valid: bool[B], the samples that count; None for all.
+    """
+    return {
+        name: importlib.import_module(_HOOKS[name]).follow(variables[name], tree, images, valid)
+        for name, tree in so_far.items()
+    }

@@ -13,7 +13,7 @@ from fedjax_bn.report import html_parts
 from fedjax_bn.report.finished_runs import Run, Variant
 from fedjax_bn.report.html_parts import cell, folded, heat_map, joined, paragraphs, sortable
 from fedjax_bn.report.results import MEAN
-from fedjax_bn.run.evaluation.answers import Mistake
+from fedjax_bn.run.evaluation.classes_answered import Mistake
 
 # name in a summary -> (column head, number format, whether more is better)
 MEASURES = {
@@ -21,12 +21,24 @@ MEASURES = {
     "auc": ("AUC", ".3f", True),
     "loss": ("cross entropy", ".3f", False),
     "ece": ("calibration error %", ".1f", False),
+    "iou": ("IoU %", ".1f", True),
+    "hd95_mm": ("HD95 mm", ".2f", False),
+    "hd95_pixels": ("HD95 pixels", ".2f", False),
+    "assd_mm": ("ASSD mm", ".2f", False),
+    "assd_pixels": ("ASSD pixels", ".2f", False),
+    "undefined": ("distances undefined", ".1f", False),
 }
-_ABOUT = (
-    "Measures of test samples in the selected round, means over seeds, best bold. Balanced "
-    "accuracy is the mean over classes. AUC is the area under the ROC curve, for more than two "
-    "classes the mean of each against all others. The calibration error (ECE) has 15 bins."
-)
+_ABOUT = {
+    "accuracy": "Measures of test samples in the selected round, means over seeds, best bold. "
+    "Balanced accuracy is the mean over classes. AUC is the area under the ROC curve, for more "
+    "than two classes the mean of each against all others. The calibration error (ECE) has 15 "
+    "bins.",
+    "Dice": "Measures of test masks in the selected round, means over volumes, then over seeds, "
+    "best bold. HD95 is the greater of the 95th percentiles of the distances from either surface "
+    "to the other, ASSD their mean. Both are undefined where one or both masks lack a class: such "
+    "volumes and classes are counted in a column of their own, and are not part of the means, so "
+    "that distances compare fairly only where these counts agree.",
+}
 _NO_MEASURES = (
     "These runs wrote no measures beyond accuracy, as versions before 0.2 did not: train again "
     "with this version to have them."
@@ -44,7 +56,8 @@ _Rows = dict[str, dict[str, dict[str, list[float]]]]
 
 def measured(variants: Sequence[Variant]) -> str:
     """Returns a table of all measures, and for each measure one by client and by unseen domain."""
-    if variants[0].runs[0].score != "accuracy":
+    first = variants[0].runs[0]
+    if first.score not in _ABOUT:
         return ""
     inside: _Rows = {}
     outside: _Rows = {}
@@ -65,19 +78,27 @@ def measured(variants: Sequence[Variant]) -> str:
                     add(outside, f"{label} [{text}]", name, domain, value)
     if not inside and not outside:
         return paragraphs([_NO_MEASURES], "missing")
-    parts, details = [paragraphs([_ABOUT], "soft")], []
+    forms = measures_of_classes(first.data.get("classes", [])) | MEASURES
+    parts, details = [paragraphs([_ABOUT[first.score]], "soft")], []
     for whom, rows in (("Internal clients, their mean", inside), ("Unseen domains", outside)):
         means = {  # the recorded mean over clients; unseen domains have none: the mean over all
             label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
             for label, measures in rows.items()
         }
-        parts.append(_table(whom, means, MEASURES))
-    for name, (head, form, more) in MEASURES.items():
+        shown = {name for measures in rows.values() for name in measures}
+        parts.append(_table(whom, means, {k: form for k, form in forms.items() if k in shown}))
+    for name, (head, form, more) in forms.items():
         for whom, rows in (("internal clients", inside), ("unseen domains", outside)):
             own = {label: values[name] for label, values in rows.items() if name in values}
-            forms = {column: (column, form, more) for values in own.values() for column in values}
-            details.append(_table(f"{head[:1].upper()}{head[1:]}, {whom}", own, forms))
+            heads = {column: (column, form, more) for values in own.values() for column in values}
+            details.append(_table(f"{head[:1].upper()}{head[1:]}, {whom}", own, heads))
     return joined(*parts, folded("By client and domain", joined(*details)))
+
+
+def measures_of_classes(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]]:
+    """Returns what `MEASURES` has, of the Dice of each class without the background."""
+    named = enumerate(classes[1:], start=1)
+    return {f"dice_{number}": (f"Dice of {name} %", ".1f", True) for number, name in named}
 
 
 def _table(

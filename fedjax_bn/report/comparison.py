@@ -205,7 +205,8 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     counted = any(one.samples for one in cells)
     yield from _other_keys(variants)
     if {one.seeds for one in cells} == {1}:
-        what = "Intervals are over test samples" if counted else "There are no intervals"
+        over_samples = counted and tables[0].score == "accuracy"
+        what = "Intervals are over test samples" if over_samples else "There are no intervals"
         yield (
             f"Every number is of one seed. {what}; how much another seed changes a number is "
             "unknown: give the workdirs of several seeds."

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report import html_parts
-from fedjax_bn.report.answers import MEASURES
+from fedjax_bn.report.answers import MEASURES, measures_of_classes
 from fedjax_bn.report.finished_runs import Run, Variant, spell
 from fedjax_bn.report.html_parts import COLOURS, Line, Look, chart, joined, key_of
 from fedjax_bn.report.intervals import Interval, over_seeds
@@ -34,7 +34,8 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
       variants: those of one data set.
       tables: their tables, whose best rows are coloured if there are many lines.
     """
-    heads = {name: head for name, (head, _, _) in MEASURES.items()}
+    forms = measures_of_classes(variants[0].runs[0].data.get("classes", [])) | MEASURES
+    heads = {name: head for name, (head, _, _) in forms.items()}
     sections = []
     for whom, table, key, measures in (
         ("internal clients", tables[0], "accuracy", "measures"),

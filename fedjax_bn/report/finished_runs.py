@@ -11,7 +11,9 @@ from ml_collections import ConfigDict
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten, up_to_date
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.evaluation.answers import Answered, read_answers
+from fedjax_bn.run.evaluation.answers import read_answers
+from fedjax_bn.run.evaluation.classes_answered import Answered
+from fedjax_bn.run.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
 from fedjax_bn.run.files.workdir import CLAIM, DATA, SUMMARY, read_json, read_lines
 from fedjax_bn.run.training.records import Record
@@ -37,7 +39,8 @@ class Run(NamedTuple):
       records: the records of all rounds, in order.
       data: the content of data.json, see `page.data_facts`; empty if there is no such file.
       answers: (client, "") or (unseen domain, adaptation) -> which test samples were answered
-        rightly, see `run.evaluation.answers`; empty for detectors and runs that wrote none.
+        rightly, see `run.evaluation.answers`; empty for other tasks and runs that wrote none.
+      masks: likewise -> Dice by volume and some pictures of predicted masks.
     """
 
     folder: Path
@@ -46,6 +49,7 @@ class Run(NamedTuple):
     records: list[Record]
     data: Record
     answers: Mapping[tuple[str, str], Answered]
+    masks: Mapping[tuple[str, str], AnsweredMasks] = {}
 
     @property
     def config(self) -> Record:
@@ -69,7 +73,7 @@ class Run(NamedTuple):
 
     @property
     def score(self) -> str:
-        """What the percentages are: accuracy, or mAP50 for a detector."""
+        """What the percentages are: accuracy, mAP50 of a detector, or Dice of masks."""
         return self.summary.get("score", "accuracy")
 
     def tested(self, name: str, adaptation: str = "") -> int:
@@ -136,7 +140,10 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             about = read_json(place / "config.json", CLAIM)
             about |= {"config": _lists(up_to_date(about["config"]))}
             data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
-            found.append(Run(place, about, summary, records, data, read_answers(place)))
+            kept = read_answers(place).items()
+            answers = {key: one for key, one in kept if isinstance(one, Answered)}
+            masks = {key: one for key, one in kept if isinstance(one, AnsweredMasks)}
+            found.append(Run(place, about, summary, records, data, answers, masks))
     if not found:
         named = ", ".join(map(str, folders))
         raise WorkdirError(f"no finished run (a summary.json) in {named}: give other folders")

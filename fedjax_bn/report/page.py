@@ -6,14 +6,16 @@ from pathlib import Path
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
-from fedjax_bn.report import comparison, html_parts, plots
+from fedjax_bn.report import comparison, data_plots, html_parts, plots
 from fedjax_bn.report.answers import measured, mistakes
 from fedjax_bn.report.curves import convergence, sensitivity
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
+from fedjax_bn.report.masks import masks_section
 from fedjax_bn.report.results import Table, tables_of
 from fedjax_bn.report.sections import about_runs, batch_norms, data_section
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.groups import some_of
+from fedjax_bn.run.evaluation.per_sample import class_names
 from fedjax_bn.run.files.workdir import write_atomically, write_json
 from fedjax_bn.run.training.records import Record
 
@@ -36,7 +38,7 @@ def write_report(folder: Path) -> None:
         "loss": plots.curves(first.records, "loss", "training loss"),
         "weights": plots.curves(first.records, "weights", "aggregation weight"),
     }
-    for name, image in plots.ablations(first.summary["accuracy"]["unseen"]):
+    for name, image in plots.ablations(first.summary["accuracy"]["unseen"], first.score):
         drawn[f"unseen{name.removesuffix('.png')}"] = image
     if "mask_l1" in first.records[-1]:
         drawn["mask_l1"] = plots.curves(first.records, "mask_l1", "L1 norm of the mask")
@@ -84,7 +86,8 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
-      "boxes": whether boxes are counted by class, "number": of all clients}, where counts are
+      "boxes" and "masks": whether boxes or pixels are counted by class, "number": of all clients},
+      where counts are
       {"samples": n, "classes": [n of each class]}.
     """
 
@@ -108,6 +111,7 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
             for domain in unseen
         },
         "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
+        "masks": label_trees.has_masks(internal.domains[0].train.labels),
         "number": len(internal.domains),
     }
 
@@ -122,9 +126,11 @@ def write_data_plots(
     write_json(folder / "data.json", data_facts(internal, unseen, most))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
     options = {"connectomes": True} if internal.name == _CONNECTOMES else {}
-    images = plots.samples([*shown, *unseen], **options)
+    if label_trees.has_masks(internal.domains[0].train.labels):
+        options = {"classes": class_names(internal)}
+    images = data_plots.samples([*shown, *unseen], **options)
     write_atomically(folder / "plots" / "samples.png", images)
-    write_atomically(folder / "plots" / "class_counts.png", plots.class_counts(internal))
+    write_atomically(folder / "plots" / "class_counts.png", data_plots.class_counts(internal))
 
 
 def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
@@ -152,8 +158,9 @@ def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str
             "Convergence": convergence(variants, tables),
             "Batch norm": batch_norms(variants),
             "Sensitivity": sensitivity(variants, tables),
-            "Beyond accuracy": measured(variants),
+            f"Beyond {variants[0].runs[0].score}": measured(variants),
             "What is confused": mistakes(variants),
+            "Masks": masks_section(variants),
             "Data": data_section(variants),
             "How it was made": about_runs(variants),
         }

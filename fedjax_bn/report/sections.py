@@ -121,7 +121,7 @@ def data_section(variants: Sequence[Variant]) -> str:
     if not (data := run.data):  # a version before 0.2 wrote no data.json
         text = "Training samples by class and client"
         return joined(*parts, picture(plots / "class_counts.png", text))
-    what = "boxes" if data["boxes"] else "samples"
+    what = "pixels" if data.get("masks") else "boxes" if data["boxes"] else "samples"
     parts.append(f"<h3>{what.capitalize()} by class and client</h3>")
     if len(data["clients"]) < data["number"]:
         few = f"{len(data['clients'])} of {data['number']:,} clients."
@@ -134,7 +134,7 @@ def data_section(variants: Sequence[Variant]) -> str:
             if len(heads) > _MOST_CLASSES:
                 heads = [f"least of {len(heads)} classes", "median", "most"]
                 counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
-            parts.append(heat_map(f"{split}: {what}", list(rows), heads, counts, ".0f"))
+            parts.append(heat_map(f"{split}: {what}", list(rows), heads, counts, ",.0f"))
     return joined(*parts)
 
 

@@ -86,6 +86,7 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     for domain, rows in measures["unseen"].items():
         print(f"\n{tables.accuracies(rows, f'unseen, {domain}', tables.OF_MEASURES)}")
     if inside := measures["internal"]:
-        clients = {c: {name: row[c] for name, row in inside.items()} for c in inside["auc"]}
+        names = next(iter(inside.values()))
+        clients = {c: {name: row[c] for name, row in inside.items()} for c in names}
         print(f"\n{tables.accuracies(clients, 'internal, own', tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")

@@ -7,5 +7,14 @@ f[B, H, W, 1] for one class, whose probability is the logit's sigmoid. Labels ar
 
 from fedjax_bn.segmentation.loss import segmentation_loss
 from fedjax_bn.segmentation.overlap import overlaps, regions_of, score_of
+from fedjax_bn.segmentation.surfaces import hd95_and_assd, surface_distances, surface_scores
 
-__all__ = ["overlaps", "regions_of", "score_of", "segmentation_loss"]
+__all__ = [
+    "hd95_and_assd",
+    "overlaps",
+    "regions_of",
+    "score_of",
+    "segmentation_loss",
+    "surface_distances",
+    "surface_scores",
+]

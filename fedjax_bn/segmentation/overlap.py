@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_bn.engine.inputs import UNLABELLED
 
@@ -28,7 +29,7 @@ def regions_of(mask: jax.Array, classes: int, *, nested: bool = False) -> jax.Ar
     A region is a class without the background; with `nested` it holds the later classes too, such
     as the optic disc with its cup. Unlabelled pixels are in no region.
     """
-    number = jnp.arange(1, classes, dtype=mask.dtype)
+    number = np.arange(1, classes).astype(mask.dtype)  # NumPy's, so that masks may be its too
     inside = mask[..., None] >= number if nested else mask[..., None] == number
     return inside & (mask != UNLABELLED)[..., None]
 

@@ -6,7 +6,7 @@ import pytest
 import runs
 from fedjax_bn.data.division.partition import _split_clients, share_out_domains
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.report import plots
+from fedjax_bn.report import data_plots
 from fedjax_bn.report.page import data_facts, write_report
 from fedjax_bn.run.evaluation.evaluate import clients_tested, evaluator
 from fedjax_bn.run.evaluation.groups import QUANTILES, by_client, some_of
@@ -118,8 +118,8 @@ def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_pat
 
 def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):
     many = share_out_domains(runs.DATA, num_clients=1000, partition="drawn:samples=5")
-    monkeypatch.setattr(plots, "png", lambda figure: figure)
-    figure = plots.class_counts(many)
+    monkeypatch.setattr(data_plots, "png", lambda figure: figure)
+    figure = data_plots.class_counts(many)
     assert figure.axes[0].collections[0].get_array().shape == (3, 200)
     assert figure.axes[0].get_title() == "200 of 1,000 clients"
     facts = data_facts(many, (), most=3)

@@ -70,16 +70,17 @@ def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again
 
 
 def test_a_model_that_does_not_suit_the_labels_is_refused():
-    keys = base().detection
+    keys = base()
+    own = (keys.detection, keys.segmentation)
     detector = MODELS["TinyDetector"](num_classes=3)
     classifier = MODELS["DigitCNN"](num_classes=3)
     with pytest.raises(ConfigError, match="have boxes each: choose a detector: TinyDetector"):
-        choose_task("m", classifier, dataset(), **keys)
+        choose_task("m", classifier, dataset(), *own)
     with pytest.raises(ConfigError, match="have one class each: choose a classifier"):
-        choose_task("m", detector, runs.DATA, **keys)
-    assert choose_task("m", classifier, runs.DATA, **keys).classifies
-    keys.score = "mAP50-95"
-    assert choose_task("m", detector, dataset(), **keys).score.name == "mAP50-95"
+        choose_task("m", detector, runs.DATA, *own)
+    assert choose_task("m", classifier, runs.DATA, *own).classifies
+    keys.detection.score = "mAP50-95"
+    assert choose_task("m", detector, dataset(), *own).score.name == "mAP50-95"
 
 
 def test_what_a_run_remembers_of_its_data_says_how_many_boxes_an_image_may_have():

@@ -19,7 +19,7 @@ from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
 OF_UPLOAD = ("size", "risk", "loss", "finite", "participates", "client", "population")
-SLOW = ("fedavg", "fedbn", "fediga", "scaffold")
+SLOW = ("fedavg", "fedbn", "fedfa", "fediga", "scaffold")
 
 
 @pytest.mark.parametrize(

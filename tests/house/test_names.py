@@ -19,7 +19,7 @@ from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.engine import figures
 from fedjax_bn.engine.figures import in_lines, on_plot, png
-from fedjax_bn.report import page, plots, tables
+from fedjax_bn.report import data_plots, page, tables
 from fedjax_bn.report.comparison import text_files
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.results import Cell, Row, Table
@@ -180,8 +180,8 @@ def test_all_of_a_long_name_is_in_the_picture_of_samples(monkeypatch):
     name = "Beth Israel Deaconess Medical Center, Boston, Massachusetts $2"
     assert in_lines(name).replace("\n", " ") == on_plot(name, 99)
     assert in_lines("x" * 255).split("\n") == ["x" * 30] * 8 + ["x" * 15]
-    monkeypatch.setattr(plots, "png", lambda figure: figure)
-    figure = plots.samples(domains(name, "y" * 200, "a").domains)
+    monkeypatch.setattr(data_plots, "png", lambda figure: figure)
+    figure = data_plots.samples(domains(name, "y" * 200, "a").domains)
     figure.draw_without_rendering()
     boxes = [axes.yaxis.label.get_window_extent() for axes in figure.axes]
     for box, axes in zip(boxes, figure.axes, strict=True):
@@ -271,8 +271,8 @@ def test_a_report_of_odd_names_is_a_page_with_our_tags_only(tmp_path):
 def test_plots_of_data_with_odd_names_are_drawn(tmp_path):
     some = ["$a$/0", "$a$/1", "猫", "_hidden", "\udcff", "\ta\n"]
     dataset = domains(*some, count=4)
-    assert plots.class_counts(dataset)
-    assert plots.samples(list(dataset.domains[:4]), count=2)
+    assert data_plots.class_counts(dataset)
+    assert data_plots.samples(list(dataset.domains[:4]), count=2)
 
 
 FORMULAS = (

@@ -13,7 +13,8 @@ from runs import ROOT
 
 ROWS = re.findall(r"^\| `(\w+)`.*\| ([^|]+) \|$", (ROOT / "docs/rivals.md").read_text(), re.M)
 QUIET = [name for name, sends in ROWS if sends.startswith("nothing") and hasattr(methods, name)]
-LOUD = ["csac", "csd", "fedadg", "fedsr", "harmofl", "jigen", "l2d", "selfreg", "snr"]
+LOUD = ["csac", "csd", "fedadg", "fedfa", "fedrdn", "fedsr"]
+LOUD += ["harmofl", "jigen", "l2d", "selfreg", "snr"]
 
 
 def collections_of(name):

@@ -15,7 +15,7 @@ from fedjax_bn.federation import global_variables
 from fedjax_bn.models import from_nnx
 
 KEY = jax.random.key(2)
-NEED_BATCH_NORM = {"fedbn", "silobn", "fedig", "fediga", "fixbn", "hbn", "copa", "csac"}
+NEED_BATCH_NORM = {"fedbn", "silobn", "fedig", "fediga", "fixbn", "hbn", "copa", "csac", "pn"}
 OTHERS = sorted(set(methods.__all__) - NEED_BATCH_NORM - set(NEED_MAPS))
 
 

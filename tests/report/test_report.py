@@ -12,7 +12,7 @@ from scipy import stats
 import runs
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sets.abide import _connectomes
-from fedjax_bn.report import plots
+from fedjax_bn.report import data_plots
 from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.report.page import write_comparison
 from fedjax_bn.report.sections import _command
@@ -208,7 +208,7 @@ def test_runs_that_differ_in_more_than_their_method_are_pointed_out(tmp_path):
 def test_a_connectome_is_drawn_as_the_matrix_that_it_is():
     series = np.random.default_rng(0).standard_normal((30, 5))
     features, _ = _connectomes(series, np.zeros(1, int), 30)
-    drawn = plots._as_matrices(features)
+    drawn = data_plots._as_matrices(features)
     np.testing.assert_allclose(drawn[0, ..., 0], np.corrcoef(series.T), atol=1e-6)
 
 

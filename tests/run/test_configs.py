@@ -162,6 +162,35 @@ def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_siz
     assert (config.data.validation, config.fedprox.mu, config.validate_with) == (share, 0.1, model)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "own", "rounds", "batch_size", "rate"),
+    [
+        ("patients", "", 200, 8, 1e-4),
+        ("harmofl", "harmofl", 500, 16, 1e-4),
+        ("fl_medsegbench", "fl_medsegbench", 400, 8, 1e-4),
+        ("feddg", "", 100, 5, 1e-3),
+    ],
+)
+def test_prostate_has_the_protocols_of_three_codes(protocol, own, rounds, batch_size, rate):
+    """fed_train.py of HarmoFL, scripts/ of FL-MedSegBench, train_ELCFS.py of FedDG."""
+    config = read(f"configs/prostate.py:protocol={protocol}")
+    assert (config.data.protocol, config.rounds, config.batch_size) == (own, rounds, batch_size)
+    assert (config.optimizer.name, config.optimizer.learning_rate) == ("adam", rate)
+    assert (config.data.truncate, config.weigh) == (
+        (True, "uniform") if protocol == "harmofl" else (None, "")
+    )
+    assert config.data.image_size == (256 if protocol == "fl_medsegbench" else 384)
+    assert config.target == ("UCL" if protocol == "feddg" else "")
+
+
+def test_fundus_has_the_protocol_of_feddgs_code():
+    config = read("configs/fundus.py")
+    assert (config.method, config.rounds, config.batch_size) == ("feddg", 100, 5)
+    assert (config.adaptations[0], config.segmentation.nested) == ("batch", True)
+    centres = read("configs/fundus.py:protocol=centres,method=fedavg")
+    assert (centres.data.name, centres.target, centres.method) == ("fundus_centres", "", "fedavg")
+
+
 @pytest.mark.parametrize("name", sorted(packaged_configs()))
 def test_a_method_after_the_colon_is_the_method_of_a_flag(name):
     for method in ("fedcd", "fedavg", "fediga"):

@@ -18,8 +18,9 @@ SGD = optax.sgd(0.1)  # one object, by which `once` finds a method that another 
 RIVALS = (
     *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
     *("harmofl", "selfreg", "sfa", "csac", "fedadg", "feddg", "l2d", "snr"),
+    *("fedfa", "fedrdn", "pn"),
 )
-NEED_MAPS = ("feddg", "harmofl", "jigen", "l2d", "mixstyle", "randconv", "snr")
+NEED_MAPS = ("feddg", "fedfa", "fedrdn", "harmofl", "jigen", "l2d", "mixstyle", "randconv", "snr")
 # What a user has to name: it says what a client shows of its data.
 NAMED = {"feddg": {"spectra": 2}}
 
@@ -89,6 +90,7 @@ ON_MAPS = {
     "feddg": {"prepare": as_maps, "channels": 1, **NAMED["feddg"]},
     "fedig": {"cafl": "sum"},  # the goldens are older than the default
     "fediga": {"cafl": "sum"},
+    "fedrdn": {"prepare": as_maps, "channels": 1},
     "harmofl": {"prepare": as_maps, "channels": 1, "weigh": by_size},
     "jigen": {"prepare": as_squares},
     "l2d": {"prepare": as_maps, "channels": 1},

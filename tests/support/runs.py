@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.report import plots
+from fedjax_bn.report import data_plots
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
@@ -87,7 +87,7 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     data_of = data or DATA
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
     if not draw:
-        monkeypatch.setattr(plots, "samples", lambda domains: b"")
+        monkeypatch.setattr(data_plots, "samples", lambda domains: b"")
     if data is None:
         monkeypatch.setattr(train, "prepare", prepared_once(train.prepare))
         for name in ("open_rounds", "evaluator"):

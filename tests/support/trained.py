@@ -7,7 +7,7 @@ from absl import logging
 
 import runs
 from fedjax_bn import main
-from fedjax_bn.report import plots
+from fedjax_bn.report import data_plots
 from fedjax_bn.run import errors
 from fedjax_bn.run.experiment.build import DATASETS
 from fedjax_bn.run.processes.stop import listen
@@ -43,7 +43,7 @@ def run() -> None:
     listen()
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
-    plots.samples = lambda domains: b""
+    data_plots.samples = lambda domains: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
         with together():

@@ -16,7 +16,6 @@ without a text file has no boxes.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from fedjax_bn.data.boxes.labelled import IMAGES, LABELS, PARTS, Box, Form, Labe
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import read_regular, read_text
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import is_image, subfolders
+from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
 
 _LARGEST = 2**24  # bytes of a file; the labels of an image take a few thousand
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
@@ -36,22 +35,9 @@ _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 _Found = list[tuple[Path, Path | None]]  # images, each with its text file
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """Returns all files in and below a folder by name, without hidden ones; enters links once."""
-    found, seen = [], {os.path.realpath(folder)}
-    for place, inner, names in os.walk(folder, followlinks=True):
-        visible = sorted(name for name in inner if not name.startswith("."))
-        real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
-        # os.walk enters what is left in `inner`; a link to a folder above would make a cycle.
-        inner[:] = [name for name in visible if real[name] not in seen]
-        seen.update(real.values())
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(found)
-
-
 def _find_voc(root: Path, folder: Path, slips: Slips) -> list[Labelled]:
     """Returns the annotated images of a domain, without parts; none if no file is XML."""
-    files = _files_in(folder)
+    files = files_below(folder)
     annotations = [file for file in files if file.suffix.lower() == ".xml"]
     if not annotations:
         return []
@@ -153,7 +139,7 @@ def _find_yolo(root: Path, folder: Path, slips: Slips) -> _Found:
     """Returns the images of a domain, each with its text file; none if no image has one."""
     del root, slips
     found: _Found = []
-    for image in (file for file in _files_in(folder) if is_image(file.name)):
+    for image in (file for file in files_below(folder) if is_image(file.name)):
         # images/train/a.jpg has labels/train/a.txt; one outside has it beside.
         parts = list(image.relative_to(folder).with_suffix(".txt").parts)
         at = max((k for k, name in enumerate(parts[:-1]) if name.lower() in IMAGES), default=None)
@@ -184,7 +170,7 @@ def _read_yolo(
                 ]
             part = part_of(image.relative_to(folder).parts[:-1])
             domains[domain].append(Labelled(image, str(text or image), boxes[text], part=part))
-        for file in _files_in(folder):
+        for file in files_below(folder):
             below = file.relative_to(folder).parts[:-1]
             is_label = file.suffix == ".txt" and any(part.lower() in LABELS for part in below)
             if is_label and file not in boxes and file.name not in _NAMES:

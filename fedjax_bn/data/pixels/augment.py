@@ -17,7 +17,7 @@ that bytes are rounded once, at the end, not after each step.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,18 @@ _Interval = tuple[float, float]
 _ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
+
+
+class LabelAugment(NamedTuple):
+    """An augmentation that moves labels with their images, pure and jittable.
+
+    Attributes:
+      change: `change(key, batch) -> batch`.
+      moves: the labels that it moves, `label_trees.BOXES` or `label_trees.MASK`.
+    """
+
+    change: Callable[[jax.Array, dict[str, Any]], dict[str, Any]]
+    moves: str
 
 
 @bounded

@@ -17,7 +17,7 @@ changed before the move, so that the grey outside stays grey; and the images of 
 one batch, not from the whole dataset, and are not cut at the border of twice the side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,18 +26,12 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
-from fedjax_bn.data.pixels.augment import shift_hue
+from fedjax_bn.data.pixels.augment import LabelAugment, shift_hue
 from fedjax_bn.data.pixels.decode import GREY
 from fedjax_bn.engine.keys import stream
 
 Batch = dict[str, Any]
 _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box is kept
-
-
-class BoxAugment(NamedTuple):
-    """An augmentation that moves boxes, `change(key, batch) -> batch`, pure and jittable."""
-
-    change: Callable[[jax.Array, Batch], Batch]
 
 
 class _Move(NamedTuple):
@@ -58,7 +52,7 @@ def of_boxes(
     saturation: Share = 0.7,
     value: Share = 0.4,
     mosaic: UpTo1 = 0.0,
-) -> BoxAugment:
+) -> LabelAugment:
     """Returns random moves and changes of colour; defaults are those of YOLO's small detectors.
 
     Args:
@@ -108,7 +102,7 @@ def of_boxes(
         image, label = jax.vmap(of_one)(keys, *beside)
         return batch | {"image": image, "label": label}
 
-    return BoxAugment(change)
+    return LabelAugment(change, BOXES)
 
 
 def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_Move], jax.Array]:

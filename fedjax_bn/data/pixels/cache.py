@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -30,6 +31,7 @@ from fedjax_bn.data.messages import progress_bar
 
 Write = Callable[..., None]
 _Make = Callable[[Write], Sequence[str]]
+_File = TypeVar("_File")
 _PARTIAL = "fedjax_bn-partial"  # folder of partial files and locks, in the cache
 _BLOCK = 64  # files whose numbers are written together
 _LARGE = 2e9  # bytes; a message announces longer checks
@@ -77,12 +79,12 @@ def cached_array(
 def cached_numbers(
     folder: str | Path | None,
     name: str,
-    files: Sequence[Path],
-    read: Callable[[Path], np.ndarray | Sequence[int]],
+    files: Sequence[_File],
+    read: Callable[[_File], np.ndarray | Sequence[int]],
     width: int,
     progress: bool = False,
 ) -> np.ndarray:
-    """Returns i32[N, width], one row `read(file)` per file, read in threads.
+    """Returns i32[N, width], one row `read(file)` per file (or pair of files), read in threads.
 
     Folder, name and errors are as in `cached_array`; `progress` shows a bar on stderr.
     """

@@ -27,6 +27,7 @@ from fedjax_bn.data.pixels.raster import (
     orientation_notes,
     read_image,
 )
+from fedjax_bn.data.pixels.tiles import cut
 
 GREY = 114  # the bytes around a letterboxed image
 _BLOCK = 64  # images that a thread decodes at a time
@@ -52,6 +53,7 @@ def decode(
     max_megapixels: float = MEGAPIXELS,
     letterbox: bool = False,
     orientation: str = UPRIGHT,
+    tiles: np.ndarray | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns images as RGB bytes, turned upright and stretched to squares, bilinear as in Pillow.
 
@@ -70,11 +72,13 @@ def decode(
       letterbox: whether images keep their shape, in the middle of a grey square.
       orientation: "upright", turned by EXIF as every viewer does, or "stored", with the rows of the
         file, as torchvision's readers return them.
+      tiles: i64[N], the number of each image's tiles, which then follow each other instead of the
+        stretched image, see `tiles.cut`; None to stretch.
 
     Returns:
-      u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
-      many images were converted from grey, palettes, CMYK or transparency, and how many have an
-      EXIF orientation.
+      u8[N, size, size, 3], or that of all tiles (memory-mapped and read-only, if it comes from a
+      cache), and notes: how many images were converted from grey, palettes, CMYK or transparency,
+      and how many have an EXIF orientation.
 
     Raises:
       ValueError: there are no files, or some cannot be read; the first ten are named.
@@ -85,16 +89,24 @@ def decode(
             f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
         )
     how = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
+    # A block of tiles is of one image, because images have any size.
+    step = _BLOCK if tiles is None else 1
+    ends = np.arange(len(files) + 1) if tiles is None else np.concatenate([[0], np.cumsum(tiles)])
 
     def read_block(start: int, write: Write) -> tuple[Counter, int, list[str]]:
         """Hands a block to `write`; returns modes, the number of images with a tag, and faults."""
-        block, modes, tagged, faults = files[start : start + _BLOCK], Counter(), 0, []
-        images = np.empty((len(block), size, size, 3), np.uint8)
+        block, modes, tagged, faults = files[start : start + step], Counter(), 0, []
+        first = int(ends[start])
+        images = np.empty((int(ends[start + len(block)]) - first, size, size, 3), np.uint8)
         for k, file in enumerate(block):
             try:
                 # Reads the whole file: many small reads would pass Python's lock back and forth.
                 content = read_image(file, max_megapixels)
-                images[k], mode, tag = decode_image(content, size, **how)
+                if tiles is None:
+                    images[k], mode, tag = decode_image(content, size, **how)
+                else:
+                    image, mode, tag = open_image(content, max_megapixels, orientation)
+                    images[:] = cut(np.asarray(image), size)[0].reshape(images.shape)
             except MemoryError:
                 raise
             except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
@@ -104,7 +116,7 @@ def decode(
             modes[mode] += 1
             tagged += tag != 1
         # Blocks finish in any order, so each gives its place.
-        write(images, start)
+        write(images, first)
         return modes, tagged, faults
 
     def make(write: Write) -> tuple[str, ...]:
@@ -119,7 +131,7 @@ def decode(
         ):
             for start, report in zip(starts, reports, strict=True):
                 modes, tagged, faults = modes + report[0], tagged + report[1], faults + report[2]
-                bar.update(len(files[start : start + _BLOCK]))
+                bar.update(len(files[start : start + step]))
         if faults:
             raise ValueError(
                 f"{len(faults)} of {len(files)} images in {root} cannot be read: "
@@ -130,11 +142,12 @@ def decode(
         converted = (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
         return (*converted, *orientation_notes(tagged, orientation))
 
-    starts, name = range(0, len(files), _BLOCK), ""
+    starts, name = range(0, len(files), step), ""
     if cache is not None:
-        form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
+        form = "-letterbox" * letterbox + "-tiles" * (tiles is not None)
+        form += f"-{orientation}" * (orientation != UPRIGHT)
         name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
-    return cached_array(cache, name, (len(files), size, size, 3), make)
+    return cached_array(cache, name, (int(ends[-1]), size, size, 3), make)
 
 
 def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = True) -> str:

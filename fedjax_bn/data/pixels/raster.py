@@ -91,16 +91,24 @@ def open_image(
     Raises:
       ValueError, OSError: as in `open_raster` and `to_rgb`.
     """
+    image = open_raster(content, max_megapixels)
+    mode, (turn, tag) = image.mode, turn_of(image, orientation)
+    image = to_rgb(image)
+    return image if turn is None else image.transpose(turn), mode, tag
+
+
+def turn_of(image: Any, orientation: str) -> tuple[Any, int]:
+    """Returns how to transpose a Pillow image, or None, and its EXIF orientation as `open_image`.
+
+    Call it before decoding the pixels.
+    """
     from PIL import Image
 
-    image = open_raster(content, max_megapixels)
-    mode, tag, is_upright = image.mode, orientation_of(image), turned_by_pillow(image)
-    image = to_rgb(image)
-    if orientation != UPRIGHT:
-        return image, mode, 1 if is_upright else tag
-    if tag > 1 and not is_upright:
-        image = image.transpose(getattr(Image.Transpose, _TURNS[tag]))
-    return image, mode, tag
+    tag = orientation_of(image)
+    if turned_by_pillow(image):
+        return None, tag if orientation == UPRIGHT else 1
+    turned = tag > 1 and orientation == UPRIGHT
+    return Image.Transpose[_TURNS[tag]] if turned else None, tag
 
 
 def to_rgb(image: Any) -> Any:

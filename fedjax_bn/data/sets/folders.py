@@ -116,6 +116,19 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Returns all files in and below a folder by name, without hidden ones; enters links once."""
+    found, seen = [], {os.path.realpath(folder)}
+    for place, inner, names in os.walk(folder, followlinks=True):
+        visible = sorted(name for name in inner if not name.startswith("."))
+        real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
+        # os.walk enters what is left in `inner`; a link to a folder above would make a cycle.
+        inner[:] = [name for name in visible if real[name] not in seen]
+        seen.update(real.values())
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
 def _plain(name: str) -> str:
     """Returns a name without case and separators, which differ between copies."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")

@@ -5,7 +5,6 @@ signatures and docstrings. `fedjax-bn list keys` prints all keys.
 """
 
 import inspect
-import os
 import re
 from functools import cache
 from typing import Any
@@ -16,7 +15,6 @@ from ml_collections.config_dict import placeholder
 from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
 from fedjax_bn.arguments.ranges import (
     BY_KIND,
-    OF_TEXT,
     Above0,
     Alpha,
     AtLeast0,
@@ -32,45 +30,20 @@ from fedjax_bn.arguments.ranges import (
     Share,
     Steps,
     StepsOr0,
+    UpTo1,
     one_of,
-    printable,
     stated_range,
 )
 from fedjax_bn.data.division.forms import PARTITION, SIZES
-
-
-def _is_path(text: str) -> bool:
-    unknown_home = text.startswith("~") and os.path.expanduser(text) == text
-    return printable(text) and not unknown_home
-
-
-def _is_folder(text: str) -> bool:
-    """Returns whether a text is empty or a path that begins with /, ./, ../ or ~."""
-    # Without such a beginning, a slip such as "None" would make a folder of that name.
-    begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
-    return not text or (begins and _is_path(text))
-
-
-def _is_bucket(text: str) -> bool:
-    return bool(re.match(r"[a-z][a-z0-9]*://.", text, re.ASCII)) and printable(text)
-
-
-def _are_epochs(entries: tuple[Any, ...]) -> bool:
-    found = (re.fullmatch(r"0{0,9}[1-9]\d{0,4}", str(entry), re.ASCII) for entry in entries)
-    return len(entries) <= 4096 and all(found)
-
-
-_EPOCHS = Range("whole numbers above 0 and below 100000", _are_epochs)
-_PATH = Range(f"a path ({OF_TEXT}) whose ~NAME, if any, is a user here", _is_path)
-_FOLDER = Range(
-    "empty for none, or a folder that begins with /, ./, ../ or ~ (of ~NAME a user here)",
-    _is_folder,
+from fedjax_bn.run.config.key_ranges import (
+    EPOCHS,
+    EXPRESSION,
+    FOLDER,
+    FOLDER_OR_BUCKET,
+    PATH,
+    PATTERNS,
+    WINDOW,
 )
-_FOLDER_OR_BUCKET = Range(
-    f"{_FOLDER.text}, or a bucket such as gs://NAME",
-    lambda text: _is_folder(text) or _is_bucket(text),
-)
-_WINDOW = Range("0, or from 2 to 1000000", lambda value: value == 0 or 2 <= value <= 1_000_000)
 
 
 def _key(default: Any, meaning: str, allowed: Any = None) -> Argument:
@@ -90,7 +63,7 @@ _KEYS = {
     "method": _key("", "`list methods`, or your own package.module:function:key=value"),
     "baselines": _key((), "methods to run beside it, each in WORKDIR/baselines/NAME"),
     "model": _key("DigitCNN", "`list models`, or your own package.module:Class:key=value"),
-    "pretrained": _key("", "weights to start from: a file, or a hub id; empty: none", _PATH),
+    "pretrained": _key("", "weights to start from: a file, or a hub id; empty: none", PATH),
     "compute_dtype": _name(
         "in which layers compute; with bfloat16, for GPU and TPU, variables, statistics of batch "
         "norms and losses are float32 (mixed precision)",
@@ -98,7 +71,7 @@ _KEYS = {
     ),
     "rounds": _key(20, "rounds of the federation", Rounds),
     "local_epochs": _key(1, "passes over its own data that a client makes each round", Steps),
-    "client_epochs": _key((), "of each client, in their order; empty: local_epochs", _EPOCHS),
+    "client_epochs": _key((), "of each client, in their order; empty: local_epochs", EPOCHS),
     "local_steps": _key(0, "if above 0: steps of a client each round, not epochs", StepsOr0),
     "local_selection": _key(
         0,
@@ -139,7 +112,7 @@ _KEYS = {
         "",
         "workdir of a finished run from whose model all clients start: that of its selected round, "
         "as an unseen client receives it; empty: none",
-        _PATH,
+        PATH,
     ),
     "share": _key(
         "",
@@ -166,7 +139,7 @@ _KEYS = {
         "how clients_per_round are drawn; by_size: with chances by their samples",
         *("uniform", "by_size"),
     ),
-    "participation.trace": _key("", "file of who is available when; empty: all are", _PATH),
+    "participation.trace": _key("", "file of who is available when; empty: all are", PATH),
     "participation.dropout": _key(0.0, "chance of a drawn client to drop out of the round", Share),
     "privacy.clip": _key(
         0.0,
@@ -202,8 +175,9 @@ _KEYS = {
         "aggregation and without training (FedBN, Fig. 3)",
     ),
     "predictions": _name(
-        "form in which a classifier's run writes the probabilities of every test sample in its "
-        "selected round, answers/*-predictions; empty: none",
+        "form in which a run writes its predictions of the test samples in its selected round, "
+        "answers/*-predictions: a classifier's probabilities, or the scores by volume (csv) or all "
+        "masks (npz) of a network for masks; empty: none",
         *("", "csv", "npz"),
     ),
     "eval_batch_size": _key(500, "samples tested at once", Samples),
@@ -223,7 +197,7 @@ _KEYS = {
     "compilation_cache": _key(
         "~/.cache/fedjax_bn/compiled",
         "folder for compiled programs; empty: none",
-        _FOLDER_OR_BUCKET,
+        FOLDER_OR_BUCKET,
     ),
     "profile": _key(
         0,
@@ -233,7 +207,7 @@ _KEYS = {
     "wandb": _key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": _key(0, "of all random numbers", Seed),
     "data.name": _key("scanners", "`list datasets`"),
-    "data.path": _key("", "file or folder of a dataset that is not embedded", _PATH),
+    "data.path": _key("", "file or folder of a dataset that is not embedded", PATH),
     "data.image_size": _key(28, "side of the square images, pixels", Pixels),
     "data.max_megapixels": _key(100.0, "of an image file; a larger one is refused", Above0),
     "data.orientation": _name(
@@ -241,7 +215,7 @@ _KEYS = {
         "torchvision; boxes refer to the image as it is read",
         *("upright", "stored"),
     ),
-    "data.cache": _key("~/.cache/fedjax_bn", "folder for decoded images; empty: none", _FOLDER),
+    "data.cache": _key("~/.cache/fedjax_bn", "folder for decoded images; empty: none", FOLDER),
     "data.device_megabytes": _key(4000, "larger sets are streamed from the host", RoundsOr0),
     "data.split": _name(
         "how a domain is split; empty: official where there is one; official holds data.validation "
@@ -271,26 +245,46 @@ _KEYS = {
     "data.augment": _key(
         "none",
         "of the training images: none, domainbed, office, randaug:ops=2:magnitude=9, "
-        "boxes:flip=0.5:scale=0.5, or your own function (size, *, ...) -> augment",
+        "boxes:flip=0.5:scale=0.5, masks:rotate=15:elastic=0.02, or your own function "
+        "(size, *, ...) -> augment",
     ),
     "data.perturb": _key(
         "",
         "what training does to images once they are standardized: amplitude_mix:probability=0.5, "
         "another of fedjax_bn.engine.perturb, or your own; empty: nothing",
     ),
-    "data.domains": _key((), "boxes, folders, npz, tfds_*: which; empty: all; see bdd100k.py"),
+    "data.domains": _key((), "of boxes, folders, masks, npz, tfds_*; empty: all; see bdd100k.py"),
     "data.classes": _key(
-        (), "boxes, domainnet, folders, tfds_*: which; empty: all (domainnet: ten)"
+        (),
+        "boxes, domainnet, folders, tfds_*: which; empty: all (domainnet: ten); masks: their "
+        "names, background first; empty: found",
+    ),
+    "data.large": _name(
+        "of images with masks: stretched to squares of image_size, or cut into such tiles",
+        *("resize", "tiles"),
+    ),
+    "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by similar names", PATTERNS),
+    "data.groups": _key(
+        "", "masks: searched in an image's path, what no split separates; see own.py", EXPRESSION
     ),
     "data.max_boxes": _key(100, "boxes of an image; one with more keeps its largest", Rounds),
     "data.corruptions": _key((), "cifar10_c: which; empty: all 19"),
     "data.severities": _key((), "cifar10_c: of 1 to 5; empty: all"),
+    "data.protocol": _name(
+        "prostate: whose slices and parts; empty: all slices, divided by patient; see prostate.py",
+        *("", "harmofl", "fl_medsegbench"),
+    ),
     "detection.score": _name("what detectors report", "mAP50", "mAP50-95"),
     "detection.box": _key(0.05, "gain of the boxes in a detector's loss", AtLeast0),
     "detection.objectness": _key(1.0, "gain of objectness in it", AtLeast0),
     "detection.classes": _key(0.5, "gain of the classes in it", AtLeast0),
+    "segmentation.dice": _key(0.5, "share of 1 - Dice in the loss; the rest: entropy", UpTo1),
+    "segmentation.by_sample": _key(False, "whether the loss takes Dice of each sample"),
+    "segmentation.nested": _key(
+        False, "whether each class is inside the one before, as the cup in the disc, and scored so"
+    ),
     # See load in fedjax_bn/data/sets/abide.py
-    "abide.window": _key(32, "time points of a connectome; 0: all", _WINDOW),
+    "abide.window": _key(32, "time points of a connectome; 0: all", WINDOW),
     "abide.stride": _key(1, "time points between windows", Steps),
     "abide.windows_per_subject": _key(0, "how many at most; 0: all", StepsOr0),
     "abide.fisher_z": _key(False, "whether correlations r become artanh r"),

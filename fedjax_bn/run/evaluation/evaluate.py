@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation import ensemble, with_clients
-from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import apart, padded
@@ -26,7 +25,7 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.evaluation import scoring
 from fedjax_bn.run.evaluation.answers import (
-    Answers,
+    AnyAnswers,
     Keep,
     Kept,
     answering,
@@ -40,10 +39,11 @@ from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.run.training import population
 from fedjax_bn.sharing import Variables, join
+from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Task
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
-# so far, None for all; `keep` is a dict to which a classifier's answers are added, or None.
+# so far, None for all; `keep` is a dict to which answers are added, or None.
 Evaluate = Callable[..., Record]
 _State = FederatedState | population.Held
 _Trained = np.ndarray | None
@@ -83,8 +83,8 @@ def clients_tested(how: Evaluation, num_clients: int) -> np.ndarray:
 def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
-    The record has "accuracy", "validation" if clients have validation samples, and "measures" of a
-    classifier's answers to the test samples (`answers.measures_by_client`). `keep` takes these
+    The record has "accuracy", "validation" if clients have validation samples, and "measures" of
+    the answers to the test samples (`answers.measures_by_client`). `keep` takes these
     answers too.
 
     A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
@@ -122,7 +122,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         parts["train_loss"] = True, _scoring(experiment, size, loss, train)
 
     def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
-        found: dict[str, list[float | Answers]] = {key: [] for key in parts}
+        found: dict[str, list[float | AnyAnswers]] = {key: [] for key in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
             # The last block repeats clients, so that all blocks have one shape.
@@ -134,12 +134,12 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
             for key, (of_own, score) in parts.items():
                 found[key] += score(models[of_own], places)
         record = {k: by_client(names, [*map(_percent, one)], limit) for k, one in found.items()}
-        record |= measures_by_client(names, found["accuracy"], limit)
+        record |= measures_by_client(names, [*zip(found["accuracy"], tests, strict=True)], limit)
         if once:
             record["validation"] = record["accuracy"]
         if keep is not None:
             for k in some_of(len(names), limit) if size else range(len(names)):
-                if isinstance(answers := found["accuracy"][k], Answers):
+                if isinstance(answers := found["accuracy"][k], AnyAnswers):
                     keep[names[k], ""] = Kept(answers, tests[k])
         return record
 
@@ -153,7 +153,7 @@ def _scoring(
     splits: Sequence[Split],
     labelled: Sequence[Split] = (),
     adapt: Callable[[FederatedState, Sequence[Split]], FederatedState] | None = None,
-) -> Callable[[FederatedState, np.ndarray], list[float | Answers]]:
+) -> Callable[[FederatedState, np.ndarray], list[float | AnyAnswers]]:
     """Returns `score(state, places)`, the scores of the clients at `places`.
 
     Their models are the rows of `state`. A block has `size` clients; 0 for all at once. With
@@ -167,7 +167,7 @@ def _scoring(
         limit = experiment.evaluation.device_megabytes
         resident = scoring.SplitBatches(splits, batch, mesh).kept_within(limit)
 
-    def of_places(state: FederatedState, places: np.ndarray) -> list[float | Answers]:
+    def of_places(state: FederatedState, places: np.ndarray) -> list[float | AnyAnswers]:
         if adapt:
             state = adapt(state, [labelled[k] for k in np.resize(places, rows)])
         if not size:
@@ -247,7 +247,7 @@ def _models_of(
 def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedState:
     """Returns the state with `rows` where known bool[C], else the mean of `state.personal`."""
     personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
-    mean = weighted_mean(personal, state.weights)
+    mean = unseen_personal(personal, state.weights)
 
     def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
         return jnp.where(known.reshape(-1, *(1,) * mean.ndim), rows, mean)
@@ -258,7 +258,7 @@ def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedS
 def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     """Returns `evaluate(state, keep)`, the scores of unseen domains with each adaptation.
 
-    The record is {"unseen": {domain: {adaptation: percent}}}. For classifiers it also has
+    The record is {"unseen": {domain: {adaptation: percent}}}. With answers it also has
     "unseen_measures", {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
     """
     if not experiment.unseen:
@@ -298,27 +298,27 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                 where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
                 parts = batches(name, choice.batch_size, choice.order, where)
                 found[text] = score[text](variables, parts())
-                if isinstance(found[text], Answers):
-                    found[text] = _in_split_order(found[text], choice.order)
+                if isinstance(found[text], AnyAnswers):
+                    found[text] = _in_split_order(found[text], len(split.images), choice.order)
                     if keep is not None:
                         keep[name, text] = Kept(found[text], split)
             scores[name] = {text: _percent(one) for text, one in found.items()}
-            measures[name] = measures_of(found)
+            measures[name] = measures_of(found, split)
         measured = {"unseen_measures": measures} if any(measures.values()) else {}
         return {"unseen": scores} | measured
 
     return evaluate
 
 
-def _percent(score: Answers | float) -> float:
-    """Returns the accuracy of answers, and a number unchanged."""
-    return score.accuracy if isinstance(score, Answers) else score
+def _percent(score: AnyAnswers | float) -> float:
+    """Returns the score of answers, and a number unchanged."""
+    return score.percent if isinstance(score, AnyAnswers) else score
 
 
-def _in_split_order(answers: Answers, order: int) -> Answers:
+def _in_split_order(answers: AnyAnswers, count: int, order: int) -> AnyAnswers:
     """Returns the answers to a split that was streamed `in_order`, in the split's own order."""
-    stream = scoring.in_order(Split(np.arange(len(answers.label)), answers.label), order)
-    return Answers(*(leaf[np.argsort(stream.images)] for leaf in answers))
+    number = np.arange(count)
+    return answers.ordered(np.argsort(scoring.in_order(Split(number, number), order).images))
 
 
 def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:

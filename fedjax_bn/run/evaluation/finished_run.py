@@ -167,7 +167,7 @@ def _tested(
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]
-    files: dict[str, bytes | str] = dict(plots.ablations(scores))
+    files: dict[str, bytes | str] = dict(plots.ablations(scores, experiment.task.score.name))
     files |= _plots(experiment, state, tested, request, config.data.name)
     if config.predictions and answers:
         end = f"-predictions.{config.predictions}"
@@ -182,7 +182,7 @@ def _tested(
         "unseen": scores,
         "internal": inside,
         **({"notes": notes} if notes else {}),
-        **({"measures": measures} if classifies else {}),
+        **({"measures": measures} if any(measures.values()) else {}),
         "config": dict(flatten(config)),
         **({} if classifies else {"score": experiment.task.score.name}),
     }, files

@@ -1,4 +1,4 @@
-"""Computes features, alphas of the adapter, and boxes in pictures, for single samples."""
+"""Computes features, alphas of the adapter, and pictures with boxes or masks, of single samples."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_bn.adaptation import Adaptation, record_alphas, running
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.data.domain import Split, select, whole
+from fedjax_bn.data.domain import Dataset, Split, select, whole
 from fedjax_bn.data.label_trees import BOXES, CLASS, has_boxes
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.detection.decode import PREDICTION, detect
@@ -19,9 +19,12 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
+from fedjax_bn.run.evaluation.answers import read_answers
+from fedjax_bn.run.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.run.evaluation.scoring import SplitBatches
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.files.workdir import write_atomically
+from fedjax_bn.segmentation import overlays
 from fedjax_bn.sharing import Variables
 
 _IMAGES = 6  # of a client
@@ -123,5 +126,33 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
         rows[domain.name] = own(client_variables(state, k), domain.test)
     for domain in experiment.unseen[:_CLIENTS]:
         rows[domain.name] = served(received, whole(domain))
-    names = dataset.classes or tuple(map(str, range(dataset.num_classes)))
-    write_atomically(folder / "plots" / "boxes.png", found_boxes(rows, names))
+    write_atomically(folder / "plots" / "boxes.png", found_boxes(rows, class_names(dataset)))
+
+
+def draw_masks(experiment: Experiment, folder: Path) -> None:
+    """Writes `plots/masks.png`, the pictures of `answers/` with their true and predicted masks.
+
+    It has the best, the median and the worst volume or image, by Dice, of some internal clients,
+    and of some unseen domains with each adaptation.
+
+    Raises:
+      WorkdirError: a file of `answers/` is damaged.
+    """
+    inside: dict[str, list[overlays.Picture]] = {}
+    outside: dict[str, list[overlays.Picture]] = {}
+    for (name, adaptation), one in read_answers(folder).items():
+        if isinstance(one, AnsweredMasks) and one.pictures:
+            label = f"{name} [{adaptation}]" if adaptation else name
+            (outside if adaptation else inside)[label] = [
+                overlays.Picture(*masks, f"{moment}, {dice:.1f} %: {sample}")
+                for moment, sample, dice, *masks in one.pictures
+            ]
+    rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
+    if rows:
+        content = overlays.overlays(rows, class_names(experiment.internal))
+        write_atomically(folder / "plots" / "masks.png", content)
+
+
+def class_names(dataset: Dataset) -> tuple[str, ...]:
+    """Returns the names of the classes, or their numbers as text."""
+    return dataset.classes or tuple(map(str, range(dataset.num_classes)))

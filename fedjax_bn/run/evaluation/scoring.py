@@ -24,7 +24,7 @@ from fedjax_bn.engine.devices import CLIENTS, apart, padded
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.run.evaluation.answers import Answers
+from fedjax_bn.run.evaluation.answers import AnyAnswers
 from fedjax_bn.run.processes.mesh import copies_on, over_all, place_copies, place_rows
 from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.sharing import Variables, join
@@ -215,7 +215,7 @@ def score_clients(
     task: Task | None = None,
     statistics: StatisticsRule | None = None,
     mesh: Mesh | None = None,
-) -> Callable[[FederatedState, Blocks], list[float | Answers]]:
+) -> Callable[[FederatedState, Blocks], list[float | AnyAnswers]]:
     """Returns `score(state, blocks)`, the percentage of each client with its own model.
 
     With a task of `answers.answering`, each client's score is its answers.
@@ -232,7 +232,7 @@ def score_clients(
     score = (task or classification()).score
     judged = _judging(of_clients(model, statistics), prepare, score, mesh)
 
-    def score_all(state: FederatedState, blocks: Blocks) -> list[float | Answers]:
+    def score_all(state: FederatedState, blocks: Blocks) -> list[float | AnyAnswers]:
         client, kept = judged(state.shared, state.personal, (), blocks)
         return [_total(score, kept, client == k) for k in range(num_clients)]
 
@@ -241,7 +241,7 @@ def score_clients(
 
 def score_unseen(
     adaptation: Adaptation, prepare: Prepare, task: Task | None = None, mesh: Mesh | None = None
-) -> Callable[[Variables, Blocks], float | Answers]:
+) -> Callable[[Variables, Blocks], float | AnyAnswers]:
     """Returns `score(variables, blocks)`, the percentage of one unseen client, or its answers.
 
     The batches pass in order through the adaptation, which starts again at each call. On a mesh,
@@ -254,7 +254,7 @@ def score_unseen(
     if mesh is not None:  # where `judge` returns the carry, so that `judge` compiles once
         begin = jax.jit(begin, out_shardings=copies_on(mesh))
 
-    def score_one(variables: Variables, blocks: Blocks) -> float | Answers:
+    def score_one(variables: Variables, blocks: Blocks) -> float | AnyAnswers:
         nothing = jax.tree.map(lambda leaf: None, variables)
         client, kept = judged(variables, nothing, begin(variables), blocks)
         return _total(score, kept, np.ones_like(client, bool))
@@ -308,10 +308,10 @@ def _judging(
     return judged
 
 
-def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | Answers:
+def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | AnyAnswers:
     """Returns the score over the batches where `rows` bool[T] is True."""
     total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
-    if isinstance(total, Answers):
+    if isinstance(total, AnyAnswers):
         return total
     return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others
 

@@ -104,7 +104,7 @@ def assemble(
     model = model_maker(config.model, config.compute_dtype, config.seed)(internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
-    task = choose_task(config.model, model, internal, **config.detection)
+    task = choose_task(config.model, model, internal, config.detection, config.segmentation)
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, prepare, load, task, mesh)

@@ -12,6 +12,8 @@ from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
+from fedjax_bn.data.masks import own as own_masks
+from fedjax_bn.data.masks import prostate, published
 from fedjax_bn.data.sets import (
     abide,
     camelyon17,
@@ -28,6 +30,7 @@ from fedjax_bn.data.sets import (
     tfds_source,
 )
 from fedjax_bn.data.source import Source
+from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError, as_config_errors
 
@@ -127,6 +130,7 @@ _BOXES = {
     "driving": driving.load,
     "vistas": driving.load_vistas,
 }
+_MASKS = published.LAYOUTS
 _TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
@@ -144,28 +148,47 @@ DATASETS: dict[str, _Read] = {
     "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
+    "masks": _read_images(own_masks.load, "domains", "classes", "large", "pairs", "groups"),
     "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
+    "prostate": lambda config: prostate.load(
+        config.data.path,
+        image_size=config.data.image_size,
+        cache=_cache_folder(config),
+        protocol=config.data.protocol,
+        domains=config.data.domains,
+    ),
+    **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
     **_TFDS,
 }
 # Datasets whose readers apply `truncate` and `fraction` themselves.
 _REDUCED = ("digits", "digits_morpho")
 # Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
-    "domains": {"folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", *_TFDS},
-    "classes": {"domainnet", "folders", *_BOXES, *_TFDS},
+    "domains": {
+        *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "masks", "prostate"),
+        *_MASKS,
+        *_TFDS,
+    },
+    "classes": {"domainnet", "folders", "masks", *_BOXES, *_TFDS},
     "corruptions": {"cifar10_c", "tfds_cifar10_c"},
     "severities": {"cifar10_c", "tfds_cifar10_c"},
+    "protocol": {"prostate"},
+    "large": {"masks", *_MASKS},
+    "pairs": {"masks"},
+    "groups": {"masks"},
 }
 
 
 def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
+    modules["masks"] = own_masks
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
-    for module in (*named, driving, scanners, signs, synthetic):
+    for module in (*named, driving, prostate, scanners, signs, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
+    lines |= {name: f"{row.about.title}: {row.about.about}" for name, row in _MASKS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
     lines["cityscapes"] = "Cityscapes (Cordts et al., CVPR 2016), clear and foggy"
     lines["vistas"] = "Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0"
@@ -198,10 +221,12 @@ def check_data_keys(config: ConfigDict) -> None:
             f"--config.data.path=PATH; {layout}"
         )
     for key, able in _CHOICES.items():
-        if config.data[key] and name not in able:
+        value = config.data[key]
+        if value != keys()[f"data.{key}"].default and name not in able:
+            text = value if isinstance(value, str) else ",".join(value)
             raise ConfigError(
-                f"config.data.{key}={brief(','.join(config.data[key]))} has no effect with "
-                f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
+                f"config.data.{key}={brief(text)} has no effect with "
+                f"config.data.name={name!r}: leave it out; it is for {', '.join(sorted(able))}"
             )
 
 

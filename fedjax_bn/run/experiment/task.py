@@ -1,7 +1,7 @@
 """Builds a configuration's model, its task, and the augmentation of its training images."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,8 +12,8 @@ from fedjax_bn.arguments.ranges import Magnitude, Views
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, augmenting, changing
 from fedjax_bn.data.domain import Dataset
-from fedjax_bn.data.label_trees import has_boxes, has_masks
-from fedjax_bn.data.pixels import augment, box_augment
+from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
+from fedjax_bn.data.pixels import augment, box_augment, mask_augment
 from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.detection import Recipe, detection
 from fedjax_bn.models.precision import in_dtype
@@ -64,13 +64,19 @@ def _is_nnx(kind: type) -> bool:
     return issubclass(kind, Module)
 
 
-def choose_task(text: str, model: Any, internal: Dataset, score: str, **gains: float) -> Task:
+def choose_task(
+    text: str,
+    model: Any,
+    internal: Dataset,
+    of_boxes: Mapping[str, Any],
+    of_masks: Mapping[str, Any],
+) -> Task:
     """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
 
     Args:
       text: `config.model`, which made the model.
       model, internal: the model, and the clients that train it.
-      score, **gains: the keys of `config.detection`.
+      of_boxes, of_masks: the keys of `config.detection` and of `config.segmentation`.
 
     Raises:
       ConfigError: the model is not one for such labels.
@@ -84,20 +90,23 @@ def choose_task(text: str, model: Any, internal: Dataset, score: str, **gains: f
             f"{kind.what} each: choose {kind.remedy}"
         )
     if kind == _BOXES:
-        return detection(anchors, recipe=Recipe(**gains), score=score)
-    return segmentation(internal.num_classes) if kind == _MASKS else classification()
+        gains = {key: value for key, value in of_boxes.items() if key != "score"}
+        return detection(anchors, recipe=Recipe(**gains), score=of_boxes["score"])
+    return segmentation(internal.num_classes, **of_masks) if kind == _MASKS else classification()
 
 
 class _Kind(NamedTuple):
-    """A form of labels, in words, and the models for it."""
+    """A form of labels, in words, with the models and the augmentation for it."""
 
     what: str
     remedy: str
+    moved: str = ""  # by an augmentation, see `augment.LabelAugment`
 
 
 _CLASS = _Kind("one class", "a classifier, such as DigitCNN or ResNet18")
-_BOXES = _Kind("boxes", "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5")
-_MASKS = _Kind("a mask", "a network for segmentation: UNet")
+_BOXES = _Kind("boxes", "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5", BOXES)
+_MASKS = _Kind("a mask", "a network for segmentation: UNet", MASK)
+_AUGMENTED = {BOXES: "boxes", MASK: "masks"}  # names of `AUGMENTATIONS`, and of labels in words
 
 
 def _kind_of(labels: Any) -> _Kind:
@@ -116,10 +125,11 @@ AUGMENTATIONS = {
     "office": lambda size: augment.office(),
     "randaug": _randaug,
     "boxes": box_augment.of_boxes,
+    "masks": mask_augment.of_masks,
 }
 
 
-def choose_augmentation(text: str, size: int) -> augment.Augment | box_augment.BoxAugment | None:
+def choose_augmentation(text: str, size: int) -> augment.Augment | augment.LabelAugment | None:
     """Returns the augmentation that a text such as `randaug:magnitude=5` chooses.
 
     Raises:
@@ -130,19 +140,23 @@ def choose_augmentation(text: str, size: int) -> augment.Augment | box_augment.B
 
 
 def choose_loading(text: str, size: int, internal: Dataset) -> Load:
-    """Returns the function that looks up a batch and augments its images, and their boxes if any.
+    """Returns the function that looks up a batch and augments its images, with boxes or masks.
 
     Raises:
       ConfigError: as `choose_augmentation`, or the augmentation does not suit the labels.
     """
-    change, boxed = choose_augmentation(text, size), has_boxes(internal.domains[0].train.labels)
-    moves = isinstance(change, box_augment.BoxAugment)
-    if change is not None and moves != boxed:
-        have, remedy = ("boxes, which it would leave where they were", "boxes")
-        if not boxed:
-            have, remedy = "no boxes to move", "another"
+    change = choose_augmentation(text, size)
+    if change is None:
+        return augmenting(None)
+    moved = change.moves if isinstance(change, augment.LabelAugment) else ""
+    own = _kind_of(internal.domains[0].train.labels).moved
+    if moved != own:
+        have, remedy = f"no {_AUGMENTED.get(moved)} to move", "another"
+        if own:
+            remedy = _AUGMENTED[own]
+            have = f"{remedy}, which it would leave where they were"
         raise ConfigError(
             f"config.data.augment={brief(text)} does not suit {internal.name}, "
             f"whose images have {have}: choose {remedy}, or none"
         )
-    return changing(change.change) if moves else augmenting(change)
+    return changing(change.change) if moved else augmenting(change)

@@ -50,6 +50,7 @@ _FLAG = _Kind("true or false", lambda value: type(value) is bool)
 _OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
 _COUNT = _Kind("a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31)
 _INDEX = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**31)
+_MANY = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**63)  # pixels
 _ACCURACY = {"mean": NUMBER, "*": NUMBER}
 _UNSEEN = {"*": {"*": NUMBER}}
 _MEASURES = {"*": {"*": _OR_NOTHING}}  # of internal clients
@@ -78,6 +79,7 @@ FINISHED = CLAIM | {
         "std": [NUMBER],
         "classes?": [TEXT],
         "boxes?": _COUNT,
+        "masks?": [TEXT],
     }
 }
 SUMMARY = {
@@ -96,12 +98,13 @@ SUMMARY = {
     "traffic?": {"*": NUMBER},
     "*": _ANY,
 }
-_SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
+_SPLIT = {"samples": _INDEX, "classes": [_MANY]}
 DATA = {
     "classes": [TEXT],
     "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
     "unseen": {"*": {"test": _SPLIT}},
     "boxes": _FLAG,
+    "masks?": _FLAG,
     "number": _COUNT,
 }
 _RECORD = {

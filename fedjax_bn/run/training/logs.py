@@ -70,7 +70,7 @@ def watchers(
             reports.append(stack.enter_context(_tracked(plan, folder)))
         bar = progress(plan.method, plan.rounds, done, samples, experiment.task.score.name)
         reports.append(stack.enter_context(bar))
-        _write_pictures(events, folder / "plots", done)
+        _write_pictures(events, (folder / "plots").glob("*.png"), done)
 
         def report(record: Record) -> None:
             for one in reports:
@@ -202,9 +202,19 @@ def _write_events(writer: Any, record: Record) -> None:
         _write_value(writer, record["round"], tag=tag, simple_value=value)
 
 
-def _write_pictures(writer: Any, folder: Path, done: int) -> None:
-    """Writes the pictures of a folder, *.png, as events of the last round done."""
-    for path in sorted(folder.glob("*.png")):
+def show_pictures(folder: Path, names: Iterable[str], done: int) -> None:
+    """Writes plots of a finished run, plots/NAME.png of a workdir, as events of its last round.
+
+    Raises:
+      WorkdirError: events cannot be written.
+    """
+    with _open_events(folder / "events", done) as events:
+        _write_pictures(events, (folder / "plots" / f"{name}.png" for name in names), done)
+
+
+def _write_pictures(writer: Any, paths: Iterable[Path], done: int) -> None:
+    """Writes pictures, *.png, as events of the last round done."""
+    for path in sorted(paths):
         data = path.read_bytes()
         if data[:8] == _PNG:
             width, height = struct.unpack(">II", data[16:24])

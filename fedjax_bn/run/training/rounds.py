@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
 from fedjax_bn.engine.backend import compile_quickly
@@ -42,6 +41,7 @@ from fedjax_bn.run.processes.mesh import (
 from fedjax_bn.run.processes.together import by_first
 from fedjax_bn.run.training.population import PARTS, Held, rows_of_clients
 from fedjax_bn.run.training.stream import forms_of, megabytes, stream_rounds
+from fedjax_bn.state import unseen_personal
 
 # The metrics of clients that were not drawn for a round.
 _ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
@@ -321,7 +321,7 @@ def _stored_round(
     weights = metrics["weights"]
     # If no client counts, an unseen client receives what it received before.
     counted = weights.sum() > 0
-    mean = weighted_mean(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
+    mean = unseen_personal(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
     mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
     rows = {part: getattr(after, part) for part in PARTS}
     kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())

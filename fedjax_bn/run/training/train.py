@@ -16,7 +16,7 @@ from fedjax_bn.report.page import write_data_plots
 from fedjax_bn.run.errors import CheckpointError, InterruptedRun
 from fedjax_bn.run.evaluation.answers import Keep, write_answers
 from fedjax_bn.run.evaluation.evaluate import Evaluate, evaluator, unseen_evaluator
-from fedjax_bn.run.evaluation.per_sample import draw_boxes, shows_boxes
+from fedjax_bn.run.evaluation.per_sample import draw_boxes, draw_masks, shows_boxes
 from fedjax_bn.run.experiment.start import (
     Keys,
     data_hash,
@@ -41,7 +41,7 @@ from fedjax_bn.run.processes.together import (
     together,
 )
 from fedjax_bn.run.training.client_logs import log_batch_norms, log_masks
-from fedjax_bn.run.training.logs import watchers
+from fedjax_bn.run.training.logs import show_pictures, watchers
 from fedjax_bn.run.training.population import Held, disk_note, start_held
 from fedjax_bn.run.training.profile import profiled
 from fedjax_bn.run.training.records import (
@@ -193,6 +193,10 @@ def _finish(
     # Pictures need all clients' models where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
+        show_pictures(folder, ["boxes"], len(records))
+    if experiment.task.segments and first():
+        draw_masks(experiment, folder)
+        show_pictures(folder, ["masks"], len(records))
     by_first(lambda: checkpoint.delete_earlier(folder))
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     return summary

@@ -1,0 +1,1 @@
+"""Reads images with masks in published forms, as square images and labels."""

@@ -1,0 +1,264 @@
+"""Makes a source from pairs of files, an image and its mask: pixels, and a class for each of them.
+
+A mask refers to its image as viewers show it, turned upright by its EXIF, or, with the orientation
+"stored", to the rows of its file; a mask with an EXIF orientation of its own is turned likewise.
+Masks are stretched as their images are, to the nearest value. `values` has the rules by which
+values become classes, `levels` the forms of masks.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.label_trees import MASK, VOLUME
+from fedjax_bn.data.masks.levels import INDEX, LOSSY, open_mask
+from fedjax_bn.data.masks.values import classes_of
+from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
+from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
+from fedjax_bn.data.pixels.raster import (
+    MEGAPIXELS,
+    STORED,
+    UPRIGHT,
+    open_raster,
+    orientation_of,
+    read_image,
+    turned_by_pillow,
+)
+from fedjax_bn.data.pixels.tiles import cut, number_of_tiles
+from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.data.sets.folders import IMAGENET
+from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.engine.inputs import UNLABELLED
+
+RESIZE, TILES = "resize", "tiles"
+_FORM = 1  # raise it when the same files would give other masks
+
+
+class Pair(NamedTuple):
+    """An image and its mask.
+
+    Attributes:
+      image, mask: the files.
+      name: of the sample, by default its image's file. Samples with one name are never separated.
+      part: TRAIN, VALIDATION or TEST; None if the dataset does not divide its images.
+    """
+
+    image: Path
+    mask: Path
+    name: str = ""
+    part: int | None = None
+
+
+class Squares(NamedTuple):
+    """The conversion of images and masks into squares of one size.
+
+    Attributes:
+      image_size: pixels a side.
+      large: "resize" stretches an image to the square; "tiles" cuts it at its own resolution, see
+        `pixels.tiles`.
+      cache, progress, max_megapixels, orientation: see `pixels.decode`.
+    """
+
+    image_size: int
+    large: str = RESIZE
+    cache: str | Path | None = None
+    progress: bool = True
+    max_megapixels: float = MEGAPIXELS
+    orientation: str = UPRIGHT
+
+
+def to_source(
+    name: str,
+    root: Path,
+    domains: Mapping[str, Sequence[Pair]],
+    squares: Squares,
+    *,
+    classes: Sequence[str] = (),
+    values: Mapping[int, int] | None = None,
+    notes: Sequence[str] = (),
+) -> Source:
+    """Returns the images u8[N, size, size, 3] and masks u8[N, size, size] of all domains.
+
+    With tiles, N counts tiles; those of an image follow each other, and share their name and their
+    `volume`. A pixel that an earlier tile shows, and the padding of a small image, are without a
+    label.
+
+    Args:
+      name: of the dataset.
+      root: folder of the files, to which their names are relative.
+      domains: name -> its pairs, at least one each.
+      squares: how images become squares.
+      classes: names of the classes, the background first; empty to find their number.
+      values: value of a mask -> class, or `UNLABELLED`; None to find it, see `values`.
+      notes: further notes for the user.
+
+    Raises:
+      FileNotFoundError: files are missing.
+      ValueError: a file cannot be read, a mask has another size than its image, colours or unknown
+        values, or there is no pair.
+      OSError: the cache cannot be written.
+    """
+    pairs = [pair for owned in domains.values() for pair in owned]
+    images, masks = [pair.image for pair in pairs], [pair.mask for pair in pairs]
+    if not pairs:
+        raise ValueError(f"{root} has no images with masks")
+    if missing := [file for file in (*images, *masks) if not file.is_file()]:
+        raise FileNotFoundError(
+            f"{len(missing)} files are not in {root}: {first_few(relative_names(missing, root))}; "
+            "fetch or unpack them again"
+        )
+    seen = _survey(pairs, root, squares)  # before hours of decoding
+    owners = [domain for domain, owned in domains.items() for _ in owned]
+    files = relative_names(masks, root)
+    classes, table, values_note = classes_of(seen.present, owners, files, classes, values)
+    size, cut_up = squares.image_size, squares.large == TILES
+    counts = [number_of_tiles(h, w, size) if cut_up else 1 for w, h in seen.sizes.tolist()]
+    pixels, converted = decode(
+        images,
+        size,
+        root=root,
+        cache=squares.cache,
+        progress=squares.progress,
+        max_megapixels=squares.max_megapixels,
+        orientation=squares.orientation,
+        tiles=np.array(counts) if cut_up else None,
+    )
+    labels = {MASK: _decode_masks(masks, counts, table, root, squares)}
+    if cut_up:
+        labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
+    names = [p.name or file for p, file in zip(pairs, relative_names(images, root), strict=True)]
+    pools = _pools(domains, counts, pixels, labels, names)
+    sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
+    notes = [*notes, f"{len(pairs)} images with masks ({sizes})", values_note, *seen.notes]
+    if cut_up:
+        notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
+    key = f"{squares.large} {hash_of_files([*images, *masks], root, size, times=False)}"
+    notes = (*notes, *converted)
+    return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
+
+
+def _pools(
+    domains: Mapping[str, Sequence[Pair]],
+    counts: Sequence[int],
+    images: np.ndarray,
+    labels: Mapping[str, np.ndarray],
+    names: Sequence[str],
+) -> list[Pool]:
+    """Returns the pool of each domain, whose pairs follow each other with `counts` samples each."""
+    pools, first = [], 0
+    for domain, owned in domains.items():
+        own = slice(first, first + len(owned))
+        rows = slice(sum(counts[:first]), sum(counts[: own.stop]))
+        parts = [pair.part for pair in owned]
+        pools.append(
+            Pool(
+                domain,
+                images[rows],
+                {leaf: array[rows] for leaf, array in labels.items()},
+                np.repeat(names[own], counts[own]),
+                None if None in parts else np.repeat(np.array(parts, np.int8), counts[own]),
+            )
+        )
+        first = own.stop
+    return pools
+
+
+class _Survey(NamedTuple):
+    """What was seen of pairs before they were decoded.
+
+    Attributes:
+      sizes: i32[N, 2], width and height of each image as used, which are its mask's too.
+      present: bool[N, 256], the values of each mask.
+      notes: on the forms of masks.
+    """
+
+    sizes: np.ndarray
+    present: np.ndarray
+    notes: list[str]
+
+
+def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> _Survey:
+    """Reads the sizes of images and masks, and the values of masks; kept in the cache.
+
+    Raises:
+      ValueError: a file cannot be read, or a mask has another size than its image.
+    """
+    most, orientation = squares.max_megapixels, squares.orientation
+
+    def look(pair: Pair) -> list[int]:
+        with corruption_named(pair.image):
+            image = open_raster(read_image(pair.image, most), most)
+            turned = orientation != STORED and not turned_by_pillow(image)
+            sides = image.size[::-1] if turned and orientation_of(image) > 4 else image.size
+        with corruption_named(pair.mask):
+            mask, form = open_mask(read_image(pair.mask, most), most, orientation)
+        seen = np.array(mask.histogram()) > 0
+        return [*sides, *mask.size, form, *np.packbits(seen).view("<i4").tolist()]
+
+    key = hash_of_files([file for pair in pairs for file in pair[:2]], root, _FORM)
+    name = f"looking at masks-{root.resolve().name}-{orientation}-{key}"
+    rows = cached_numbers(squares.cache, name, pairs, look, 13, squares.progress)
+    present = np.unpackbits(np.ascontiguousarray(rows[:, 5:]).view(np.uint8), axis=1).astype(bool)
+    texts = {
+        INDEX: "masks with a palette of colours, whose values are its indices",
+        LOSSY: "masks in JPEG, which changes values: read as black and white, white from 128",
+    }
+    counts = {form: int((rows[:, 4] == form).sum()) for form in texts}
+    notes = [f"{counts[form]} {text}" for form, text in texts.items() if counts[form]]
+    for pair, (width, height, *own) in zip(pairs, rows[:, :4].tolist(), strict=True):
+        if own == [width, height]:
+            continue
+        image, mask = relative_names([pair.image, pair.mask], root)
+        other = UPRIGHT if orientation == STORED else STORED
+        remedy = f", or set data.orientation={other} if EXIF turns one of them"
+        raise ValueError(
+            f"{mask} has {own[0]} x {own[1]} pixels, but its image {image} has {width} x {height}: "
+            f"give a mask of the image's size{remedy * (own == [height, width])}"
+        )
+    return _Survey(rows[:, :2], present, notes)
+
+
+def _decode_masks(
+    files: Sequence[Path], counts: Sequence[int], table: np.ndarray, root: Path, squares: Squares
+) -> np.ndarray:
+    """Returns the classes u8[sum of counts, size, size] of masks, cached.
+
+    Args:
+      files: of the masks.
+      counts: N numbers, the tiles of each; 1 if they are stretched.
+      table: u8[256], the class of each value.
+    """
+    from PIL import Image
+
+    size, most = squares.image_size, squares.max_megapixels
+    ends = np.cumsum(counts)
+
+    def make(write: Write) -> tuple[str, ...]:
+        def one(k: int) -> None:
+            with corruption_named(files[k]):
+                mask, _ = open_mask(read_image(files[k], most), most, squares.orientation)
+                if squares.large == TILES:
+                    squared = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
+                else:
+                    mask = mask.resize((size, size), Image.Resampling.NEAREST)
+                    squared = table[np.asarray(mask)][None]
+                if len(squared) != counts[k]:
+                    raise ValueError("it changed while it was read")
+            write(squared, int(ends[k] - counts[k]))
+
+        with (
+            ThreadPoolExecutor() as threads,
+            progress_bar(len(files), "masks", squares.progress) as bar,
+        ):
+            for _ in threads.map(one, range(len(files))):
+                bar.update(1)
+        return ()
+
+    digest = hash_of_files(files, root, size)
+    form = f"{squares.large}-{squares.orientation}-{table.tobytes().hex()}"
+    name = f"{root.resolve().name}-masks-{_FORM}-{form}-{digest}"
+    return cached_array(squares.cache, name, (int(ends[-1]), size, size), make)[0]

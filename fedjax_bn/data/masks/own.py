@@ -1,0 +1,162 @@
+"""Any folder of images with masks; domains are subfolders, DOMAIN/images and DOMAIN/masks.
+
+    left/images/1.jpg  left/masks/1.png  right/images/a.tif  right/masks/a_mask.gif
+
+Files are images, or volumes of NIfTI (.nii, .nii.gz), whose slices `volumes` makes. `pairing` has
+the rule by which an image finds its mask, `values` the rules by which values of masks become
+classes. A folder that itself holds images and masks is one domain, which `data.num_clients`
+divides. If folders name the part (train, val, test) of every image of a domain, the parts are its
+official split.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_bn.data.boxes.labelled import Slips, part_of
+from fedjax_bn.data.label_trees import VOLUME
+from fedjax_bn.data.masks import volumes
+from fedjax_bn.data.masks.assemble import RESIZE, Pair, Squares, to_source
+from fedjax_bn.data.masks.pairing import IMAGES, MASKS, find_pairs, groups_of
+from fedjax_bn.data.masks.values import classes_of
+from fedjax_bn.data.masks.volumes import is_volume
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import relative_names
+from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
+from fedjax_bn.data.source import TRAIN, Source
+
+_WHERE = (
+    "it must hold images with masks, or a folder of such for each domain: DOMAIN/images/*.jpg with "
+    "DOMAIN/masks/*.png, one for each image, of its size and of a similar name"
+)
+_NO_SPLIT = (
+    "domains whose folders name a part (train, val, test) for some images only, or for no training "
+    "image; they are divided as if no part were named"
+)
+_ALONE = (
+    "samples of one group are in one split; images that differ only in a side (L and R, left and "
+    "right, OD and OS) are a group, each other image is alone: if several are of one patient, "
+    "set data.groups to a regular expression for the patient in the path of an image"
+)
+
+
+def load(
+    path: str | Path | None,
+    *,
+    image_size: int,
+    domains: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    pairs: Sequence[str] = (),
+    groups: str = "",
+    **how: Any,
+) -> Source:
+    """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
+
+    Args:
+      path: the folder.
+      image_size: pixels a side of the squares.
+      domains: names of folders in it; empty for all.
+      classes: names of the classes, the background first; empty to find their number.
+      pairs: patterns, see `pairing`; empty for its rule.
+      groups: a regular expression, see `pairing.groups_of`.
+      **how: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
+        `assemble.Squares`.
+
+    Returns:
+      Source "masks".
+
+    Raises:
+      FileNotFoundError: there is no such folder, or a requested domain is missing.
+      ValueError: a file is damaged, or an image and its mask do not suit each other; the file is
+        named.
+      OSError: the cache cannot be written.
+    """
+    if not path:
+        raise ValueError(f"masks needs data.path: {_WHERE}")
+    root, slips = Path(path), Slips()
+    found, notes, kinds = {}, [f"{root} is read as images with masks"], {}
+    for name, folder in _domain_folders(root, domains).items():
+        files = files_below(folder)
+        scans = [file for file in files if is_volume(file.name)]
+        kinds[name] = bool(scans)
+        paired = find_pairs(scans or [file for file in files if is_image(file.name)], folder, pairs)
+        names, note = groups_of(name, folder, paired.images, groups)
+        notes.append(f"{note}; {paired.rule}")
+        parts = [part_of(image.relative_to(folder).parts[:-1]) for image in paired.images]
+        if None in parts or TRAIN not in parts:
+            slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
+            parts = [None] * len(parts)
+        for file in relative_names(paired.others, root):
+            slips.add("files that are neither images nor masks left out", file)
+        found[name] = list(map(Pair, paired.images, paired.masks, names, parts))
+    notes += [*slips.notes(), *([] if groups else [_ALONE])]
+    if not any(kinds.values()):
+        return to_source(
+            "masks", root, found, Squares(image_size, **how), classes=classes, notes=notes
+        )
+    if not all(kinds.values()):
+        scans, images = (min(d for d in kinds if kinds[d] == kind) for kind in (True, False))
+        raise ValueError(
+            f"{root}: {scans!r} has NIfTI volumes and {images!r} images: choose domains of one "
+            "kind by data.domains"
+        )
+    return _volumes(root, found, image_size, classes, notes, **how)
+
+
+def _volumes(
+    root: Path,
+    found: Mapping[str, Sequence[Pair]],
+    image_size: int,
+    classes: Sequence[str],
+    notes: Sequence[str],
+    *,
+    large: str = RESIZE,
+    cache: str | Path | None = None,
+    progress: bool = True,
+    **of_images: Any,
+) -> Source:
+    """Returns the slices of scans, one pool a domain; errors as in `load`."""
+    del of_images  # formats of images have them alone
+    if large != RESIZE:
+        raise ValueError(f"data.large={large} is for images, but {root} has NIfTI volumes")
+    pairs = [pair for owned in found.values() for pair in owned]
+    files, owners = [pair.mask for pair in pairs], [name for name in found for _ in found[name]]
+    present = np.array([volumes.values_of(file) for file in files])
+    classes, table, note = classes_of(present, owners, relative_names(files, root), classes)
+    source = volumes.to_source(
+        "masks",
+        root,
+        {name: [volumes.Scan(*pair[:3]) for pair in owned] for name, owned in found.items()},
+        volumes.Slices(image_size, cache=cache, progress=progress),
+        classes=classes,
+        values={int(value): int(table[value]) for value in np.flatnonzero(present.any(0))},
+        notes=(*notes, note),
+    )
+    pools = []
+    for pool in source.pools:
+        parts = [pairs[k].part for k in pool.labels[VOLUME]]
+        pools.append(pool if None in parts else pool._replace(parts=np.array(parts, np.int8)))
+    return source._replace(pools=tuple(pools))
+
+
+def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
+    """Returns the folder of each domain: the folders in `root`, or `root` itself if it is one.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or a requested domain is missing.
+    """
+    if not root.is_dir():
+        raise FileNotFoundError(f"data.path {root} is not a folder: {_WHERE}")
+    inside = subfolders(root)
+    found = {one.name: one for one in inside}
+    named = [one.name.lower() in (*IMAGES, *MASKS) for one in inside]
+    if any(named) or not inside or all(part_of([one.name]) is not None for one in inside):
+        found = {root.resolve().name: root}
+    if missing := [name for name in domains if name not in found]:
+        raise FileNotFoundError(
+            f"data.domains names {first_few(missing)}, but data.path {root} has "
+            f"{first_few(list(found))}: {_WHERE}"
+        )
+    return {name: found[name] for name in domains or found}

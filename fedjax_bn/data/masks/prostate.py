@@ -1,0 +1,167 @@
+"""Prostate in T2 MRI of six sites (Liu, Dou, Heng, MICCAI 2020, "SAML").
+
+    BIDMC/Case00.nii.gz  BIDMC/Case00_segmentation.nii.gz  ...  BMC/Case00_Segmentation.nii.gz  ...
+
+The sites are RUNMC, BMC, I2CVB, UCL, BIDMC and HK; HarmoFL's code calls the first two ISBI and
+ISBI_1.5. Labels 1 and 2 are joined: the classes are background and prostate. Slices have 384 x 384
+pixels in the published files. `volumes` has how they become images.
+
+Protocols, which divide patients or slices once and for all, are:
+
+    ""               all slices with their neighbours as channels; `data.split` divides patients
+    harmofl          slices with a label but the first and the last of a volume, with their
+                     neighbours as channels; 64, 16 and 20 % of a site's slices train, validate and
+                     test, so that slices of one patient do all three
+    fl_medsegbench   the same slices, cut to 256 pixels in the middle, three times as channels; 70,
+                     10 and 20 % of a site's patients train, validate and test
+
+The order in which a protocol divides is drawn from a fixed seed: HarmoFL's own order is not read.
+
+References: Liu, Dou, Heng, "Shape-aware meta-learning for generalizing prostate MRI segmentation to
+unseen domains", MICCAI 2020; Jiang, Wang, Dou, "HarmoFL", AAAI 2022; Zhu et al., "FL-MedSegBench",
+arXiv 2603.11659.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.masks.published import chosen
+from fedjax_bn.data.masks.volumes import REPEATED, SUFFIXES, Scan, Slices, is_volume, to_source
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import relative_names
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source
+
+_SITES: Aliases = MappingProxyType(
+    {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",)} | dict.fromkeys(("I2CVB", "UCL", "BIDMC", "HK"), ())
+)
+_CLASSES, _VALUES = ("background", "prostate"), {0: 0, 1: 1, 2: 1}
+_MASK = "_segmentation"
+_WHERE = (
+    "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK with CaseNN.nii.gz and "
+    "CaseNN_segmentation.nii.gz (liuquande.github.io/SAML); data.domains chooses some of them"
+)
+
+
+class _Protocol(NamedTuple):
+    """How a paper's code takes slices and divides them.
+
+    Attributes:
+      slices: changes of `volumes.Slices`.
+      ends: of N patients or slices, how many train, and how many train or validate.
+      by_slice: whether slices are divided, not patients.
+      note: for the user.
+    """
+
+    slices: Mapping[str, object]
+    ends: Callable[[int], tuple[int, int]]
+    by_slice: bool
+    note: str
+
+
+_LABELLED = {"labelled": True, "inner": True}
+_PROTOCOLS = {
+    "harmofl": _Protocol(
+        _LABELLED,
+        lambda count: (64 * count // 100, 80 * count // 100),
+        True,
+        "data.protocol=harmofl divides slices, as HarmoFL's code does: those of one patient train, "
+        "validate and test, so that scores are not those of new patients",
+    ),
+    "fl_medsegbench": _Protocol(
+        _LABELLED | {"channels": REPEATED, "crop": 256},
+        lambda count: (7 * count // 10, 7 * count // 10 + count // 10),
+        False,
+        "data.protocol=fl_medsegbench divides patients, 70, 10 and 20 %, in our order",
+    ),
+}
+
+
+def load(
+    path: str | Path | None,
+    *,
+    image_size: int = 384,
+    protocol: str = "",
+    domains: Sequence[str] = (),
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> Source:
+    """Returns slices u8[N, image_size, image_size, 3] of six sites with their masks.
+
+    Args:
+      path: the folder of the sites.
+      image_size: pixels a side.
+      protocol: "", "harmofl" or "fl_medsegbench", see above.
+      domains: names of sites; empty for all.
+      cache, progress: see `pixels.decode`.
+
+    Returns:
+      Source "prostate". Slices are named by their patient; with "harmofl", each has its own name.
+      With a protocol, its parts are the official ones.
+
+    Raises:
+      FileNotFoundError: a folder, a volume or a mask is missing.
+      ImportError: nibabel is not installed.
+      ValueError: a site is unknown, or a file is not right, see `volumes.to_source`.
+      OSError: the cache cannot be written.
+    """
+    sites = chosen(_SITES, domains, "prostate")
+    about = ("prostate", "prostate MRI", "T2 slices of six sites")
+    dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
+    root, folders = domain_folders(path, dataset)
+    scans = {site: _scans(folder, root) for site, folder in folders.items()}
+    slices, notes = Slices(image_size, cache=cache, progress=progress), []
+    if protocol:
+        slices = slices._replace(**_PROTOCOLS[protocol].slices)
+        notes.append(_PROTOCOLS[protocol].note)
+    source = to_source(
+        "prostate", root, scans, slices, classes=_CLASSES, values=_VALUES, notes=notes
+    )
+    if not protocol:
+        return source
+    pools = [
+        _divided(pool, _PROTOCOLS[protocol], list(_SITES).index(pool.name)) for pool in source.pools
+    ]
+    return source._replace(pools=tuple(pools), key=f"{protocol} {source.key}")
+
+
+def _scans(folder: Path, root: Path) -> list[Scan]:
+    """Returns the scans of a site, by name."""
+    found: dict[bool, dict[str, Path]] = {True: {}, False: {}}
+    for file in sorted(filter(lambda one: is_volume(one.name), folder.iterdir())):
+        suffix = next(end for end in SUFFIXES[::-1] if file.name.lower().endswith(end))
+        stem = file.name[: -len(suffix)]
+        is_mask = stem.lower().endswith(_MASK)
+        found[is_mask][stem[: -len(_MASK)] if is_mask else stem] = file
+    images, masks = found[False], found[True]
+    for own, others, lacks in ((images, masks, "mask"), (masks, images, "image")):
+        if alone := [file for stem, file in own.items() if stem not in others]:
+            raise FileNotFoundError(
+                f"{first_few(relative_names(alone, root))} in {root} has no {lacks} beside it: "
+                f"{_WHERE}"
+            )
+    if not images:
+        raise FileNotFoundError(f"{folder} has no volumes: {_WHERE}")
+    names = {stem: relative_names([folder / stem], root)[0] for stem in images}
+    return [Scan(file, masks[stem], names[stem]) for stem, file in images.items()]
+
+
+def _divided(pool: Pool, protocol: _Protocol, number: int) -> Pool:
+    """Returns a site's slices with the parts of a protocol."""
+    volume = pool.labels["volume"]
+    group = np.unique(volume, return_inverse=True)[1]
+    if protocol.by_slice:
+        group = np.arange(len(volume))
+        pool = pool._replace(names=np.array([f"{pool.names[k]}/{k:05}" for k in group]))
+    count = int(group.max()) + 1
+    order = generator(0, number).permutation(count)
+    parts = np.full(count, TEST, np.int8)
+    training, validating = protocol.ends(count)
+    parts[order[:validating]] = VALIDATION
+    parts[order[:training]] = TRAIN
+    return pool._replace(parts=parts[group])

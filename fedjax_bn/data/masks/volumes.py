@@ -1,0 +1,297 @@
+"""Makes slices of scans in NIfTI, each a volume with a mask of its shape, and their labels.
+
+An array [X, Y, Z] of NIfTI gives Z slices of Y rows and X columns, in the order of the file, as
+SimpleITK reads them. Intensities are clipped to the smallest one and the 99 % quantile of the whole
+volume and stretched to bytes, which are rounded down (HarmoFL's code, Jiang et al. 2022). Slices
+are cut to a square in their middle if `crop` is set, and stretched to squares: images bilinear,
+masks to the nearest value.
+
+The three channels of an image are a slice between its two neighbours, the first and the last slice
+being their own neighbours, or three times the slice.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
+from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.decode import hash_of_files
+from fedjax_bn.data.regular_files import open_regular
+from fedjax_bn.data.sets.arrays import check_unpacked
+from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.engine.inputs import UNLABELLED
+
+SUFFIXES = (".nii", ".nii.gz")
+NEIGHBOURS, REPEATED = "neighbours", "repeated"
+_LARGEST = 2**33  # bytes of a file
+_QUANTILE = 0.99
+_FORM = 1  # raise it when the same files would give other slices
+
+
+class Scan(NamedTuple):
+    """A volume and its mask.
+
+    Attributes:
+      image, mask: the files.
+      name: of the patient. Slices of scans with one name are never separated.
+    """
+
+    image: Path
+    mask: Path
+    name: str
+
+
+class Slices(NamedTuple):
+    """The conversion of volumes into square slices.
+
+    Attributes:
+      image_size: pixels a side.
+      channels: "neighbours" or "repeated", see above.
+      labelled: whether slices whose mask is background alone are left out.
+      inner: whether the first and the last slice of a volume are left out.
+      crop: pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice.
+      cache, progress: see `pixels.decode`.
+    """
+
+    image_size: int
+    channels: str = NEIGHBOURS
+    labelled: bool = False
+    inner: bool = False
+    crop: int = 0
+    cache: str | Path | None = None
+    progress: bool = True
+
+
+class _Form(NamedTuple):
+    """What the headers of a scan state.
+
+    Attributes:
+      shape: columns, rows and slices.
+      spacing: millimetres between slices, rows and columns.
+      aligned: whether image and mask have the same place in space, to a thousandth.
+    """
+
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+    aligned: bool
+
+
+def is_volume(name: str) -> bool:
+    """Returns whether a file of this name is a NIfTI volume, and not a hidden file."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def to_source(
+    name: str,
+    root: Path,
+    domains: Mapping[str, Sequence[Scan]],
+    slices: Slices,
+    *,
+    classes: Sequence[str],
+    values: Mapping[int, int],
+    notes: Sequence[str] = (),
+) -> Source:
+    """Returns the slices u8[N, size, size, 3] of all domains, without parts.
+
+    Labels are masks u8[N, size, size], `volume` i32[N], and `spacing` f32[N, 3] by the header, of
+    the slices as they are stored. Images reach a model as u8/255.
+
+    Args:
+      name: of the dataset.
+      root: folder of the files, to which their names are relative.
+      domains: name -> its scans, at least one each.
+      slices: how volumes become slices.
+      classes: names of the classes, the background first.
+      values: value of a mask -> class, or `UNLABELLED`.
+      notes: further notes for the user.
+
+    Raises:
+      ImportError: nibabel is not installed.
+      ValueError: a file cannot be read, a volume does not have three axes, a mask has another shape
+        than its image or unknown values, or no slice is kept.
+      OSError: a file is missing, or the cache cannot be written.
+    """
+    scans = [scan for owned in domains.values() for scan in owned]
+    forms = [_form_of(scan, slices.crop) for scan in scans]
+    ends = np.cumsum([0, *(form.shape[2] for form in forms)])
+    pixels = _slices_of(scans, ends, root, slices, values)
+    spacing = np.array([_stored_spacing(form, slices) for form in forms], np.float32)
+    patients = np.array([scan.name for scan in scans])
+    pools, first, kept = [], 0, 0
+    for domain, owned in domains.items():
+        numbers = range(first, first := first + len(owned))
+        rows = [ends[k] + _chosen(pixels[ends[k] : ends[k + 1], 1], slices) for k in numbers]
+        volume = np.repeat(np.array(numbers, np.int32), list(map(len, rows)))
+        if not len(volume):
+            raise ValueError(f"{root}: no slice of {domain!r} has a label, see its masks")
+        index, low, high = np.concatenate(rows), ends[volume], ends[volume + 1] - 1
+        steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
+        images = [pixels[np.clip(index + step, low, high), 0] for step in steps]
+        labels = {MASK: pixels[index, 1], VOLUME: volume, SPACING: spacing[volume]}
+        pools.append(Pool(domain, np.stack(images, -1), labels, patients[volume]))
+        kept += len(index)
+    sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
+    left = len(pixels) - kept
+    about = [f"{len(scans)} scans ({sizes}) with {len(pixels)} slices, of which {left} left out"]
+    if other := [str(s.mask) for s, form in zip(scans, forms, strict=True) if not form.aligned]:
+        about.append(
+            f"masks with another place in space than their image: {first_few(other, 3)}; voxels "
+            "belong together by their order in the file"
+        )
+    key = hash_of_files([file for scan in scans for file in scan[:2]], root, 0, times=False)
+    about_slices = repr(slices[: slices._fields.index("cache")])
+    return check_source(
+        Source(
+            name,
+            tuple(classes),
+            tuple(pools),
+            mean=(0.0,) * 3,
+            std=(1.0,) * 3,
+            notes=(*notes, *about),
+            key=f"{about_slices} {key}",
+        )
+    )
+
+
+def _opened(path: Path) -> Any:
+    """Returns a volume of nibabel, of which only the header is read yet."""
+    try:
+        import nibabel
+    except ImportError as error:
+        raise ImportError(
+            f"{path} is a NIfTI volume, which needs nibabel, which is not installed: "
+            "pip install 'fedjax_bn[nifti]'"
+        ) from error
+    open_regular(path, _LARGEST).close()
+    volume = nibabel.load(path)
+    if len(volume.shape) != 3 or min(volume.shape) < 1:
+        raise ValueError(f"it has the shape {volume.shape}, not three axes: save one volume of it")
+    check_unpacked(int(np.prod(volume.shape)) * volume.get_data_dtype().itemsize, path)
+    return volume
+
+
+def _form_of(scan: Scan, crop: int) -> _Form:
+    """Reads the headers of a scan; raises ValueError if they do not suit each other."""
+    with corruption_named(scan.image):
+        image = _opened(scan.image)
+        spacing = tuple(float(side) for side in image.header.get_zooms()[::-1])
+        if not (np.isfinite(spacing).all() and min(spacing) > 0):
+            raise ValueError(f"its header has voxels of {spacing} mm; write their real sides there")
+        if crop > min(image.shape[:2]):
+            raise ValueError(f"its slices of {image.shape[:2]} pixels are below the crop's {crop}")
+    with corruption_named(scan.mask):
+        mask = _opened(scan.mask)
+        if mask.shape != image.shape:
+            raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
+    aligned = np.allclose(image.affine, mask.affine, rtol=1e-3, atol=1e-3)
+    return _Form(image.shape, spacing, aligned)
+
+
+def _stored_spacing(form: _Form, slices: Slices) -> tuple[float, float, float]:
+    """Returns the spacing of slices as they are stored: stretched, and so with other pixels."""
+    (between, down, across), (columns, rows) = form.spacing, form.shape[:2]
+    size, crop = slices.image_size, slices.crop
+    return between, down * (crop or rows) / size, across * (crop or columns) / size
+
+
+def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
+    """Returns which slices of a volume's masks u8[D, S, S] are kept, i64[n]."""
+    keep = np.ones(len(masks), bool)
+    if slices.labelled:
+        keep = ((masks > 0) & (masks != UNLABELLED)).any((1, 2))
+    if slices.inner:
+        keep[[0, -1]] = False
+    return np.flatnonzero(keep)
+
+
+def _slices_of(
+    scans: Sequence[Scan], ends: np.ndarray, root: Path, slices: Slices, values: Mapping[int, int]
+) -> np.ndarray:
+    """Returns u8[D, 2, size, size], the intensities and classes of all slices, cached.
+
+    The slices of scan k are `ends[k]` to `ends[k + 1]`.
+    """
+    size = slices.image_size
+
+    def make(write: Write) -> tuple[str, ...]:
+        def one(k: int) -> None:
+            with corruption_named(scans[k].image):
+                grey = to_bytes(_voxels(scans[k].image))
+            with corruption_named(scans[k].mask):
+                mask = _to_classes(_voxels(scans[k].mask), values)
+            pairs = [_squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
+            write(np.stack(pairs), int(ends[k]))
+
+        with (
+            ThreadPoolExecutor() as threads,
+            progress_bar(len(scans), "volumes", slices.progress) as bar,
+        ):
+            for _ in threads.map(one, range(len(scans))):
+                bar.update(1)
+        return ()
+
+    files = [file for scan in scans for file in scan[:2]]
+    form = f"{_FORM}-{size}-{slices.crop}-{sorted(values.items())}"
+    name = f"{root.resolve().name}-slices-{form}-{hash_of_files(files, root, size)}"
+    return cached_array(slices.cache, name, (int(ends[-1]), 2, size, size), make)[0]
+
+
+def _voxels(path: Path) -> np.ndarray:
+    """Returns the numbers f64[D, H, W] of a volume, scaled by its header."""
+    voxels = np.asarray(_opened(path).dataobj, np.float64).T
+    if not np.isfinite(voxels).all():
+        raise ValueError("it has voxels that are not finite: replace them")
+    return voxels
+
+
+def values_of(path: Path) -> np.ndarray:
+    """Returns which values 0 to 255 the mask of a scan has, bool[256].
+
+    Raises:
+      ImportError, OSError: as `to_source`.
+      ValueError: the file cannot be read, or it has other numbers.
+    """
+    with corruption_named(path):
+        found = np.unique(_voxels(path))
+        if wrong := [value for value in found.tolist() if value not in range(256)]:
+            raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
+    return np.isin(np.arange(256), found)
+
+
+def to_bytes(volume: np.ndarray) -> np.ndarray:
+    """Returns intensities f64[...] clipped to [smallest, 99 % quantile] and stretched to bytes.
+
+    They are rounded down; a volume of one intensity becomes 0.
+    """
+    low, high = volume.min(), np.quantile(volume, _QUANTILE)
+    if high == low:
+        return np.zeros(volume.shape, np.uint8)
+    return (255 * ((np.minimum(volume, high) - low) / (high - low))).astype(np.uint8)
+
+
+def _to_classes(mask: np.ndarray, values: Mapping[int, int]) -> np.ndarray:
+    """Returns the classes u8[...] of values f64[...]; raises ValueError if one is unknown."""
+    found, place = np.unique(mask, return_inverse=True)
+    if unknown := [value for value in found.tolist() if value not in values]:
+        raise ValueError(
+            f"it has the value {unknown[0]:g}; masks here have {first_few(list(map(str, values)))}"
+        )
+    return np.array([values[value] for value in found], np.uint8)[place].reshape(mask.shape)
+
+
+def _squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:
+    """Returns u8[2, size, size] of a slice u8[H, W] and its mask."""
+    from PIL import Image
+
+    size, crop = slices.image_size, slices.crop
+    if crop:
+        top, left = ((side - crop) // 2 for side in grey.shape)
+        grey, mask = (one[top : top + crop, left : left + crop] for one in (grey, mask))
+    pair = ((grey, Image.Resampling.BILINEAR), (mask, Image.Resampling.NEAREST))
+    return np.stack([Image.fromarray(one).resize((size, size), how) for one, how in pair])

@@ -1,0 +1,162 @@
+"""Files of masks in every form, and the classes of their values."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_bn.data.masks.levels import INDEX, LOSSY, PLAIN, open_mask
+from fedjax_bn.data.masks.values import classes_of
+from fedjax_bn.engine.inputs import UNLABELLED
+
+VALUES = np.array([[0, 1, 2], [2, 255, 0]], np.uint8)
+COLOURS = [(0, 0, 0), (128, 0, 0), (0, 128, 0)] + [(9, 9, 9)] * 252 + [(224, 224, 192)]
+
+
+def content(image, form: str, **how) -> bytes:
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    file = io.BytesIO()
+    image.save(file, form, **how)
+    return file.getvalue()
+
+
+def with_palette(values, colours) -> Image.Image:
+    image = Image.fromarray(values, "P")
+    image.putpalette([channel for colour in colours for channel in colour])
+    return image
+
+
+FILES = {
+    **{f"grey {form}": content(VALUES, form) for form in ("PNG", "GIF", "PPM", "TIFF", "BMP")},
+    "RGB": content(np.stack([VALUES] * 3, -1), "PNG"),
+    "transparent": content(np.stack([VALUES] * 3 + [255 - VALUES], -1), "PNG"),
+    "grey and transparent": content(np.stack([VALUES, 255 - VALUES], -1), "PNG"),
+    "16 bits": content(VALUES.astype(np.uint16), "PNG"),
+    "bytes in 16 bits": content(VALUES.astype(np.uint16) * 257, "TIFF"),
+    "palette of greys": content(with_palette(VALUES, [(k, k, k) for k in range(256)]), "PNG"),
+    "palette": content(with_palette(VALUES, COLOURS), "PNG"),
+    "palette GIF": content(with_palette(VALUES, COLOURS), "GIF", optimize=False),
+    "palette TIFF": content(with_palette(VALUES, COLOURS), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mask_is_read_as_it_is_stored(name):
+    mask, form = open_mask(FILES[name])
+    assert np.array_equal(np.asarray(mask), VALUES)
+    assert form == (INDEX if name.startswith("palette") and "greys" not in name else PLAIN)
+
+
+@pytest.mark.parametrize("form", ["PNG", "GIF", "PPM", "TIFF", "BMP"])
+def test_a_mask_of_one_bit_is_black_and_white(form):
+    image = Image.fromarray(VALUES == 2)
+    assert image.mode == "1"
+    assert np.array_equal(np.asarray(open_mask(content(image, form))[0]), 255 * (VALUES == 2))
+
+
+def test_a_palette_of_other_greys_gives_the_greys():
+    mask, form = open_mask(
+        content(with_palette(VALUES % 3, [(0,) * 3, (200,) * 3, (9,) * 3]), "PNG")
+    )
+    assert form == PLAIN
+    assert np.array_equal(np.asarray(mask), np.array([0, 200, 9], np.uint8)[VALUES % 3])
+
+
+def test_jpeg_is_black_and_white():
+    image = np.zeros((32, 32), np.uint8)
+    image[5:20, 7:] = 255
+    mask, form = open_mask(content(image, "JPEG", quality=60))
+    assert form == LOSSY
+    assert set(np.unique(mask)) == {0, 255}
+    assert (np.asarray(mask) == image).mean() > 0.98
+
+
+@pytest.mark.parametrize(
+    ("image", "form", "error"),
+    [
+        (
+            np.dstack([VALUES, VALUES, VALUES[::-1]]),
+            "PNG",
+            r"colour \(0, 0, 2\) at row 0, column 0",
+        ),
+        (np.full((8, 8, 3), (200, 0, 0), np.uint8), "JPEG", "colour .* at row 0, column 0"),
+        (np.full((2, 2), 300, np.uint16), "PNG", "numbers up to 300, above 255"),
+        (np.zeros((2, 2), np.float32), "TIFF", "mode 'F', not numbers: save it as a PNG"),
+    ],
+)
+def test_what_has_no_class_is_refused(image, form, error):
+    with pytest.raises(ValueError, match=error):
+        open_mask(content(image, form))
+
+
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_a_mask_is_turned_by_its_exif_as_an_image_is(tag):
+    exif = Image.Exif()
+    exif[274] = tag
+    mask = open_mask(content(VALUES, "PNG", exif=exif))[0]
+    from PIL import ImageOps
+
+    image = Image.fromarray(VALUES)
+    image.getexif()[274] = tag
+    assert np.array_equal(np.asarray(mask), np.asarray(ImageOps.exif_transpose(image)))
+    stored = open_mask(content(VALUES, "PNG", exif=exif), orientation="stored")[0]
+    assert np.array_equal(np.asarray(stored), VALUES)
+
+
+def classes(*domains, names=(), values=None):
+    """`classes_of` masks with these sets of values, each in a domain of its own."""
+    present = np.array([np.isin(np.arange(256), list(own)) for own in domains])
+    files = [f"{k}.png" for k in range(len(domains))]
+    return classes_of(present, files, files, names, values)
+
+
+@pytest.mark.parametrize(
+    ("domains", "names", "expected", "note"),
+    [
+        ([{0, 255}, {0}], (), {0: 0, 255: 1}, "0 background, 255 foreground"),
+        ([{0, 1}, {0, 255}], (), {0: 0, 1: 1, 255: 1}, "0 background, 1 and 255 foreground"),
+        ([{0, 200}], ("rest", "cell"), {0: 0, 200: 1}, "0 rest, 200 cell"),
+        ([{0, 1, 255}], (), {0: 0, 1: 1, 255: 255}, "1 foreground, 255 without a label"),
+        ([{0, 1, 2}, {0, 255}], (), {0: 0, 1: 1, 2: 2, 255: 255}, "2 2, 255 without a label"),
+        ([{0, 2}], ("a", "b", "c"), {0: 0, 2: 2}, "0 a, 2 c"),
+        ([{0, 2, 255}], ("a", "b", "c"), {0: 0, 2: 2, 255: 255}, "2 c, 255 without a label"),
+        ([{0, 128}, {255}], (), {0: 0, 128: 1, 255: 2}, "0 background, 128 128, 255 255"),
+        ([{0, 128, 255}], ("a", "disc", "cup"), {0: 0, 128: 1, 255: 2}, "128 disc, 255 cup"),
+        ([{1, 2}], (), {1: 0, 2: 1}, "1 background, 2 foreground"),
+    ],
+)
+def test_values_become_classes(domains, names, expected, note):
+    found, table, said = classes(*domains, names=names)
+    assert {value: int(table[value]) for value in expected} == expected
+    assert note in said
+    assert len(found) == 1 + max(n for n in expected.values() if n != UNLABELLED)
+    assert not names or found == names
+
+
+def test_a_published_dataset_states_its_values():
+    names, table, note = classes({0, 128, 255}, values={255: 0, 128: 1, 0: 2})
+    assert table[[255, 128, 0, 7]].tolist() == [0, 1, 2, UNLABELLED]
+    assert names == ("background", "128", "0")
+    assert "255 background" in note
+
+
+@pytest.mark.parametrize(
+    ("domains", "names", "error"),
+    [
+        ([{0}, {0}], (), "all 2 masks have the value 0 alone, such as 0.png"),
+        ([{0, 1, 2}, {0, 7}], ("a", "b", "c"), "1.png has the value 7, and all .* the 3 names"),
+        ([{0, 255}], ("a", "b", "c"), "0.png has the value 255"),
+        ([set(range(0, 99, 3))], (), "0.png has the value 96, and .* suit 32 classes: save"),
+        ([{0, 1}], ("vessel",), "must name the background and every region once"),
+        ([{0, 1}], ("a", "a"), "must name the background and every region once"),
+    ],
+)
+def test_values_that_are_no_classes_are_named_with_their_file(domains, names, error):
+    with pytest.raises(ValueError, match=error):
+        classes(*domains, names=names)
+
+
+def test_an_unknown_value_of_a_published_dataset_is_named():
+    with pytest.raises(ValueError, match=r"1\.png has the value 9"):
+        classes({0, 1}, {0, 1, 9}, values={0: 0, 1: 1})
