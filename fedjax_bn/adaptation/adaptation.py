@@ -15,6 +15,7 @@ from fedjax_bn.models.masks import take
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
 from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
+from fedjax_bn.segmentation.loss import as_classes
 from fedjax_bn.sharing import (
     STATISTICS,
     Variables,
@@ -35,8 +36,9 @@ class Adaptation(NamedTuple):
 
     Attributes:
       init: `init(variables) -> carry`, called before the client's first batch.
-      predict: `predict(variables, carry, images, valid=None) -> (logits f[B, classes], carry)`;
-        images f[B, ...] are prepared as the model expects, valid bool[B] is False for padding.
+      predict: `predict(variables, carry, images, valid=None) -> (outputs, carry)`, such as logits
+        f[B, classes] or maps of logits f[B, H, W, classes]; images f[B, ...] are prepared as the
+        model expects, valid bool[B] is False for padding.
     """
 
     init: Callable[[Variables], PyTree]
@@ -237,7 +239,8 @@ def ensemble(model: Any) -> Adaptation:
 
     DSON (Seo et al., ECCV 2020). Each of K passes uses the scale, bias, mean and variance of one
     client, and the received model otherwise. The tested client needs the batch norms of every
-    client (see `with_clients`), which FedIG calls a threat to privacy.
+    client (see `with_clients`), which FedIG calls a threat to privacy. In segmentation the mean is
+    of each pixel; a network with one logit gets the background's log probability beside it.
 
     Raises:
       ValueError: at `predict`, if the variables have no collection `clients`, or the model returns
@@ -257,13 +260,13 @@ def ensemble(model: Any) -> Adaptation:
         def member(own: Variables) -> jax.Array:
             mine = without(variables, *clients) | join(own, received)
             outputs = predict_each(model, None, mine, images)
-            if getattr(outputs, "ndim", 0) != 2:
+            if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
                 raise ValueError(
                     "ensemble takes the mean of the clients' probabilities of classes, but "
-                    f"{type(model).__name__} has other outputs than logits f[B, classes]: use "
-                    "running or another adaptation"
+                    f"{type(model).__name__} has other outputs than logits f[B, classes] or "
+                    "f[B, H, W, classes]: use running or another adaptation"
                 )
-            return jax.nn.log_softmax(outputs)
+            return jax.nn.log_softmax(outputs if outputs.ndim == 2 else as_classes(outputs))
 
         # One client after another, to need only the memory of one pass. The mean is taken in logs,
         # because the probability of a class may be too small for its dtype.

@@ -2,8 +2,8 @@
 
 They are PyTorch's tensors by torchvision's names, read from a `.safetensors` file, from the Hugging
 Face hub (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. A YOLOv5
-starts from the user's own file. Code in a file is never run. Every tensor is used once; a tensor
-that is missing, left over or of another shape is an error.
+or a UNet starts from the user's own file. Code in a file is never run. Every tensor is used once; a
+tensor that is missing, left over or of another shape is an error.
 """
 
 import importlib
@@ -19,6 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.models.networks import AlexNet, DenseNet, ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
+from fedjax_bn.models.unet import UNet
 from fedjax_bn.models.yolo import YOLOv5
 
 _Tensors = dict[str, np.ndarray]
@@ -36,6 +37,7 @@ _RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
     ),
     DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
     ResNet: (),
+    UNet: (),
     YOLOv5: (),
 }
 _SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -54,7 +56,7 @@ def load(
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
         hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
-      model: a ResNet, DenseNet, AlexNet or YOLOv5 of this package.
+      model: a ResNet, DenseNet, AlexNet, UNet or YOLOv5 of this package.
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
     Returns:
@@ -71,7 +73,7 @@ def load(
     if type(model) not in _RENAMED:
         raise ValueError(
             f"there are no pretrained weights for {type(model).__name__}: choose ResNet18, "
-            "ResNet50, DenseNet121, AlexNet or YOLOv5, or leave pretrained empty"
+            "ResNet50, DenseNet121, AlexNet, UNet or YOLOv5, or leave pretrained empty"
         )
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}

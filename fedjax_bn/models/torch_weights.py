@@ -1,7 +1,8 @@
 """Converts PyTorch's weights of a network to our variables of the same network, and back.
 
 ResNet and DenseNet have torchvision's names, DigitCNN and AlexNet the names in FedBN's code, and
-MLP similar ones (fc1, bn1, fc2, bn2, fc3). YOLOv5's names number its layers from 0 to 24; its state
+MLP similar ones (fc1, bn1, fc2, bn2, fc3). UNet has the names of the PyTorch hub's
+mateuszbuda/brain-segmentation-pytorch. YOLOv5's names number its layers from 0 to 24; its state
 dict also has a tensor with the anchors, in cells.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.models.networks import MLP, AlexNet, DenseNet, DigitCNN, ResNet
+from fedjax_bn.models.unet import UNet
 from fedjax_bn.models.yolo import YOLOv5
 
 Path = tuple[str, ...]
@@ -44,6 +46,12 @@ _NAMES = {
         (r"^final_norm$", "features.norm5"),
         (r"^head$", "classifier"),
     ),
+    UNet: (
+        (r"^(enc|dec)(oder)(\d+)/", r"\1\2\3.\1\3"),
+        (r"^bottleneck/", "bottleneck.bottleneck"),
+        (r"^up(\d+)$", r"upconv\1"),
+        (r"^head$", "conv"),
+    ),
     YOLOv5: (
         (r"^predict(\d)$", r"model.24.m.\1"),
         (r"^layer(\d+)/", r"model.\1."),
@@ -71,7 +79,8 @@ def from_torch(
     """Returns variables with which `model` computes the same outputs as PyTorch's network.
 
     Kernels of convolutions are transposed from (out, in, height, width) to (height, width, in,
-    out), those of dense layers from (out, in) to (in, out). The inputs of a dense layer after a
+    out), of transposed ones from (in, out, height, width) too, and those of dense layers from (out,
+    in) to (in, out). The inputs of a dense layer after a
     flattened map are permuted from (channel, height, width) to (height, width, channel). Dtypes are
     unchanged.
 
@@ -128,7 +137,8 @@ def convert(
     maps = _flattened_maps(model, image_shape)
     converted = {}
     for path, leaf in leaves.items():
-        tensor, shape = _checked(names[path], state_dict[names[path]], leaf.shape), leaf.shape
+        name, shape = names[path], leaf.shape
+        tensor = _checked(name, _swapped(name, state_dict[name]), shape)
         if path in maps:
             # PyTorch flattens a map channel by channel, and flax position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
@@ -162,7 +172,7 @@ def to_torch(
             channels, height, width = maps[path]
             tensor = tensor.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
             tensor = tensor.reshape(len(tensor), -1)
-        state_dict[name] = tensor
+        state_dict[name] = _swapped(name, tensor)
         if name.endswith(_LEAVES["mean"]):
             state_dict[name.replace(_LEAVES["mean"], _COUNTER)] = np.zeros((), np.int64)
     if isinstance(model, YOLOv5):
@@ -180,6 +190,11 @@ def torch_name(model: nn.Module, path: Path) -> str:
     for pattern, replacement in _NAMES[type(model)]:
         name = re.sub(pattern, replacement, name)
     return f"{name}.{_LEAVES[leaf]}"
+
+
+def _swapped(name: str, tensor: Any) -> Any:
+    """Swaps the channels of a UNet's transposed convolution, which PyTorch stores as (in, out)."""
+    return np.swapaxes(tensor, 0, 1) if "upconv" in name and np.ndim(tensor) > 1 else tensor
 
 
 def _image_shape(model: nn.Module, given: Sequence[int] | None) -> Sequence[int]:

@@ -1,5 +1,7 @@
 """A U-Net for segmentation (Ronneberger et al. 2015), in the form of HarmoFL's and FedDG's code."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -48,20 +50,20 @@ class UNet(Network):
                 f"sides are multiples of {least}, not {list(images.shape)}: choose another "
                 "data.image_size, or fewer levels"
             )
-        widths = [self.width * 2**i for i in range(self.levels + 1)]
         x, beside = images, []
-        for i, width in enumerate(widths):
-            if i:
-                x = max_pool(x, 2, 2)
-            x = self.part(_Block, width, name=f"encoder{i}")(x)
+        for i in range(self.levels):
+            x = self.part(_Block, self.width * 2**i, name=f"encoder{i + 1}")(x)
             beside.append(x)
+            x = max_pool(x, 2, 2)
+        x = self.part(_Block, self.width * 2**self.levels, name="bottleneck")(x)
         for i in reversed(range(self.levels)):
-            x = self.part(_Doubled, widths[i], name=f"up{i}")(x)
+            x = self.part(_Doubled, self.width * 2**i, name=f"up{i + 1}")(x)
             x = jnp.concatenate([x, beside[i]], -1)
-            x = self.part(_Block, widths[i], name=f"decoder{i}")(x)
+            x = self.part(_Block, self.width * 2**i, name=f"decoder{i + 1}")(x)
         x = _Tap(name="tap0")(x)
-        plain = {"conv_general_dilated_cls": lambda: cpu.convolve}  # never standardized
-        return self.convolve(x, self.num_classes, 1, name="head", use_bias=True, **plain)
+        options: dict[str, Any] = {"conv_general_dilated_cls": lambda: cpu.convolve}
+        # These options replace standardization, which is for the layers before a ReLU.
+        return self.convolve(x, self.num_classes, 1, name="head", use_bias=True, **options)
 
 
 class _Block(Network):
@@ -84,7 +86,7 @@ class _Doubled(Network):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, 2 H, 2 W, features]."""
-        shape = (x.shape[-1], 2, 2, self.features)
+        shape = (2, 2, x.shape[-1], self.features)
         # PyTorch's fan-in of a transposed convolution counts its outputs.
         bound = (4 * self.features) ** -0.5
 
@@ -94,7 +96,7 @@ class _Doubled(Network):
         kernel = self.param("kernel", draw, shape, self.param_dtype)
         bias = self.param("bias", draw, shape[-1:], self.param_dtype)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-        y = jnp.einsum("bhwc,cijf->bhiwjf", x, kernel)
+        y = jnp.einsum("bhwc,ijcf->bhiwjf", x, kernel)
         return y.reshape(len(x), 2 * x.shape[1], 2 * x.shape[2], self.features) + bias
 
 

@@ -1,5 +1,7 @@
 """FedDG, ELCFS (Liu et al., CVPR 2021): episodes with frequencies of other clients' images."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Unpack
 
 import jax
@@ -15,7 +17,10 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.cpu.convolution import differentiated_twice
+from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.rivals.boundary import boundary_contrast
 from fedjax_bn.rivals.copa import renewed
+from fedjax_bn.rivals.parts import changing_outputs
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import Received
 
@@ -33,6 +38,7 @@ def feddg(
     inner_rate: AtLeast0 = 0.001,
     clip: Above0 = 100.0,
     channels: Channels = 3,
+    boundary: AtLeast0 = 0.1,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     r"""Clients learn to adapt to images x' with the amplitudes A of other clients (MAML).
@@ -49,11 +55,16 @@ def feddg(
     of all K clients, although it contains only the client's own amplitudes. The reported loss is
     F(w; x). Until another client has sent amplitudes, x' = x.
 
-    Defaults are those of the authors' released loader, which exchanges only the means, as a whole
-    (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and `half`. Differs
-    from the loader: clients send only the window, of images as they are trained on; x' is not
-    clipped to bytes; there is no contrast of boundary pixels, which is for segmentation; only x
-    moves running statistics.
+    A task of segmentation adds `boundary` times the contrast of features on and around the borders
+    of regions (`rivals.boundary`), over both passes; the features are the map that the last layer
+    reads. With boundary 0 there is no such term, as in classification.
+
+    Defaults are those of the authors' released code, whose loader exchanges only the means, as a
+    whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and `half`.
+    Differs from the code: clients send only the window, of images as they are trained on; x' is not
+    clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
+    out, where theirs gives NaN; only x moves running statistics. Its test leaves the network in
+    training mode, which for batch norm is the adaptation `batch`.
 
     Args:
       model: f[B, H, W, C] -> outputs.
@@ -63,10 +74,12 @@ def feddg(
       inner_rate: learning rate of the inner step, at least 0; 0.001 as in the authors' code.
       clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: C of the images that the model reads.
+      boundary: weight of the contrast, at least 0; 0.1 as in the authors' code.
       optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: `spectra` is not set; at `round`, samples are not such images.
+      ValueError: `spectra` is not set, or the model has no such map for the contrast; at `round`,
+        samples are not such images.
     """
     if not spectra:
         raise ValueError(
@@ -76,7 +89,8 @@ def feddg(
         )
     load = options.get("load")
     learned, rest = learning(model, **options)
-    objective = _episodic(learned, half, inner_rate, clip, drawn=drawn)
+    taps = _taps_of(learned) if boundary and learned.task.segments else ()
+    objective = _episodic(learned, half, inner_rate, clip, drawn=drawn, taps=taps, weight=boundary)
     method = method_of(
         gradient_step(differentiate(objective), optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
@@ -102,27 +116,63 @@ def feddg(
     return method._replace(init=init, notes=(shown,))
 
 
+def _taps_of(learned: Learning) -> tuple[str, ...]:
+    """Returns the path of the module whose output the last layer reads."""
+    taps = tuple(getattr(learned.model, "taps", ()))
+    if len(taps) != 1:
+        raise ValueError(
+            "feddg contrasts the features of the map that the last layer reads, which "
+            f"{name_of(learned.model)} does not name: use UNet, give the model an attribute taps, "
+            "{path of the module: channels}, or leave the contrast out (feddg.boundary=0)"
+        )
+    return taps
+
+
 def _episodic(
-    learned: Learning, half: int, inner_rate: float, clip: float, *, drawn: bool = False
+    learned: Learning,
+    half: int,
+    inner_rate: float,
+    clip: float,
+    *,
+    drawn: bool = False,
+    taps: Sequence[str] = (),
+    weight: float = 0.0,
 ) -> Objective:
     """Returns the objective of `feddg`; `received.server` is the bank of all amplitudes."""
+    task = learned.task
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         other = _in_other_styles(images, received, stream(key, "amplitudes"), half, drawn=drawn)
 
-        def loss_of(params: PyTree, x: jax.Array) -> tuple[jax.Array, Variables]:
-            loss, out = learned.trained({**variables, "params": params}, x, batch, key)
-            return loss, out.moved
+        def loss_of(params: PyTree, x: jax.Array) -> tuple[jax.Array, tuple[Variables, list]]:
+            maps: list[jax.Array] = []
+
+            def note(name: str, output: jax.Array) -> jax.Array:
+                maps.append(output)
+                return output
+
+            with changing_outputs(taps, note) if taps else nullcontext():
+                loss, out = learned.trained({**variables, "params": params}, x, batch, key)
+            return loss, (out.moved, maps)
 
         params = variables["params"]
         # The CPU kernels use another form if their gradient is differentiated again.
         with differentiated_twice():
-            (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, images)
+            step = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, (moved, maps)), gradients = step(params, images)
         inner = jax.tree.map(
             lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip), params, gradients
         )
-        return loss + loss_of(inner, other)[0], (loss, moved)
+        outer, (_, others) = loss_of(inner, other)
+        value = loss + outer
+        if taps:
+            both, mask = jnp.stack([*maps, *others]), batch["label"]["mask"]
+            contrast = boundary_contrast(
+                both, mask, batch["valid"], task.segments, nested=task.nested
+            )
+            value += weight * contrast.astype(value.dtype)
+        return value, (loss, moved)
 
     return objective
 

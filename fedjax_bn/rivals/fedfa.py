@@ -64,8 +64,9 @@ def fedfa(
     Args:
       model: images -> outputs, with batch norms or named modules that give maps f[B, ..., C].
       names: modules whose outputs are redrawn if they are maps, see `rivals.parts.stages_of`. ""
-        means the first of these that the model has: all encoders of a U-Net; the ends of layer1 to
-        layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's stage.
+        means the first of these that the model has: encoders and bottleneck of a U-Net; the ends of
+        layer1 to layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's
+        stage.
       probability: probability that a module redraws in a pass, in [0, 1]; 0.5 as in the paper.
       momentum: weight of the past in averages of statistics, in [0, 1]; 0.99 as in the paper.
       optimizer, **options: as in `fedavg`, without `server`.
@@ -121,7 +122,8 @@ def fedfa(
 
 def _ends(variables: Variables) -> list[tuple[str, ...]]:
     """Returns the stages that `fedfa` looks for, in the order of preference."""
-    encoders = tuple(name for name in variables["params"] if re.fullmatch(r"encoder\d+", name))
+    stage = re.compile(r"encoder\d+|bottleneck")
+    encoders = tuple(filter(stage.fullmatch, variables["params"]))
     stages = [tuple(f"layer{i}" for i in range(1, 5))]
     stages += [tuple(f"transition{i}/conv" for i in range(1, 4))]
     return [encoders, *stages] if encoders else stages

@@ -13,6 +13,7 @@ from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.features import ClassifiedBy
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
+from fedjax_bn.task import require_classifier
 
 
 @bounded
@@ -39,9 +40,11 @@ def sfa(
       optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: at `round`, the features are not found.
+      ValueError: the task is segmentation; at `round`, the features are not found.
     """
     learned, rest = learning(model, **options)
+    if learned.task.segments:  # refused here, while the outputs of other tasks may be dense
+        require_classifier("sfa", learned.task)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received

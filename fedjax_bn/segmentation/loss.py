@@ -49,11 +49,12 @@ def segmentation_loss(
         )
     known = (mask != UNLABELLED) & valid[:, None, None]
     mask = jnp.where(known, mask, 0).astype(jnp.int32)
+    # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
+    logits = jnp.where(known[..., None], logits, 0)
     seen = known.astype(logits.dtype)
-    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, mask)
-    # Masked by `where`, because NaN times 0 is NaN.
-    total = jnp.where(known, entropy, 0).sum() / jnp.maximum(seen.sum(), 1)
-    probability = jnp.where(known[..., None], jax.nn.softmax(logits), 0)
+    entropy = optax.softmax_cross_entropy_with_integer_labels(logits, mask) * seen
+    total = entropy.sum() / jnp.maximum(seen.sum(), 1)
+    probability = jax.nn.softmax(logits) * seen[..., None]
     truth = jax.nn.one_hot(mask, logits.shape[-1], dtype=logits.dtype) * seen[..., None]
     axes = (1, 2) if by_sample else (0, 1, 2)
     both, either = (probability * truth).sum(axes), (probability + truth).sum(axes)

@@ -12,6 +12,7 @@ from collectives import collectives, over_rows, with_host
 from federations import NAMED
 from fedjax_bn import methods, models
 from fedjax_bn.engine.backend import traced_for
+from fedjax_bn.task import segmentation
 from tpu import MEMORY, needs_libtpu, on_chips, shapes_on
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
@@ -19,17 +20,21 @@ CLIENTS, STEPS, BATCH = 4, 2, 4
 TWICE = ("csac", "fedcd")  # clients' weights depend on the uploads of others
 
 
-def compiled_round(name, mesh):
+def compiled_round(name, mesh, *, segments=False):
     """One round of a method on a small network with batch norm, compiled for the chips."""
-    norm = "none" if name == "fedwon" else "batch"
+    norm, options = "none" if name == "fedwon" else "batch", NAMED.get(name, {})
     network = models.SmallCNN(3, widths=(4, 4), norm=norm)
-    make = functools.partial(
-        getattr(methods, name), network, optax.sgd(0.1, momentum=0.5), **NAMED.get(name, {})
-    )
-    key = jax.eval_shape(jax.random.key, 0)
     image = jax.ShapeDtypeStruct((CLIENTS, STEPS, BATCH, 8, 8, 3), jnp.float32)
     label = jax.ShapeDtypeStruct(image.shape[:3], jnp.int32)
     batches = {"image": image, "label": label, "valid": jax.ShapeDtypeStruct(label.shape, bool)}
+    if segments:
+        network = models.UNet(3, width=4, levels=1, norm=norm)
+        options = options | {"task": segmentation(3), "clients": "map"}
+        batches["label"] = {"mask": jax.ShapeDtypeStruct(image.shape[:-1], jnp.uint8)}
+    make = functools.partial(
+        getattr(methods, name), network, optax.sgd(0.1, momentum=0.5), **options
+    )
+    key = jax.eval_shape(jax.random.key, 0)
     on_all, by_client = (NamedSharding(mesh, PartitionSpec(*over)) for over in ((), ("clients",)))
     with traced_for("tpu"):
         variables = jax.eval_shape(network.init, key, jax.eval_shape(lambda x: x[0, 0], image))
@@ -49,6 +54,14 @@ def test_a_round_over_four_chips_fits_and_has_one_reduction(name):
     assert 0 < arguments + outputs + memory.temp_size_in_bytes < MEMORY
     found = collectives(program.as_text(), devices=4)
     assert [one.kind for one in found] == ["all-reduce"] * (1 + (name in TWICE))
+    assert not with_host(program.as_text())
+
+
+@pytest.mark.parametrize("name", ["fedbn", "feddg"])
+def test_a_round_of_a_unet_over_four_chips_has_one_reduction(name):
+    program = compiled_round(name, on_chips(4), segments=True)
+    found = collectives(program.as_text(), devices=4)
+    assert [one.kind for one in found] == ["all-reduce"]
     assert not with_host(program.as_text())
 
 

@@ -28,6 +28,7 @@ from fedjax_bn.normalization import cpu
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.state import Received
+from fedjax_bn.task import segmentation
 
 ELSEWHERE = ("cuda", "tpu")
 KEY = jax.random.key(0)
@@ -107,8 +108,8 @@ def parts_of(method):
     return all_parts
 
 
-def method_and_state(name, model=NETWORK, images=IMAGES, clients="auto"):
-    given = NAMED.get(name, {}) | {"clients": clients}
+def method_and_state(name, model=NETWORK, images=IMAGES, clients="auto", **options):
+    given = NAMED.get(name, {}) | {"clients": clients} | options
     method = getattr(methods, name)(model, optax.sgd(0.1, momentum=0.5), **given)
     init = functools.partial(method.init, num_clients=CLIENTS)
     return method, jax.eval_shape(init, KEY, variables_of(model, images))
@@ -173,10 +174,32 @@ def test_every_adaptation_is_lowered_for_accelerators(name):
     assert "stablehlo.convolution" in text
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn"))
+        for n in ("fedbn", "feddg", "fedcd")
+    ],
+)
+def test_a_round_of_a_unet_is_lowered_for_accelerators(name):
+    """FedDG with its boundary part, FedCD by a mask of the map that the last layer reads."""
+    model = models.UNet(CLASSES, width=8, levels=2)
+    method, state = method_and_state(name, model, clients="map", task=segmentation(CLASSES))
+    mask = jax.ShapeDtypeStruct((CLIENTS, 2, *IMAGES.shape[:3]), jnp.uint8)
+    batches = batch_of(lead=(CLIENTS, 2)) | {"label": {"mask": mask}}
+    text = lowered_elsewhere(method.round, state, batches, KEY)
+    assert "stablehlo.convolution" in text
+    assert not GROUPED.search(text)
+
+
 SIDES = {"AlexNet": 64, "DigitCNN": 28, "MLP": 8, "TwoLayer": 8}
-SMALL = {"DenseNet": {"block_sizes": (1, 1)}, "ResNet": {"stage_sizes": (1, 1), "bottleneck": True}}
+SMALL = {
+    "DenseNet": {"block_sizes": (1, 1)},
+    "ResNet": {"stage_sizes": (1, 1), "bottleneck": True},
+    "UNet": {"width": 8, "levels": 2},
+}
 # One network of each kind of layers.
-OFTEN_MODELS = ("DenseNet", "DigitCNN", "ResNet", "TinyDetector")
+OFTEN_MODELS = ("DenseNet", "DigitCNN", "ResNet", "TinyDetector", "UNet")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +220,9 @@ def test_every_model_is_lowered_for_accelerators(name):
         options = {"task": detection(anchors)}
         boxes = jax.ShapeDtypeStruct((BATCH, 3, 4), jnp.float32)
         batch["label"] = {"boxes": boxes, "class": jax.ShapeDtypeStruct((BATCH, 3), jnp.int32)}
+    elif name == "UNet":
+        options = {"task": segmentation(CLASSES)}
+        batch["label"] = {"mask": jax.ShapeDtypeStruct(images.shape[:3], jnp.uint8)}
     else:
         options = {}
     gradient = differentiate(supervised(learning(model, **options)[0]))

@@ -31,7 +31,7 @@ LARGE = {
     "ResNet": {"stage_sizes": (1, 1)},
     "ResNet50": {"stage_sizes": (1, 1)},
 }
-TELLING = ("AlexNet", "DenseNet", "DigitCNN", "MLP", "ResNet", "TinyDetector")  # a layer's kinds
+TELLING = ("AlexNet", "DenseNet", "DigitCNN", "MLP", "ResNet", "TinyDetector", "UNet")  # all layers
 IMAGES = nets.images_of(6).astype(jnp.float32)
 
 
@@ -106,7 +106,7 @@ def test_every_model_of_ours_gives_logits_in_float32(name):
     half = in_dtype(model, HALF)
 
     def logits(variables, images):
-        wanted = [] if hasattr(model, "anchors") else ["features"]  # a detector has none
+        wanted = [] if hasattr(model, "taps") else ["features"]  # maps are no features
         return forward(half, variables, images, train=True, wanted=wanted)
 
     passed = jax.eval_shape(logits, variables, images)

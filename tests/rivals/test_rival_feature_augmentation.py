@@ -124,7 +124,7 @@ def test_averages_are_of_redrawn_batches_and_the_server_takes_their_variances(x6
 @pytest.mark.parametrize(
     ("model", "places"),
     [
-        (models.UNet(levels=2, width=2), ["encoder0", "encoder1", "encoder2"]),
+        (models.UNet(levels=2, width=2), ["bottleneck", "encoder1", "encoder2"]),
         (
             models.ResNet18(width=2),
             ["layer1_1", "layer2_1", "layer3_1", "layer4_1"],

@@ -178,3 +178,46 @@ class DenseNet(nn.Module):
     def forward(self, x):
         x = functional.adaptive_avg_pool2d(torch.relu(self.features(x)), 1).flatten(1)
         return x, self.classifier(x)
+
+
+class UNet(nn.Module):
+    """With the names of mateuszbuda/brain-segmentation-pytorch; `norm` is "batch" or "group"."""
+
+    def __init__(self, num_classes=2, width=32, levels=4, norm="batch", inputs=3):
+        super().__init__()
+        self.levels, channels = levels, [width * 2**i for i in range(levels + 1)]
+        for i in range(levels):
+            self.add_module(f"encoder{i + 1}", block(inputs, channels[i], f"enc{i + 1}", norm))
+            inputs = channels[i]
+        self.bottleneck = block(inputs, channels[-1], "bottleneck", norm)
+        for i in range(levels):
+            up = nn.ConvTranspose2d(channels[i + 1], channels[i], 2, 2)
+            self.add_module(f"upconv{i + 1}", up)
+            down = block(2 * channels[i], channels[i], f"dec{i + 1}", norm)
+            self.add_module(f"decoder{i + 1}", down)
+        self.conv = nn.Conv2d(width, num_classes, 1)
+
+    def forward(self, x, mask=1):
+        """The map that the last layer reads, times a mask of its channels, and the logits."""
+        beside = []
+        for i in range(self.levels):
+            x = getattr(self, f"encoder{i + 1}")(x)
+            beside.append(x)
+            x = functional.max_pool2d(x, 2, 2)
+        x = self.bottleneck(x)
+        for i in reversed(range(self.levels)):
+            x = torch.cat([getattr(self, f"upconv{i + 1}")(x), beside[i]], 1)
+            x = getattr(self, f"decoder{i + 1}")(x)
+        x = x * mask
+        return x, self.conv(x)
+
+
+def block(inputs, out, name, norm):
+    layers = nn.Sequential()
+    for i in (1, 2):
+        made = nn.BatchNorm2d(out) if norm == "batch" else nn.GroupNorm(max(out // 4, 1), out)
+        layers.add_module(f"{name}conv{i}", nn.Conv2d(inputs, out, 3, padding=1, bias=False))
+        layers.add_module(f"{name}norm{i}", made)
+        layers.add_module(f"{name}relu{i}", nn.ReLU())
+        inputs = out
+    return layers

@@ -1,0 +1,148 @@
+"""UNet against a definition in PyTorch, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_models import arrays, assert_near, torch_and_jax
+
+from fedjax_bn import models
+from fedjax_bn.models import pretrained
+from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.models.torch_weights import from_torch, to_torch
+
+torch = pytest.importorskip("torch")
+SHAPE = (16, 24, 3)
+
+
+def pair(levels=2, width=4, norm="batch", classes=3):
+    """PyTorch's network and images, our model, its variables and images."""
+    model = models.UNet(classes, width=width, levels=levels, norm=norm)
+    network, theirs, variables, images = torch_and_jax(
+        lambda t: t.UNet(classes, width, levels, norm), model, SHAPE, batch=2
+    )
+    return network, theirs, model, variables, images
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("levels", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_outputs_gradients_and_running_statistics_equal_pytorchs(levels):
+    network, theirs, model, variables, images = pair(levels)
+
+    @jax.jit
+    def both(params):
+        def loss(params):
+            given = variables | {"params": params}
+            logits, moved = model.apply(given, images, mutable=["batch_stats"])
+            return jnp.sin(logits).sum(), (logits, moved["batch_stats"])
+
+        served = model.apply(variables | {"params": params}, images)
+        return served, jax.value_and_grad(loss, has_aux=True)(params)
+
+    served, ((_, (ours, moved)), gradients) = both(variables["params"])
+    assert_near(served, channels_last(network.eval()(theirs)[1]))
+    logits = network.train()(theirs)[1]
+    assert_near(ours, channels_last(logits))
+    jax.tree.map(assert_near, moved, from_torch(model, arrays(network))["batch_stats"])
+    torch.sin(logits).sum().backward()
+    slopes = {name: tensor.grad.numpy() for name, tensor in network.named_parameters()}
+    slopes = from_torch(model, arrays(network) | slopes)["params"]
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(slopes))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * scale),
+        gradients,
+        slopes,
+    )
+
+
+def channels_last(tensor):
+    return tensor.detach().movedim(1, -1).numpy()
+
+
+@pytest.mark.usefixtures("x64")
+def test_with_group_norm_outputs_equal_pytorchs():
+    torch.manual_seed(0)
+    import torch_models
+
+    network = torch_models.UNet(3, 4, 2, "group").double()
+    for name, tensor in network.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(tensor, 0.5, 1.5)
+    model = models.UNet(3, width=4, levels=2, norm="group")
+    # The layer of flax is one level deeper: its leaves are those of the batch norm.
+    plain = from_torch(models.UNet(3, width=4, levels=2), arrays(network) | statistics(network))
+    params = jax.tree_util.tree_map(lambda leaf: leaf, plain["params"])
+    for part in params.values():
+        for i in (1, 2):
+            if f"norm{i}" in part:
+                part[f"norm{i}"] = {"group": part[f"norm{i}"]}
+    images = torch.randn(2, *SHAPE, dtype=torch.float64)
+    expected = channels_last(network(images.movedim(-1, 1))[1])
+    assert_near(jax.jit(model.apply)({"params": params}, jnp.asarray(images.numpy())), expected)
+
+
+def statistics(network):
+    """Running statistics that nothing reads."""
+    return {
+        name.replace("weight", kind): np.ones(tensor.shape)
+        for name, tensor in network.named_parameters()
+        for kind in ("running_mean", "running_var")
+        if "norm" in name and name.endswith("weight")
+    }
+
+
+def test_without_a_norm_kernels_are_standardized_and_there_is_no_batch_norm():
+    model = models.UNet(3, width=4, levels=2, norm="none")
+    images = jax.ShapeDtypeStruct((2, *SHAPE), jnp.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    assert set(shapes) == {"params"}
+    assert jax.eval_shape(model.apply, shapes, images).shape == (2, 16, 24, 3)
+
+
+def test_the_state_dict_goes_to_pytorch_and_back_and_starts_a_federation(write):
+    network, _, model, variables, _ = pair()
+    state = to_torch(model, variables)
+    assert set(state) == set(network.state_dict())
+    for name, tensor in arrays(network).items():
+        np.testing.assert_allclose(state[name], tensor, rtol=1e-6, err_msg=name)
+    four = models.UNet(4, width=4, levels=2)
+    images = jax.ShapeDtypeStruct((1, *SHAPE), jnp.float32)
+    fresh = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+        jax.eval_shape(four.init, jax.random.key(0), images),
+    )
+    found, notes = pretrained.load(write(arrays(network)), four, fresh)
+    np.testing.assert_allclose(
+        found["params"]["up1"]["kernel"], variables["params"]["up1"]["kernel"], rtol=1e-6
+    )
+    assert not found["params"]["head"]["kernel"].any()
+    assert "has 3 classes and this model 4" in notes[1]
+
+
+@pytest.mark.parametrize("shape", [(1, 18, 16, 3), (2, 16, 3)])
+def test_sides_that_cannot_be_halved_are_refused_in_a_sentence(shape):
+    with pytest.raises(ValueError, match=r"multiples of 4, not .*data\.image_size"):
+        jax.eval_shape(models.UNet(levels=2).init, jax.random.key(0), jnp.zeros(shape))
+
+
+@pytest.mark.slow
+def test_in_bfloat16_parameters_stay_float32_and_gradients_are_finite():
+    model = in_dtype(models.UNet(2, width=4, levels=1), jnp.bfloat16)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), jnp.float32)
+
+    @jax.jit
+    def step(key):
+        variables = model.init(key, images)
+
+        def loss(params):
+            given = variables | {"params": params}
+            logits, _ = model.apply(given, images, mutable=["batch_stats"])
+            return jnp.square(logits.astype(jnp.float32)).mean()
+
+        return jax.value_and_grad(loss)(variables["params"])
+
+    value, gradients = step(jax.random.key(0, impl="rbg"))
+    assert np.isfinite(value)
+    for leaf in jax.tree.leaves(gradients):
+        assert leaf.dtype == jnp.float32
+        assert np.isfinite(leaf).all()

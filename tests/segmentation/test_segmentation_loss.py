@@ -1,0 +1,106 @@
+"""The loss of segmentation against PyTorch in float64, and what must not influence it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_bn import task
+from fedjax_bn.engine.inputs import UNLABELLED
+
+pytestmark = pytest.mark.usefixtures("x64")
+LEAD, CLASSES = (3, 6, 5), 4
+
+
+def drawn(classes=CLASSES, seed=0):
+    """Logits, masks with unlabelled pixels, and one sample of three that does not count."""
+    rng = np.random.default_rng(seed)
+    mask = rng.integers(0, max(classes, 2), LEAD).astype(np.uint8)
+    mask[rng.uniform(size=LEAD) < 0.2] = UNLABELLED
+    return rng.normal(size=(*LEAD, classes)), mask, np.array([True, False, True])
+
+
+def ours(loss):
+    """The loss and its gradient by the logits."""
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def theirs(logits, mask, valid, share, by_sample):
+    """The same with `cross_entropy` and `binary_cross_entropy_with_logits`, sample by sample."""
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    logits = torch.tensor(logits, requires_grad=True)
+    mask, x = torch.tensor(mask.astype(np.int64))[valid], logits[torch.tensor(valid)]
+    if logits.shape[-1] == 1:
+        known = mask != UNLABELLED
+        entropy = functional.binary_cross_entropy_with_logits(
+            x[..., 0][known], mask[known].double()
+        )
+        foreground = torch.sigmoid(x)
+    else:
+        planes = x.movedim(-1, 1)
+        entropy = functional.cross_entropy(planes, mask, ignore_index=UNLABELLED)
+        foreground = planes.softmax(1).movedim(1, -1)[..., 1:]
+    groups = [[i] for i in range(len(mask))] if by_sample else [list(range(len(mask)))]
+    found = []
+    for group in groups:
+        for c in range(foreground.shape[-1]):
+            known = mask[group] != UNLABELLED
+            p, y = foreground[group][..., c][known], (mask[group][known] == c + 1).double()
+            found.append((2 * (p * y).sum() + 1e-5) / (p.sum() + y.sum() + 1e-5))
+    loss = (1 - share) * entropy + share * (1 - torch.stack(found).mean())
+    loss.backward()
+    return loss.detach().numpy(), logits.grad.numpy()
+
+
+@pytest.mark.parametrize("classes", [CLASSES, 2, 1])
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_the_loss_and_its_gradient_are_pytorchs(classes, by_sample):
+    logits, mask, valid = drawn(classes)
+    loss = task.segmentation(max(classes, 2), dice=0.3, by_sample=by_sample).loss
+    value, slope = ours(loss)(jnp.asarray(logits), {"mask": mask}, valid)
+    expected, gradient = theirs(logits, mask, valid, 0.3, by_sample)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("classes", [CLASSES, 1])
+def test_padding_and_unlabelled_pixels_have_no_influence(classes, by_sample):
+    logits, mask, valid = drawn(classes)
+    unseen = (mask == UNLABELLED) | ~valid[:, None, None]
+    loss = ours(task.segmentation(max(classes, 2), by_sample=by_sample).loss)
+    value, slope = loss(jnp.asarray(logits), {"mask": mask}, valid)
+    assert not slope[unseen].any()
+    for other in (np.nan, np.inf, -1e30):
+        changed = np.where(unseen[..., None], other, logits)
+        again, slopes = loss(jnp.asarray(changed), {"mask": mask}, valid)
+        np.testing.assert_allclose(again, value, rtol=1e-12)
+        np.testing.assert_allclose(slopes, slope, rtol=1e-12, atol=0)
+    masks = mask.copy()
+    masks[~valid] = 1
+    np.testing.assert_allclose(
+        loss(jnp.asarray(logits), {"mask": masks}, valid)[0], value, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_gradients_are_finite_where_a_class_all_labels_or_all_samples_are_missing(by_sample):
+    logits, mask, valid = drawn()
+    loss = ours(task.segmentation(CLASSES, by_sample=by_sample).loss)
+    empty, some = np.full_like(mask, UNLABELLED), np.where(mask == 2, 0, mask)
+    for masks, counted in ((some, valid), (empty, valid), (mask, np.zeros(3, bool))):
+        for scale in (1.0, 1e4):  # probabilities of exactly 0 and 1
+            value, slope = loss(jnp.asarray(scale * logits), {"mask": masks}, counted)
+            assert np.isfinite(value), (value, scale)
+            assert np.isfinite(slope).all()
+
+
+def test_a_right_prediction_has_a_loss_of_nearly_0_and_a_wrong_one_of_nearly_its_share():
+    _, mask, valid = drawn()
+    mask[mask == UNLABELLED] = 0
+    right = 50.0 * jax.nn.one_hot(mask, CLASSES)
+    loss = jax.jit(task.segmentation(CLASSES, dice=1.0).loss)
+    np.testing.assert_allclose(loss(right, {"mask": mask}, valid), 0, atol=1e-9)
+    wrong = loss(right, {"mask": (mask + 1) % CLASSES}, valid)
+    np.testing.assert_allclose(wrong, 1, atol=1e-5)

@@ -1,0 +1,270 @@
+"""Methods and adaptations on masks: which train a U-Net, which refuse, and what they compute."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import NAMED, global_variables, in_float64
+from fedjax_bn import adaptation, methods, task
+from fedjax_bn.adaptation.choice import ADAPTATIONS
+from fedjax_bn.methods.learning import learning
+from fedjax_bn.methods.sci import Alignment, aligned_objective
+from fedjax_bn.models import UNet
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.masks import with_masks
+from fedjax_bn.models.torch_weights import to_torch
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.batch_instance import with_gates
+from fedjax_bn.sharing import all_but_batch_norm, join, split, without
+from fedjax_bn.state import Received
+
+KEY, SIDE, CLIENTS = jax.random.key(3), 16, 2
+IMAGE = np.zeros((1, SIDE, SIDE, 3), np.float32)
+TASK = task.segmentation(2)
+# These need the logits or the features of a classifier.
+REFUSING = (
+    *("copa", "csac", "csd", "fedadg", "fedig", "fediga", "fedsr", "jigen", "l2d", "moon"),
+    *("randconv", "rsc", "selfreg", "sfa", "snr"),
+)
+TRAINED = tuple(sorted(set(methods.__all__) - set(REFUSING)))
+# One objective, statistics rule and upload of each kind, which are traced in the usual suite.
+OFTEN = ("fedcd", "feddg", "harmofl", "hbn", "mixstyle")
+MODEL = UNet(2, width=2, levels=1)
+
+
+def model_of(name):
+    return MODEL.clone(norm="none") if name == "fedwon" else MODEL
+
+
+@cache
+def start_of(model=MODEL):
+    """Variables, every leaf moved a little, drawn without a compiled program."""
+    rng = np.random.default_rng(1)
+
+    def draw(path, leaf):
+        name = path[-1].key
+        centre = {"scale": 1.0, "var": 1.0}.get(name, 0.0)
+        spread = np.prod(leaf.shape[:-1]) ** -0.5 if name == "kernel" else 0.1
+        return (centre + spread * rng.uniform(-1, 1, leaf.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, KEY, IMAGE))
+
+
+def batches_of_masks(steps=2, size=3, seed=0):
+    """Bright squares on a background that differs by client; the last sample is padding."""
+    rng = np.random.default_rng(seed)
+    lead = (CLIENTS, steps, size)
+    image = rng.normal(0, 0.3, (*lead, SIDE, SIDE, 3))
+    mask = np.zeros((*lead, SIDE, SIDE), np.uint8)
+    for at in np.ndindex(*lead):
+        top, left = rng.integers(0, SIDE - 7, 2)
+        mask[at][top : top + 7, left : left + 7] = 1
+        image[at] += at[0] + 2 * mask[at][..., None]
+    mask[0, 0, 0, :2] = 255
+    valid = np.ones(lead, bool)
+    valid[-1, -1, -1] = False
+    label = {"mask": jnp.asarray(mask), "volume": jnp.zeros(lead, jnp.int32)}
+    return {"image": jnp.asarray(image, jnp.float32), "label": label, "valid": jnp.asarray(valid)}
+
+
+def as_read(images, dtype):
+    return images.astype(dtype)
+
+
+def make(name):
+    given = {"task": TASK, "prepare": as_read} | NAMED.get(name, {})
+    return getattr(methods, name)(model_of(name), optax.sgd(0.05), **given)
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_a_round_of_a_method_that_needs_no_classifier_takes_masks(name):
+    """Nothing is compiled here; the next test trains."""
+    method, batches = make(name), batches_of_masks()
+    init = partial(method.init, num_clients=CLIENTS)
+    state = jax.eval_shape(init, KEY, start_of(model_of(name)))
+    after, metrics = jax.eval_shape(method.round, state, batches, KEY)
+    assert metrics["loss"].shape == (CLIENTS,)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn")) for n in TRAINED]
+)
+def test_a_method_that_needs_no_classifier_trains_on_masks(name):
+    method, start = make(name), start_of(model_of(name))
+    state = jax.jit(method.init, static_argnums=2)(KEY, start, CLIENTS)
+    after, metrics = method.round(jax.tree.map(jnp.copy, state), batches_of_masks(), KEY)
+    assert np.isfinite(metrics["loss"]).all()
+    for layer in ("head", "up1"):
+        new, old = (global_variables(s)["params"][layer]["kernel"] for s in (after, state))
+        assert np.abs(new - old).max() > 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.shared))
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_a_method_that_needs_a_classifier_refuses_masks_in_a_sentence(name):
+    said = "fedig" if name == "fediga" else name
+    with pytest.raises(ValueError, match=f"^{said} needs the logits .*'Dice'.* fedavg or fedbn$"):
+        make(name)
+
+
+def in_torch(variables):
+    """PyTorch, and its network with these weights."""
+    torch = pytest.importorskip("torch")
+    import torch_models
+
+    network = torch_models.UNet(2, 2, 1).double()
+    state = to_torch(MODEL, variables)
+    network.load_state_dict({name: torch.tensor(array) for name, array in state.items()})
+    return torch, network
+
+
+def test_fedcds_mask_gradient_and_penalty_on_maps_are_those_of_pytorch(x64):
+    """L_e = L + lambda ||g_e - g_g||^2, and its gradient by the weights and the mask."""
+    model, batch = MODEL, jax.tree.map(lambda leaf: leaf[0, 0], batches_of_masks())
+    batch["image"] = batch["image"].astype(float)
+    variables = with_masks(model, in_float64(start_of()))
+    assert variables["mask"]["tap0"].shape == (2,)
+    variables["mask"] = {"tap0": jnp.asarray([0.7, 1.2])}
+    target, strength = {"tap0": jnp.asarray([0.05, -0.02])}, 0.7
+    objective = aligned_objective(learning(model, prepare=as_read, task=TASK)[0], strength)
+    received = Received((), (), (), Alignment(target, jnp.ones((), jnp.int32)))
+    trained = {name: variables[name] for name in ("params", "mask")}
+
+    def total(given):
+        value, (_, aligned) = objective({**variables, **given}, batch, received, KEY)
+        return value, aligned.gradient["tap0"]
+
+    (value, own), slope = jax.jit(jax.value_and_grad(total, has_aux=True))(trained)
+
+    torch, network = in_torch(without(variables, "mask"))
+    functional = torch.nn.functional
+    mask = torch.tensor([0.7, 1.2], dtype=torch.float64, requires_grad=True)
+    images = torch.tensor(np.asarray(batch["image"])).movedim(-1, 1)
+    truth = torch.tensor(np.asarray(batch["label"]["mask"]).astype(np.int64))
+    logits = network(images, mask[:, None, None])[1]
+    known = truth != 255
+    p, y = logits.softmax(1)[:, 1][known], (truth[known] == 1).double()
+    dice = (2 * (p * y).sum() + 1e-5) / (p.sum() + y.sum() + 1e-5)
+    loss = 0.5 * functional.cross_entropy(logits, truth, ignore_index=255) + 0.5 * (1 - dice)
+    (gradient,) = torch.autograd.grad(loss, mask, create_graph=True)
+    goal = torch.tensor(np.asarray(target["tap0"]))
+    expected = loss + strength * (gradient - goal).square().sum()
+    expected.backward()
+    np.testing.assert_allclose(own, gradient.detach(), rtol=1e-9)
+    np.testing.assert_allclose(value, expected.detach(), rtol=1e-11)
+    np.testing.assert_allclose(slope["mask"]["tap0"], mask.grad, rtol=1e-9)
+    theirs = {name: t.grad.numpy() for name, t in network.named_parameters()}
+    ours = to_torch(model, {"params": slope["params"], "batch_stats": variables["batch_stats"]})
+    for name, gradient in theirs.items():
+        np.testing.assert_allclose(ours[name], gradient, rtol=1e-7, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.slow
+def test_fedcd_sends_mask_gradients_and_an_unseen_client_gets_the_mean_mask():
+    method = make("fedcd")
+    state = jax.jit(method.init, static_argnums=2)(KEY, start_of(), CLIENTS)
+    for _ in range(2):
+        state, _ = method.round(state, batches_of_masks(), KEY)
+    sent, own = state.server.sent.gradient["tap0"], state.personal["mask"]["tap0"]
+    assert sent.shape == (2,)
+    assert np.abs(sent).min() > 0
+    assert own.shape == (CLIENTS, 2)
+    assert np.abs(own[0] - own[1]).max() > 0
+    unseen = global_variables(state)
+    np.testing.assert_allclose(unseen["mask"]["tap0"], own.mean(0), atol=0.02)
+    images = batches_of_masks()["image"][0, 0]
+    running = adaptation.running(MODEL)
+    masked, _ = running.predict(unseen, (), images)
+    plain, _ = adaptation.without_mask(running).predict(unseen, (), images)
+    assert masked.shape == (3, SIDE, SIDE, 2)
+    assert np.abs(masked - plain).max() > 0
+
+
+def served(model, start):
+    """Variables with all that adaptations ask for."""
+    made = with_gates(start)
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), made)
+    made = adaptation.with_clients(made, clients)
+    return with_adapter(KEY, model, made, IMAGE)
+
+
+@pytest.mark.parametrize("name", ADAPTATIONS)
+@pytest.mark.parametrize("channels", [2, 1])
+def test_every_adaptation_gives_maps_of_logits(name, channels):
+    model = MODEL.clone(num_classes=channels)
+    variables = jax.eval_shape(partial(served, model), start_of(model))
+    images = jax.ShapeDtypeStruct((3, SIDE, SIDE, 3), jnp.float32)
+
+    def predict(variables, images, valid):
+        made = ADAPTATIONS[name](model)
+        return made.predict(variables, made.init(variables), images, valid)[0]
+
+    outputs = jax.eval_shape(predict, variables, images, jax.ShapeDtypeStruct((3,), bool))
+    # The ensemble of one class has the background's probability beside it.
+    assert outputs.shape == (3, SIDE, SIDE, 2 if name == "ensemble" else channels)
+
+
+def test_batch_and_tsmobn_of_a_unet_are_pytorchs_in_training_mode_and_by_tracked_statistics(x64):
+    torch, network = in_torch(in_float64(start_of()))
+    images = [batches_of_masks(seed=s)["image"][0, 0].astype(float) for s in range(2)]
+    theirs = [torch.tensor(np.asarray(x)).movedim(-1, 1) for x in images]
+    variables, model = in_float64(start_of()), MODEL
+
+    @jax.jit
+    def ours(first, second):
+        batch, tracked = adaptation.batch(model), adaptation.tsmobn(model, 0.6)
+        carry = tracked.init(variables)
+        _, carry = tracked.predict(variables, carry, first)
+        logits, _ = tracked.predict(variables, carry, second)
+        return batch.predict(variables, (), first)[0], logits
+
+    by_batch, by_stream = ours(*images)
+    with torch.no_grad():
+        expected = network.train()(theirs[0])[1].movedim(1, -1)
+        np.testing.assert_allclose(by_batch, expected, rtol=1e-9, atol=1e-11)
+        # Each norm's own moments of the first pass, then 0.6 of them and 0.4 of the second's.
+        kept = {}
+
+        def track(norm, given):
+            x = given[0]
+            mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+            if norm in kept:
+                old_mean, old_var = kept[norm]
+                mean = 0.6 * old_mean + 0.4 * mean
+                var = (x - mean[:, None, None]).square().mean((0, 2, 3))
+                var = 0.6 * old_var + 0.4 * var
+            kept[norm] = mean, var
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(var)
+
+        norms = [m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        for norm in norms:
+            norm.register_forward_pre_hook(track)
+        network.eval()(theirs[0])
+        expected = network(theirs[1])[1].movedim(1, -1)
+    np.testing.assert_allclose(by_stream, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("channels", [pytest.param(2, marks=pytest.mark.slow), 1])
+def test_the_ensemble_of_pixels_is_the_mean_of_its_members_probabilities(x64, channels):
+    model = MODEL.clone(num_classes=channels)
+    start = in_float64(start_of(model))
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf + 0.1]), start)
+    images = batches_of_masks()["image"][0, 0].astype(float)
+    given = adaptation.with_clients(start, clients)
+    ours = jax.jit(lambda given, x: adaptation.ensemble(model).predict(given, (), x)[0])
+    passed = jax.jit(lambda given, x: forward(model, given, x).outputs)
+    found = []
+    for k in range(2):
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], clients)
+        norms = split(own, all_but_batch_norm(own))[1]
+        member = join(split(start, all_but_batch_norm(start))[0], norms)
+        logits = np.asarray(passed(member, images))
+        logits = logits if channels == 2 else np.concatenate([0 * logits, logits], -1)
+        found.append(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose(np.exp(ours(given, images)), np.mean(found, 0), rtol=1e-10)
