@@ -11,7 +11,8 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
 from fedjax_bn.data.masks import prostate, volumes
-from fedjax_bn.data.masks.volumes import REPEATED, Scan, Slices, to_bytes
+from fedjax_bn.data.masks.assemble import Pair
+from fedjax_bn.data.masks.volumes import REPEATED, Slices, to_bytes
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.errors import ConfigError
@@ -27,7 +28,7 @@ def read_one(folder, image=None, mask=None, **how):
     image = scans.write_volume(folder / "a.nii.gz", scans.voxels() if image is None else image)
     mask = scans.write_volume(folder / "b.nii.gz", scans.mask() if mask is None else mask)
     slices = Slices(**{"image_size": 16, "progress": False} | how)
-    domains = {"A": [Scan(image, mask, "patient")]}
+    domains = {"A": [Pair(image, mask, "patient")]}
     source = volumes.to_source("x", folder, domains, slices, classes=CLASSES, values=VALUES)
     return source.pools[0], source
 
@@ -43,12 +44,15 @@ def test_intensities_are_clipped_at_the_quantile_of_the_whole_volume(tmp_path):
     rng = np.random.default_rng(1)
     volume = rng.normal(100, 40, (16, 16, 5)).astype(np.float32)
     volume[3, 3, 2] = 1e5
-    pool, _ = read_one(tmp_path, volume, np.ones((16, 16, 5), np.uint8), channels=REPEATED)
+    mask = scans.mask((16, 16, 5))
+    pool, _ = read_one(tmp_path, volume, mask, channels=REPEATED)
     expected = as_harmofl(np.float64(volume).T)
     for channel in range(3):
         assert np.array_equal(pool.images[..., channel], expected)
     assert expected.max() == 255
     assert not to_bytes(np.full((2, 3), 7.0)).any()
+    few = np.where(np.arange(1000) < 5, 40.0, -2.0)  # below the quantile is one intensity
+    assert to_bytes(few).tolist() == [255] * 5 + [0] * 995
 
 
 def test_channels_are_neighbours_and_ends_are_their_own(tmp_path):
@@ -105,7 +109,7 @@ def test_a_second_reading_comes_from_the_cache_and_a_changed_file_does_not(tmp_p
         again = volumes.to_source(
             "x",
             tmp_path / "data",
-            {"A": [Scan(tmp_path / "data/a.nii.gz", tmp_path / "data/b.nii.gz", "patient")]},
+            {"A": [Pair(tmp_path / "data/a.nii.gz", tmp_path / "data/b.nii.gz", "patient")]},
             Slices(16, progress=False, cache=cache),
             classes=CLASSES,
             values=VALUES,
@@ -136,7 +140,12 @@ def wild_header(path):
         ("a.nii", scans.voxels(), lambda path: path.write_bytes(b"no"), "a.nii cannot be read"),
         ("a.nii", scans.voxels(shape=(12, 16, 6, 2)), None, r"a.nii .*\(12, 16, 6, 2\), not three"),
         ("b.nii", scans.mask((12, 16, 5)), None, r"b.nii .*\(12, 16, 5\).*image is \(12, 16, 6\)"),
-        ("b.nii", scans.mask(labels=(1, 7)), None, r"b.nii .*has the value 7; .*0, 1, 2"),
+        (
+            "b.nii",
+            scans.mask(labels=(1, 7)),
+            None,
+            r"b.nii has the value 7, and all masks .*0, 1 and 7",
+        ),
         ("b.nii", scans.mask() * np.float32(0.5), None, r"b.nii .*has the value 0.5"),
         ("a.nii", np.full(scans.SHAPE, np.nan, np.float32), None, "a.nii .*are not finite"),
     ],
@@ -147,7 +156,7 @@ def test_a_file_that_is_not_right_is_named_in_one_line(tmp_path, file, array, da
     place[file[0]] = scans.write_volume(tmp_path / file, array)
     if damage:
         damage(place[file[0]])
-    domains = {"A": [Scan(place["a"], place["b"], "patient")]}
+    domains = {"A": [Pair(place["a"], place["b"], "patient")]}
     slices = Slices(16, progress=False)
     with pytest.raises(ValueError, match=said) as error:
         volumes.to_source("x", tmp_path, domains, slices, classes=CLASSES, values=VALUES)
@@ -155,8 +164,12 @@ def test_a_file_that_is_not_right_is_named_in_one_line(tmp_path, file, array, da
 
 
 def test_masks_without_any_label_and_slices_below_the_crop_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"all 1 masks have the value 0 alone, such as b\.nii\.gz"):
+        read_one(tmp_path, mask=np.zeros(scans.SHAPE, np.uint8))
+    alone = scans.mask()[..., 2:3]
+    assert len(read_one(tmp_path, scans.voxels()[..., :1], alone, labelled=True)[0].images) == 1
     with pytest.raises(ValueError, match="no slice of 'A' has a label"):
-        read_one(tmp_path, mask=np.zeros(scans.SHAPE, np.uint8), labelled=True)
+        read_one(tmp_path, scans.voxels()[..., :1], alone, inner=True)
     with pytest.raises(ValueError, match=r"a.nii.gz .*are below the crop's 13"):
         read_one(tmp_path, crop=13)
 
@@ -165,7 +178,7 @@ def test_a_mask_elsewhere_in_space_is_noted(tmp_path):
     assert not any("space" in note for note in read_one(tmp_path)[1].notes)
     image = scans.write_volume(tmp_path / "a.nii", scans.voxels())
     mask = scans.write_volume(tmp_path / "b.nii", scans.mask(), (0.5, 0.75, 1.0))
-    domains = {"A": [Scan(image, mask, "patient")]}
+    domains = {"A": [Pair(image, mask, "patient")]}
     how = {"classes": CLASSES, "values": VALUES}
     source = volumes.to_source("x", tmp_path, domains, Slices(16, progress=False), **how)
     assert any("another place in space" in note and "b.nii" in note for note in source.notes)
@@ -244,7 +257,7 @@ def test_sites_are_chosen_and_have_the_names_of_harmofls_code_too(tmp_path):
     root = scans.write_prostate(tmp_path, cases=1, sites=("ISBI", "ISBI_1.5", "UCL"))
     source = load(root, domains=("BMC", "RUNMC"))
     assert [pool.name for pool in source.pools] == ["BMC", "RUNMC"]
-    assert set(source.pools[1].names) == {"ISBI/Case00"}
+    assert set(source.pools[1].names) == {"ISBI/Case00.nii.gz"}
     with pytest.raises(FileNotFoundError, match=r"lacks the folders I2CVB, BIDMC, HK .*domains"):
         load(root)
     with pytest.raises(ValueError, match="names XYZ, but prostate has RUNMC"):
@@ -254,16 +267,16 @@ def test_sites_are_chosen_and_have_the_names_of_harmofls_code_too(tmp_path):
 @pytest.mark.parametrize(
     ("gone", "said"),
     [
-        ("Case01.nii.gz", "UCL/Case01_segmentation.nii.gz in .* has no image beside it"),
-        ("Case00_segmentation.nii.gz", "UCL/Case00.nii.gz in .* has no mask beside it"),
-        ("*", "UCL has no volumes"),
+        ("Case01.nii.gz", "1 images in .*UCL have no mask, such as Case01_segmentation.nii.gz"),
+        ("Case00_segmentation.nii.gz", r"no mask, such as Case00.nii.gz, .*_segmentation: it must"),
+        ("*", "UCL has no images with masks: it must hold the folders RUNMC"),
     ],
 )
 def test_a_missing_file_is_named(tmp_path, gone, said):
     root = scans.write_prostate(tmp_path, cases=2, sites=("UCL",))
     for file in (root / "UCL").glob(gone):
         file.unlink()
-    with pytest.raises(FileNotFoundError, match=said):
+    with pytest.raises(ValueError, match=said):
         load(root, domains=("UCL",))
 
 

@@ -29,10 +29,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.label_trees import VOLUME
+from fedjax_bn.data.masks.assemble import Pair
+from fedjax_bn.data.masks.pairing import find_pairs
 from fedjax_bn.data.masks.published import chosen
-from fedjax_bn.data.masks.volumes import REPEATED, SUFFIXES, Scan, Slices, is_volume, to_source
-from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.decode import relative_names
+from fedjax_bn.data.masks.volumes import REPEATED, Slices, is_volume, to_source
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source
@@ -41,7 +42,6 @@ _SITES: Aliases = MappingProxyType(
     {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",)} | dict.fromkeys(("I2CVB", "UCL", "BIDMC", "HK"), ())
 )
 _CLASSES, _VALUES = ("background", "prostate"), {0: 0, 1: 1, 2: 1}
-_MASK = "_segmentation"
 _WHERE = (
     "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK with CaseNN.nii.gz and "
     "CaseNN_segmentation.nii.gz (liuquande.github.io/SAML); data.domains chooses some of them"
@@ -105,16 +105,21 @@ def load(
       With a protocol, its parts are the official ones.
 
     Raises:
-      FileNotFoundError: a folder, a volume or a mask is missing.
+      FileNotFoundError: a folder is missing.
       ImportError: nibabel is not installed.
-      ValueError: a site is unknown, or a file is not right, see `volumes.to_source`.
+      ValueError: a site is unknown, a volume or a mask is missing, or a file is not right, see
+        `volumes.to_source`.
       OSError: the cache cannot be written.
     """
     sites = chosen(_SITES, domains, "prostate")
     about = ("prostate", "prostate MRI", "T2 slices of six sites")
     dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
-    scans = {site: _scans(folder, root) for site, folder in folders.items()}
+    scans = {}
+    for site, folder in folders.items():
+        files = [file for file in sorted(folder.iterdir()) if is_volume(file.name)]
+        paired = find_pairs(files, folder, remedy=_WHERE)
+        scans[site] = list(map(Pair, paired.images, paired.masks))
     slices = slices_of(protocol, image_size)._replace(cache=cache, progress=progress)
     notes = [_PROTOCOLS[protocol].note] if protocol else []
     source = to_source(
@@ -134,30 +139,9 @@ def slices_of(protocol: str, image_size: int) -> Slices:
     return slices._replace(**_PROTOCOLS[protocol].slices) if protocol else slices
 
 
-def _scans(folder: Path, root: Path) -> list[Scan]:
-    """Returns the scans of a site, by name."""
-    found: dict[bool, dict[str, Path]] = {True: {}, False: {}}
-    for file in sorted(filter(lambda one: is_volume(one.name), folder.iterdir())):
-        suffix = next(end for end in SUFFIXES[::-1] if file.name.lower().endswith(end))
-        stem = file.name[: -len(suffix)]
-        is_mask = stem.lower().endswith(_MASK)
-        found[is_mask][stem[: -len(_MASK)] if is_mask else stem] = file
-    images, masks = found[False], found[True]
-    for own, others, lacks in ((images, masks, "mask"), (masks, images, "image")):
-        if alone := [file for stem, file in own.items() if stem not in others]:
-            raise FileNotFoundError(
-                f"{first_few(relative_names(alone, root))} in {root} has no {lacks} beside it: "
-                f"{_WHERE}"
-            )
-    if not images:
-        raise FileNotFoundError(f"{folder} has no volumes: {_WHERE}")
-    names = {stem: relative_names([folder / stem], root)[0] for stem in images}
-    return [Scan(file, masks[stem], names[stem]) for stem, file in images.items()]
-
-
 def _divided(pool: Pool, protocol: _Protocol, number: int) -> Pool:
     """Returns a site's slices with the parts of a protocol."""
-    volume = pool.labels["volume"]
+    volume = pool.labels[VOLUME]
     group = np.unique(volume, return_inverse=True)[1]
     if protocol.by_slice:
         group = np.arange(len(volume))

@@ -223,8 +223,11 @@ def _classes(
     found = np.unique(
         np.concatenate([_present(one.labels) for own in parts.values() for one in own.values()])
     )
-    if not found.size:
-        raise ValueError(f"{path}: no pixel of its masks has a class; give masks below 255")
+    if has_masks(next(iter(next(iter(parts.values())).values())).labels) and not found.any():
+        raise ValueError(
+            f"{path}: no pixel of its masks has a region: number regions from 1, for {UNLABELLED} "
+            "is a pixel without a label"
+        )
     last = int(found[-1])
     known = names or tuple(classes[: last + 1])
     if known and last >= len(known):
