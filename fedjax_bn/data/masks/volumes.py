@@ -257,8 +257,9 @@ def voxels_of(path: Path) -> np.ndarray:
 
 def _mask_of(path: Path) -> np.ndarray:
     """Returns the values u8[D, H, W] of a mask."""
-    voxels = voxels_of(path)
-    mask = np.clip(voxels, 0, 255).astype(np.uint8)
+    voxels = np.asarray(open_volume(path).dataobj).T
+    with np.errstate(invalid="ignore"):  # for NaN
+        mask = np.clip(voxels, 0, 255).astype(np.uint8)
     if len(wrong := voxels[mask != voxels]):
         raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
     return mask
