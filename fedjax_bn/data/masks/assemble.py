@@ -46,13 +46,13 @@ class Pair(NamedTuple):
 
     Attributes:
       image, mask: the files.
-      name: of the sample, by default its image's file. Samples with one name are never separated.
+      name: of the sample, such as its image's file. Samples with one name are never separated.
       part: TRAIN, VALIDATION or TEST; None if the dataset does not divide its images.
     """
 
     image: Path
     mask: Path
-    name: str = ""
+    name: str
     part: int | None = None
 
 
@@ -125,7 +125,6 @@ def to_source(
     labels = {MASK: _decode_masks(masks, counts, table, root, squares, greys)}
     if cut_up:
         labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
-    names = [p.name or file for p, file in zip(pairs, relative_names(images, root), strict=True)]
     ends, pools, first = np.cumsum([0, *counts]), [], 0
     for domain, owned in domains.items():
         own = slice(first, first := first + len(owned))
@@ -136,7 +135,7 @@ def to_source(
                 domain,
                 pixels[rows],
                 {leaf: array[rows] for leaf, array in labels.items()},
-                np.repeat(names[own], repeated),
+                np.repeat([pair.name for pair in owned], repeated),
                 None if None in parts else np.repeat(np.array(parts, np.int8), repeated),
             )
         )

@@ -34,6 +34,7 @@ from fedjax_bn.data.masks.assemble import Pair
 from fedjax_bn.data.masks.pairing import find_pairs
 from fedjax_bn.data.masks.published import chosen
 from fedjax_bn.data.masks.volumes import REPEATED, Slices, is_volume, to_source
+from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source
@@ -49,14 +50,7 @@ _WHERE = (
 
 
 class _Protocol(NamedTuple):
-    """How a paper's code takes slices and divides them.
-
-    Attributes:
-      slices: changes of `volumes.Slices`.
-      ends: of N patients or slices, how many train, and how many train or validate.
-      by_slice: whether slices are divided, not patients.
-      note: for the user.
-    """
+    """Changes of `volumes.Slices`, and how many of N patients or slices train, and do not test."""
 
     slices: Mapping[str, object]
     ends: Callable[[int], tuple[int, int]]
@@ -64,17 +58,16 @@ class _Protocol(NamedTuple):
     note: str
 
 
-_LABELLED = {"labelled": True, "inner": True}
 _PROTOCOLS = {
     "harmofl": _Protocol(
-        _LABELLED,
+        {"labelled": True},
         lambda count: (64 * count // 100, 80 * count // 100),
         True,
         "data.protocol=harmofl divides slices, as HarmoFL's code does: those of one patient train, "
         "validate and test, so that scores are not those of new patients",
     ),
     "fl_medsegbench": _Protocol(
-        _LABELLED | {"channels": REPEATED, "crop": 256},
+        {"labelled": True, "channels": REPEATED, "crop": 256},
         lambda count: (7 * count // 10, 7 * count // 10 + count // 10),
         False,
         "data.protocol=fl_medsegbench divides patients, 70, 10 and 20 %, in our order",
@@ -119,7 +112,8 @@ def load(
     for site, folder in folders.items():
         files = [file for file in sorted(folder.iterdir()) if is_volume(file.name)]
         paired = find_pairs(files, folder, remedy=_WHERE)
-        scans[site] = list(map(Pair, paired.images, paired.masks))
+        names = relative_names(paired.images, root)
+        scans[site] = list(map(Pair, paired.images, paired.masks, names))
     slices = slices_of(protocol, image_size)._replace(cache=cache, progress=progress)
     notes = [_PROTOCOLS[protocol].note] if protocol else []
     source = to_source(

@@ -20,6 +20,7 @@ from fedjax_bn.data.label_trees import MASK
 from fedjax_bn.data.masks.assemble import Pair, Squares, to_source
 from fedjax_bn.data.masks.pairing import find_pairs
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders, files_below, is_image
 from fedjax_bn.data.source import TEST, TRAIN, Source
 
@@ -156,15 +157,17 @@ def load(
             raise FileNotFoundError(
                 f"{folder} has no images to train, or none to test: {about.where}"
             )
-        pairs[domain] = list(map(Pair, paired.images, paired.masks, [""] * len(parts), parts))
+        names = relative_names(paired.images, root)
+        pairs[domain] = list(map(Pair, paired.images, paired.masks, names, parts))
         if (count := len(parts)) != about.counts[domain]:
             notes.append(f"{name}, {domain}: found {count} images, expected {about.counts[domain]}")
-    squares, names = Squares(image_size, **how), tuple(about.classes)
-    source = to_source(name, root, pairs, squares, classes=names, values=layout.values, notes=notes)
+    squares, classes = Squares(image_size, **how), tuple(about.classes)
+    how = {"classes": classes, "values": layout.values, "notes": notes}
+    source = to_source(name, root, pairs, squares, **how)
     for pool in source.pools:
         if not np.any(pool.labels[MASK] == 1):
             raise ValueError(
-                f"{folders[pool.name]} has no {names[1]} in any mask, so its masks have other "
+                f"{folders[pool.name]} has no {classes[1]} in any mask, so its masks have other "
                 f"values than those of {about.title}: fetch it again"
             )
     return source

@@ -43,8 +43,8 @@ class Slices(NamedTuple):
     Attributes:
       image_size: pixels a side.
       channels: "neighbours" or "repeated", see above.
-      labelled: whether slices whose mask is background alone are left out.
-      inner: whether the first and the last slice of a volume are left out.
+      labelled: whether slices whose mask is background alone are left out, as are the first and the
+        last of a volume.
       crop: pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice.
       cache, progress: see `pixels.decode`.
     """
@@ -52,24 +52,9 @@ class Slices(NamedTuple):
     image_size: int
     channels: str = NEIGHBOURS
     labelled: bool = False
-    inner: bool = False
     crop: int = 0
     cache: str | Path | None = None
     progress: bool = True
-
-
-class _Form(NamedTuple):
-    """What the headers of a scan state.
-
-    Attributes:
-      shape: columns, rows and slices.
-      spacing: millimetres between slices, rows and columns.
-      aligned: whether image and mask have the same place in space, to a thousandth.
-    """
-
-    shape: tuple[int, ...]
-    spacing: tuple[float, ...]
-    aligned: bool
 
 
 def is_volume(name: str) -> bool:
@@ -106,33 +91,34 @@ def to_source(
       OSError: a file is missing, or the cache cannot be written.
     """
     pairs = [pair for owned in domains.values() for pair in owned]
-    forms = [_form_of(pair, slices.crop) for pair in pairs]
+    depths, spacing, aligned = zip(*(_form_of(pair, slices) for pair in pairs), strict=True)
     owners = [domain for domain, owned in domains.items() for _ in owned]
     files, masks = [file for pair in pairs for file in pair[:2]], [pair.mask for pair in pairs]
     present = _values_of(masks, root, slices)
     classes, table, about_values = classes_of(
         present, owners, relative_names(masks, root), classes, values
     )
-    ends = np.cumsum([0, *(form.shape[2] for form in forms)])
+    ends = np.cumsum([0, *depths])
     pixels = _slices_of(pairs, ends, root, slices, table)
-    spacing = np.array([_stored_spacing(form, slices) for form in forms], np.float32)
-    names = np.array(
-        [
-            pair.name or file
-            for pair, file in zip(pairs, relative_names(files[::2], root), strict=True)
-        ]
-    )
+    names = np.array([pair.name for pair in pairs])
     pools, first, kept = [], 0, 0
     for domain, owned in domains.items():
         numbers = range(first, first := first + len(owned))
         rows = [ends[k] + _chosen(pixels[ends[k] : ends[k + 1], 1], slices) for k in numbers]
         volume = np.repeat(np.array(numbers, np.int32), list(map(len, rows)))
         if not len(volume):
-            raise ValueError(f"{root}: no slice of {domain!r} has a label, see its masks")
+            raise ValueError(
+                f"{root}: no slice of {domain!r} is left, between its volumes' first and last and "
+                "with a label: see its masks"
+            )
         index, low, high = np.concatenate(rows), ends[volume], ends[volume + 1] - 1
         steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
         images = [pixels[np.clip(index + step, low, high), 0] for step in steps]
-        labels = {MASK: pixels[index, 1], VOLUME: volume, SPACING: spacing[volume]}
+        labels = {
+            MASK: pixels[index, 1],
+            VOLUME: volume,
+            SPACING: np.array(spacing, np.float32)[volume],
+        }
         parts = [pairs[k].part for k in volume]
         divided = None if None in parts else np.array(parts, np.int8)
         pools.append(Pool(domain, np.stack(images, -1), labels, names[volume], divided))
@@ -140,7 +126,7 @@ def to_source(
     sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
     left = len(pixels) - kept
     about = [f"{len(pairs)} scans ({sizes}) with {len(pixels)} slices, of which {left} left out"]
-    if other := [str(p.mask) for p, form in zip(pairs, forms, strict=True) if not form.aligned]:
+    if other := [str(mask) for mask, same in zip(masks, aligned, strict=True) if not same]:
         about.append(
             f"masks with another place in space than their image: {first_few(other, 3)}; voxels "
             "belong together by their order in the file"
@@ -168,28 +154,31 @@ def open_volume(path: Path) -> Any:
     return volume
 
 
-def _form_of(scan: Pair, crop: int) -> _Form:
-    """Reads the headers of a scan; raises ValueError if they do not suit each other."""
-    with corruption_named(scan.image):
-        image = open_volume(scan.image)
-        spacing = tuple(float(side) for side in image.header.get_zooms()[::-1])
-        if not (np.isfinite(spacing).all() and min(spacing) > 0):
-            raise ValueError(f"its header has voxels of {spacing} mm; write their real sides there")
+def _form_of(pair: Pair, slices: Slices) -> tuple[int, tuple[float, ...], bool]:
+    """Reads the headers of a volume and its mask.
+
+    Returns:
+      The number of slices; millimetres between slices, rows and columns as they are stored, that
+      is, stretched; and whether both have the same place in space, to a thousandth.
+
+    Raises:
+      ValueError: they do not suit each other.
+    """
+    with corruption_named(pair.image):
+        image = open_volume(pair.image)
+        sides, crop = image.header.get_zooms(), slices.crop
+        if not (np.isfinite(sides).all() and min(sides) > 0):
+            raise ValueError(f"its header has voxels of {sides} mm; write their real sides there")
         if crop > min(image.shape[:2]):
             raise ValueError(f"its slices of {image.shape[:2]} pixels are below the crop's {crop}")
-    with corruption_named(scan.mask):
-        mask = open_volume(scan.mask)
+    with corruption_named(pair.mask):
+        mask = open_volume(pair.mask)
         if mask.shape != image.shape:
             raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
+    shown = zip(sides[:2], image.shape[:2], strict=True)
+    across, down = (float(side) * (crop or count) / slices.image_size for side, count in shown)
     aligned = np.allclose(image.affine, mask.affine, rtol=1e-3, atol=1e-3)
-    return _Form(image.shape, spacing, aligned)
-
-
-def _stored_spacing(form: _Form, slices: Slices) -> tuple[float, float, float]:
-    """Returns the spacing of slices as they are stored: stretched, and so with other pixels."""
-    (between, down, across), (columns, rows) = form.spacing, form.shape[:2]
-    size, crop = slices.image_size, slices.crop
-    return between, down * (crop or rows) / size, across * (crop or columns) / size
+    return image.shape[2], (float(sides[2]), down, across), aligned
 
 
 def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
@@ -197,7 +186,6 @@ def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
     keep = np.ones(len(masks), bool)
     if slices.labelled:
         keep = ((masks > 0) & (masks != UNLABELLED)).any((1, 2))
-    if slices.inner:
         keep[[0, -1]] = False
     return np.flatnonzero(keep)
 
