@@ -12,6 +12,7 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import check_dataset, splits, whole
 from fedjax_bn.data.label_trees import MASK, VOLUME
 from fedjax_bn.data.masks import own
+from fedjax_bn.data.sets import npz
 from fedjax_bn.data.source import TEST, TRAIN
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.run.config.file import read
@@ -411,3 +412,21 @@ def test_the_configuration_reads_a_folder_with_all_keys_of_masks(tmp_path):
     assert set(whole(domain).names) == {f"a/p{digit}" for digit in range(1, 10)}
     assert domain.train.labels[MASK].shape[1:] == (16, 16)
     assert any("0 no, 255 yes" in note for note in built.notes)
+
+
+def test_masks_in_an_archive_are_renumbered_by_name_and_black_and_white_ones_are_refused(tmp_path):
+    path = tmp_path / "own.npz"
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    masks = np.random.default_rng(0).choice(np.array([0, 1, 2, 255], np.uint8), (2, 8, 8))
+    np.savez(path, a__images=images, a__labels=masks, classes=np.array(["rest", "disc", "cup"]))
+    source = npz.load(path, classes=("rest", "cup", "disc"))
+    assert source.classes == ("rest", "cup", "disc")
+    table = np.arange(256)
+    table[[1, 2]] = 2, 1
+    assert np.array_equal(source.pools[0].labels[MASK], table[masks])
+    np.savez(path, a__images=images, a__labels=np.uint8(255) * (masks == 1))
+    with pytest.raises(ValueError, match=r"own\.npz: no pixel .* has a region: number regions fro"):
+        npz.load(path)
+    np.savez(path, a__images=images, a__labels=masks[:, :4])
+    with pytest.raises(ValueError, match=r"a__labels has masks of \[4, 8\] pixels for samples \[8"):
+        npz.load(path)
