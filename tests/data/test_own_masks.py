@@ -269,6 +269,16 @@ def test_numbered_images_alone_are_not_taken_for_masks_of_each_other(tmp_path):
         own.load(tmp_path, **HOW)
 
 
+def test_all_images_that_the_rule_does_not_fit_are_counted(tmp_path):
+    written(tmp_path, "a/images/{}_x.png", "a/masks/{}_y.png", 4)
+    for name in "pqr":
+        image(tmp_path / f"a/images/{name}.png")
+    with pytest.raises(
+        ValueError, match=r"3 images in .*a have no mask, such as images/p\.png, im"
+    ):
+        own.load(tmp_path, **HOW)
+
+
 def test_a_pattern_that_fits_two_images_or_none_is_refused(tmp_path):
     written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
     image(tmp_path / "a/images/1.jpg")

@@ -109,7 +109,8 @@ def _by_names(files: Sequence[Path], folder: Path, remedy: str) -> _Found:
     if rule is None:
         what = f"{len(images)} images and {len(masks)} masks that are not named alike"
         raise ValueError(f"{folder} has {what if images else 'no images with masks'}: {remedy}")
-    wanted = {(*key[:-1], rule.mask_of(key[-1]) or ""): key for key in images}
+    named = {key: rule.mask_of(key[-1]) for key in images}
+    wanted = {(*key[:-1], name) if name else (*key, ""): key for key, name in named.items()}
     if not masks:
         masks = {key: images[key] for key in wanted if key in images}
         wanted = {key: own for key, own in wanted.items() if own not in masks}
