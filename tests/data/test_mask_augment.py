@@ -1,6 +1,6 @@
 """Training images change, and their masks go where their pixels go."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,13 @@ def batch_of(images, masks):
     return {"image": jnp.asarray(images), "label": labels, "valid": jnp.ones(len(masks), bool)}
 
 
+@cache
+def compiled(**how):
+    return jax.jit(of_masks(SIZE, **STILL | how).change)
+
+
 def changed(batch, seed=0, **how):
-    return jax.jit(of_masks(SIZE, **STILL | how).change)(jax.random.key(seed), batch)
+    return compiled(**how)(jax.random.key(seed), batch)
 
 
 def noise(seed=0):
