@@ -128,7 +128,7 @@ def test_each_image_is_normalized_by_a_client_that_is_known_or_by_its_own(x64):
 
 def test_a_change_of_contrast_of_a_client_changes_nothing(x64):
     """In the first round, and in the bank by the change alone."""
-    batches = batches_of((4, 3))
+    batches = batches_of(SIZES)
     brighter = batches | {"image": 2.5 * batches["image"] + 3}
     ours, theirs = (run_rounds(method(), start(), b)[0] for b in (batches, brighter))
     assert_close(theirs.shared["params"], ours.shared["params"], rtol=1e-9, atol=1e-11)
