@@ -35,7 +35,7 @@ def segmentation_loss(
 
     Args:
       logits: f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background.
-      label: {"mask": u8[B, H, W]}; a pixel with a value of at least `classes`, as 255, has no label.
+      label: {"mask": u8[B, H, W]}; 255, or any value from `classes` on, for no label.
       valid: bool[B].
       classes: number of classes with the background.
       dice: a in [0, 1].
