@@ -102,7 +102,7 @@ def segmentation(
         predicted = as_classes(logits).argmax(-1).astype(jnp.uint8)
         return overlaps(predicted, label, valid, classes, nested=nested)
 
-    loss = partial(segmentation_loss, dice=dice, by_sample=by_sample)
+    loss = partial(segmentation_loss, classes=classes, dice=dice, by_sample=by_sample)
     return Task(loss, Score("Dice", of_batch, _mean_dice), segments=classes, nested=nested)
 
 

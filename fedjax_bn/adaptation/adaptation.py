@@ -17,6 +17,7 @@ from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.segmentation.loss import as_classes
 from fedjax_bn.sharing import (
+    MEASURED,
     STATISTICS,
     Variables,
     all_but_batch_norm,
@@ -175,17 +176,16 @@ def following(adaptation: Adaptation) -> Adaptation:
     """
 
     def init(variables: Variables) -> PyTree:
-        own, carry = hooks.followed(variables), adaptation.init(variables)
-        return (own, carry) if own else carry
+        carry = adaptation.init(variables)
+        return (variables[MEASURED], carry) if MEASURED in variables else carry
 
     def predict(
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
-        if not hooks.followed(variables):
+        if MEASURED not in variables:
             return adaptation.predict(variables, carry, images, valid)
-        own, carry = carry
-        own = hooks.follow(variables, own, images, valid)
-        outputs, carry = adaptation.predict({**variables, **own}, carry, images, valid)
+        own = hooks.follow(variables, carry[0], images, valid)
+        outputs, carry = adaptation.predict({**variables, MEASURED: own}, carry[1], images, valid)
         return outputs, (own, carry)
 
     return Adaptation(init, predict)

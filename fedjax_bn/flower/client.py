@@ -33,7 +33,7 @@ from fedjax_bn.flower.messages import (
     recorded,
 )
 from fedjax_bn.flower.settings import Node, config_of, node_of
-from fedjax_bn.flower.site import Site, load_own, open_site, save_own
+from fedjax_bn.flower.site import Site, load_own, open_site, save_own, sent_personal
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
 from fedjax_bn.run.experiment.method import weighs_by_validation
@@ -133,7 +133,7 @@ def _serving_note(task: _Task) -> str:
     Raises:
       ConfigError: the server asks for personal leaves, and this client does not send them.
     """
-    names = names_of({"personal": task.site.like.personal})
+    names = names_of({"personal": sent_personal(task.site.like.personal)})
     if not task.order.serve_unseen or not names:
         return "no personal leaf leaves this client"
     if not task.site.node.serve_unseen:
@@ -159,7 +159,7 @@ def _train(task: _Task) -> dict[str, Any]:
         upload = upload._replace(**hidden)
     sent = to_named(upload)
     if order.serve_unseen:
-        sent |= to_named({"personal": own.personal})
+        sent |= to_named({"personal": sent_personal(own.personal)})
     return {"arrays": recorded(sent)}
 
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
-from fedjax_bn.flower.site import deployed
+from fedjax_bn.flower.site import deployed, sent_personal
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import start as starting
 from fedjax_bn.run.experiment.availability import Participation, read_trace
@@ -22,7 +23,6 @@ from fedjax_bn.run.experiment.build import assemble
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
-from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Task
 
 PyTree = Any
@@ -54,12 +54,12 @@ class Host(NamedTuple):
       config: the configuration.
       run: the run config.
       keys: the run's random keys.
-      one: makes the common start, a state with the row of one client.
+      alone: makes the start of a federation of one client, the form of what is served.
       start: makes the `Kept` before the first round.
       order: the header of the server's messages, with begin=0.
       form: the form of all clients' samples, as JSON.
       upload: the form of one client's upload.
-      personal: the form of the personal leaves that are sent; () for none.
+      personal: the form of the personal leaves that are sent (`sent_personal`); () for none.
       notes: messages for the log: which leaves are shared, how many bytes travel.
       participation: the rule by which clients take part in a round.
       task: what the clients learn, whose score they report.
@@ -70,7 +70,7 @@ class Host(NamedTuple):
     config: ConfigDict
     run: Run
     keys: starting.Keys
-    one: Callable[[], FederatedState]
+    alone: Callable[[], FederatedState]
     start: Callable[[], Kept]
     order: Order
     form: str
@@ -110,7 +110,8 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         state = one()
         # Compiled, because XLA then drops the unused rows of the clients' own parts, [K, ...].
         weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
-        served = jax.tree.map(lambda leaf: leaf[0], state.personal) if run.serve_unseen else ()
+        first = jax.tree.map(lambda leaf: leaf[0], state.personal)
+        served = sent_personal(first) if run.serve_unseen else ()
         state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
         return Kept(state, served, jnp.zeros(count, jnp.int32))
 
@@ -119,7 +120,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     batches = starting.batches_of_one(experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
-    personal = own.personal if run.serve_unseen else ()
+    personal = sent_personal(own.personal) if run.serve_unseen else ()
     _, upload = jax.eval_shape(experiment.method.client, broadcast_of(like), own, batches, key)
     sent = traffic(experiment.method, like, batches)
     notes = (
@@ -130,7 +131,8 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     trace = read_trace(config.participation.trace, count)
     who = choose_participation(config, count)._replace(trace=trace)
     step = _step(experiment.method.server, upload, personal)
-    known = config, run, keys, one, start, order, form, upload, personal, notes, who
+    served = starting.make_start(experiment, keys, rows=1, clients=1)
+    known = config, run, keys, served, start, order, form, upload, personal, notes, who
     return Host(*known, experiment.task, step)
 
 
@@ -145,7 +147,7 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
         weights = jnp.where(counts, state.weights[client], 0)
         served = kept.served
         if jax.tree.leaves(served):
-            mean = unseen_personal(parts, weights)
+            mean = weighted_mean(parts, weights)
             served = jax.tree.map(lambda new, old: jnp.where(counts.any(), new, old), mean, served)
         taken = jnp.where(uploads.participates, state.round, kept.taken[client])
         return Kept(state, served, kept.taken.at[client].set(taken))

@@ -28,7 +28,7 @@ from fedjax_bn.flower.host import Host, Kept, open_host
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.rounds import Met, TooFewError, evaluate, meet, play
 from fedjax_bn.flower.settings import Run, config_of, run_of
-from fedjax_bn.flower.site import adds_noise, deployed
+from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
 from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.experiment.values import describe_privacy, privacy_notes
@@ -211,7 +211,7 @@ def _write_served(
 
     `app` is the app's folder, which may hold a user's own modules.
     """
-    personal = jax.eval_shape(host.one).personal
+    personal = sent_personal(jax.eval_shape(host.alone).personal)
     if jax.tree.leaves(personal) and not jax.tree.leaves(kept.served):
         return (
             "an unseen client cannot be served, because personal leaves stayed with the clients: "
@@ -222,11 +222,10 @@ def _write_served(
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
         if number in checkpoint.steps(manager):
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
-    state, given = host.one(), ("round", "shared", "server")
-    state = state._replace(**{name: getattr(kept.state, name) for name in given})
-    if jax.tree.leaves(kept.served):
-        mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
-        state = state._replace(personal=mean)
+    # The server's part stays that of the start: only the next round would read it.
+    state = host.alone()._replace(round=kept.state.round, shared=kept.state.shared)
+    mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
+    state = state._replace(personal={**state.personal, **dict(mean)})
     config, name = deployed(host.config), host.order.federation
     config.target = ""
     about = {

@@ -7,13 +7,14 @@ features and classifier. The method's module has a function `hook(tree, images, 
 
 import importlib
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_bn.models.features import Around
 from fedjax_bn.sharing import MEASURED, Variables, without
 
+PyTree = Any
 # Collection -> module with its `hook`. Modules are imported at first use, because `rivals` imports
 # `models`, and because variables read from a file may need a hook that is not imported yet.
 _HOOKS = {
@@ -22,8 +23,6 @@ _HOOKS = {
     "latent": "fedjax_bn.rivals.fedsr",
     MEASURED: "fedjax_bn.rivals.fedrdn",
 }
-# The collections of these that an unseen client makes of its stream, by `follow` of their module.
-_FOLLOWING = (MEASURED,)
 
 
 class Hooked(NamedTuple):
@@ -58,25 +57,16 @@ def take(
     return without(variables, *_HOOKS), done
 
 
-def followed(variables: Variables) -> Variables:
-    """Returns the collections of the variables that `follow` moves, {} for most methods."""
-    return {name: variables[name] for name in _FOLLOWING if name in variables}
-
-
 def follow(
-    variables: Variables, so_far: Variables, images: jax.Array, valid: jax.Array | None
-) -> Variables:
-    """Returns the `followed` collections after the next batch of a client's stream.
-
-    The modules of these collections have `follow(given, so_far, images, valid) -> tree`.
+    variables: Variables, so_far: PyTree, images: jax.Array, valid: jax.Array | None
+) -> PyTree:
+    """Returns what a client has measured (`sharing.MEASURED`) after the next batch of its stream.
 
     Args:
       variables: as the client received them.
-      so_far: the collections before the batch; those of the variables before the first one.
+      so_far: the collection before the batch; that of the variables before the first one.
       images: f[B, ...], prepared as the model expects.
       valid: bool[B], the samples that count; None for all.
     """
-    return {
-        name: importlib.import_module(_HOOKS[name]).follow(variables[name], tree, images, valid)
-        for name, tree in so_far.items()
-    }
+    module = importlib.import_module(_HOOKS[MEASURED])
+    return module.follow(variables[MEASURED], so_far, images, valid)

@@ -213,6 +213,15 @@ def norm_of(norm: _Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
     return partial(BatchNorm if norm == "batch" else _GroupNorm, param_dtype=param_dtype)
 
 
+class Tap(nn.Module):
+    """Returns its input; as a named module it is a place where FedCD's masks can act."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, C]."""
+        return x
+
+
 class _GroupNorm(nn.Module):
     """Group norm over the positions and channels of each group of a sample."""
 
@@ -284,6 +293,15 @@ def require_floats(x: jax.Array) -> None:
             f"a network reads floats that were prepared as in training, and these are {x.dtype}: "
             "use fedjax_bn.serving.predictor, which prepares them, or "
             "data.pixels.images.standardize"
+        )
+
+
+def require_sides(images: jax.Array, stride: int, name: str) -> None:
+    """Raises ValueError unless a network's coarsest stride divides the sides of its images."""
+    if images.ndim != 4 or any(side < stride or side % stride for side in images.shape[1:3]):
+        raise ValueError(
+            f"{name} reads images f[B, H, W, C] whose sides {stride} divides, not samples of shape "
+            f"{images.shape[1:]}: choose another image size"
         )
 
 

@@ -1,6 +1,4 @@
-"""A U-Net for segmentation (Ronneberger et al. 2015), in the form of HarmoFL's and FedDG's code."""
-
-from typing import Any
+"""A U-Net for segmentation (Ronneberger et al. 2015), in the form of HarmoFL's and FedFA's code."""
 
 import flax.linen as nn
 import jax
@@ -8,7 +6,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Channels, Levels, bounded
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, max_pool, require_floats
+from fedjax_bn.models.layers import Network, Tap, max_pool, require_floats, require_sides
 
 
 @bounded
@@ -43,13 +41,7 @@ class UNet(Network):
           ValueError: a side of the images is not a multiple of 2^levels.
         """
         require_floats(images)
-        least = 2**self.levels
-        if images.ndim != 4 or images.shape[1] % least or images.shape[2] % least:
-            raise ValueError(
-                f"UNet halves the map {self.levels} times, so it reads images f[B, H, W, C] whose "
-                f"sides are multiples of {least}, not {list(images.shape)}: choose another "
-                "data.image_size, or fewer levels"
-            )
+        require_sides(images, 2**self.levels, "UNet")
         x, beside = images, []
         for i in range(self.levels):
             x = self.part(_Block, self.width * 2**i, name=f"encoder{i + 1}")(x)
@@ -60,10 +52,16 @@ class UNet(Network):
             x = self.part(_Doubled, self.width * 2**i, name=f"up{i + 1}")(x)
             x = jnp.concatenate([x, beside[i]], -1)
             x = self.part(_Block, self.width * 2**i, name=f"decoder{i + 1}")(x)
-        x = _Tap(name="tap0")(x)
-        options: dict[str, Any] = {"conv_general_dilated_cls": lambda: cpu.convolve}
-        # These options replace standardization, which is for the layers before a ReLU.
-        return self.convolve(x, self.num_classes, 1, name="head", use_bias=True, **options)
+        x = Tap(name="tap0")(x)
+        return self.convolve(
+            x,
+            self.num_classes,
+            1,
+            name="head",
+            use_bias=True,
+            # Never standardized, which is for the layers before a ReLU.
+            conv_general_dilated_cls=lambda: cpu.convolve,
+        )
 
 
 class _Block(Network):
@@ -98,11 +96,3 @@ class _Doubled(Network):
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
         y = jnp.einsum("bhwc,ijcf->bhiwjf", x, kernel)
         return y.reshape(len(x), 2 * x.shape[1], 2 * x.shape[2], self.features) + bias
-
-
-class _Tap(nn.Module):
-    """Returns its input; masks act on its output."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return x

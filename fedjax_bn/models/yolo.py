@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.detection import Anchors
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, max_pool
+from fedjax_bn.models.layers import Network, Tap, max_pool, require_sides
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(
@@ -63,7 +63,7 @@ class YOLOv5(Network):
     @nn.compact
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for each level."""
-        _check_sides(images, self.anchors.strides[-1], type(self).__name__)
+        require_sides(images, self.anchors.strides[-1], type(self).__name__)
         return _read_out(self, self._maps(images))
 
     def _maps(self, images: jax.Array) -> tuple[jax.Array, ...]:
@@ -139,7 +139,7 @@ class TinyDetector(Network):
     @nn.compact
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for both levels."""
-        _check_sides(images, self.anchors.strides[-1], type(self).__name__)
+        require_sides(images, self.anchors.strides[-1], type(self).__name__)
         first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))
         make = partial(self.part, _ConvNorm, kernel=3)
         x = make(first, strides=2, name="conv1")(images)
@@ -220,15 +220,6 @@ class _PooledPyramid(Network):
         return self.part(_ConvNorm, self.features, name="cv2")(jnp.concatenate(maps, -1))
 
 
-class _Tap(nn.Module):
-    """Returns its input; as a named module it is a place where FedCD's masks can act."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, H, W, C]."""
-        return x
-
-
 def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """Predicts by 1x1 convolutions: each level's f[B, H, W, F] -> f[B, H, W, A, 5 + C].
 
@@ -236,7 +227,7 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
     """
     depth, outputs = 5 + net.num_classes, []
     for i, (x, stride) in enumerate(zip(maps, net.anchors.strides, strict=True)):
-        x = _Tap(name=f"tap{i}")(x)
+        x = Tap(name=f"tap{i}")(x)
         x = net.convolve(
             x,
             net.anchors.each * depth,
@@ -269,12 +260,3 @@ def _doubled(x: jax.Array) -> jax.Array:
     shape = (batch, height, 2, width, 2, channels)
     x = jnp.broadcast_to(x[:, :, None, :, None], shape)
     return x.reshape(batch, 2 * height, 2 * width, channels)
-
-
-def _check_sides(images: jax.Array, stride: int, name: str) -> None:
-    """Raises ValueError unless the coarsest stride divides the sides of images f[B, H, W, C]."""
-    if images.ndim != 4 or any(side < stride or side % stride for side in images.shape[1:3]):
-        raise ValueError(
-            f"{name} reads images f[B, H, W, C] whose sides {stride} divides, not samples of shape "
-            f"{images.shape[1:]}: choose another image size"
-        )

@@ -56,15 +56,15 @@ def feddg(
     F(w; x). Until another client has sent amplitudes, x' = x.
 
     A task of segmentation adds `boundary` times the contrast of features on and around the borders
-    of regions (`rivals.boundary`), over both passes; the features are the map that the last layer
-    reads. With boundary 0 there is no such term, as in classification.
+    of regions (`rivals.boundary`), over both passes, in the map that the last layer reads.
 
     Defaults are those of the authors' released code, whose loader exchanges only the means, as a
     whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and `half`.
     Differs from the code: clients send only the window, of images as they are trained on; x' is not
     clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
     out, where theirs gives NaN; only x moves running statistics. Its test leaves the network in
-    training mode, which for batch norm is the adaptation `batch`.
+    training mode, which for batch norm is the adaptation `batch` and changes nothing for the
+    instance norms that their network has.
 
     Args:
       model: f[B, H, W, C] -> outputs.
@@ -74,7 +74,7 @@ def feddg(
       inner_rate: learning rate of the inner step, at least 0; 0.001 as in the authors' code.
       clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: C of the images that the model reads.
-      boundary: weight of the contrast, at least 0; 0.1 as in the authors' code.
+      boundary: weight of the contrast, at least 0, where 0 leaves it out; 0.1 as in their code.
       optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:

@@ -23,7 +23,7 @@ from fedjax_bn.sharing import MEASURED, Variables, everything, keeping, without
 from fedjax_bn.state import Received
 
 PyTree = Any
-_LEAST = 1e-6  # of a deviation, for a channel that is constant
+_LEAST = 1e-6  # of a deviation; a channel with less is constant and is divided by 1
 
 
 @bounded
@@ -53,7 +53,8 @@ def fedrdn(
 
     This follows the paper, which draws a pair for each image; the authors' code
     (IAMJackYan/FedRDN) draws a mean and a deviation for each batch, independently. Differs from
-    both: clients may join later, and deviations divide by the number of pixels, not by one less.
+    both: clients may join later; deviations divide by the number of pixels, not by one less; a
+    constant channel is divided by 1, not by its deviation of 0.
 
     Args:
       model: f[B, H, W, C] -> outputs.
@@ -163,7 +164,8 @@ def _normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
     mean, std = (
         jnp.broadcast_to(t, (len(images), t.shape[-1])).astype(images.dtype) for t in (mean, std)
     )
-    return (images - positioned(mean, images)) / positioned(jnp.maximum(std, _LEAST), images)
+    std = jnp.where(std < _LEAST, 1, std)
+    return (images - positioned(mean, images)) / positioned(std, images)
 
 
 def _by_random_clients(

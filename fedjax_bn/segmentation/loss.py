@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.engine.inputs import UNLABELLED
-
 _EPSILON = 1e-5  # in numerator and denominator of Dice, as in HarmoFL's code
 
 
@@ -22,6 +20,7 @@ def segmentation_loss(
     logits: jax.Array,
     label: Any,
     valid: jax.Array,
+    classes: int,
     *,
     dice: float = 0.5,
     by_sample: bool = False,
@@ -35,19 +34,24 @@ def segmentation_loss(
     H is the mean over the labelled pixels of the valid samples.
 
     Args:
-      logits: f[B, H, W, classes], or f[B, H, W, 1] for one class.
-      label: {"mask": u8[B, H, W]}, 255 for a pixel without a label.
+      logits: f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background.
+      label: {"mask": u8[B, H, W]}; 255, or any value from `classes` on, for no label.
       valid: bool[B].
+      classes: number of classes with the background.
       dice: a in [0, 1].
       by_sample: whether D is of each sample, not of the batch.
+
+    Raises:
+      ValueError: the shapes of logits and masks do not fit.
     """
     logits, mask = as_classes(logits), label["mask"]
-    if mask.shape != logits.shape[:-1]:
+    if logits.shape != (*mask.shape, classes):
         raise ValueError(
-            f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)}; a network "
-            "for segmentation returns logits [B, H, W, classes] of the image's size: use UNet"
+            f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)} of "
+            f"{classes} classes; a network for segmentation returns logits [B, H, W, classes] of "
+            f"the image's size: use UNet(num_classes={classes})"
         )
-    known = (mask != UNLABELLED) & valid[:, None, None]
+    known = (mask < classes) & valid[:, None, None]
     mask = jnp.where(known, mask, 0).astype(jnp.int32)
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
     logits = jnp.where(known[..., None], logits, 0)

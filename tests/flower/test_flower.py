@@ -51,18 +51,22 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedbn", "fedrdn"])
 def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
-    folder, tmp_path, monkeypatch
+    folder, tmp_path, monkeypatch, name
 ):
     data = square_masks.dataset(names=runs.NAMES)
     runs.install(monkeypatch, data)
-    changes = "method=fedbn,model=double_net:DoubleUNet,data.image_size=16,batch_size=4"
+    changes = f"method={name},model=double_net:DoubleUNet,data.image_size=16,batch_size=4"
     config = run_config(tmp_path, changes, serve_unseen=True)
     how = {"report": "sizes,losses,accuracies", "serve-unseen": True}
     grid = LocalGrid(nodes_of(folder, config, **how))
     kept, records = serve(grid, run_of(config), folder)
     state, _ = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
+    trained = [answer for _, answer in grid.sent if answer.metadata.message_type == "train"]
+    arrays = {name for answer in trained for name in arrays_in(answer.content)}
+    assert any(name.startswith("personal/") for name in arrays) == (name == "fedbn")
     form = json.loads((tmp_path / "config.json").read_text())["samples"]
     assert json.loads(form)["masks"] == ["mask"]
     experiment, *_ = prepare(config_of("config.py", changes, folder), traced=False)

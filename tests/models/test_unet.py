@@ -15,17 +15,17 @@ torch = pytest.importorskip("torch")
 SHAPE = (16, 24, 3)
 
 
-def pair(levels=2, width=4, norm="batch", classes=3):
+def pair(levels=2, width=4):
     """PyTorch's network and images, our model, its variables and images."""
-    model = models.UNet(classes, width=width, levels=levels, norm=norm)
+    model = models.UNet(3, width=width, levels=levels)
     network, theirs, variables, images = torch_and_jax(
-        lambda t: t.UNet(classes, width, levels, norm), model, SHAPE, batch=2
+        lambda t: t.UNet(3, width, levels), model, SHAPE, batch=2
     )
     return network, theirs, model, variables, images
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("levels", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("levels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_outputs_gradients_and_running_statistics_equal_pytorchs(levels):
     network, theirs, model, variables, images = pair(levels)
 
@@ -59,38 +59,6 @@ def channels_last(tensor):
     return tensor.detach().movedim(1, -1).numpy()
 
 
-@pytest.mark.usefixtures("x64")
-def test_with_group_norm_outputs_equal_pytorchs():
-    torch.manual_seed(0)
-    import torch_models
-
-    network = torch_models.UNet(3, 4, 2, "group").double()
-    for name, tensor in network.named_parameters():
-        if "norm" in name:
-            torch.nn.init.uniform_(tensor, 0.5, 1.5)
-    model = models.UNet(3, width=4, levels=2, norm="group")
-    # The layer of flax is one level deeper: its leaves are those of the batch norm.
-    plain = from_torch(models.UNet(3, width=4, levels=2), arrays(network) | statistics(network))
-    params = jax.tree_util.tree_map(lambda leaf: leaf, plain["params"])
-    for part in params.values():
-        for i in (1, 2):
-            if f"norm{i}" in part:
-                part[f"norm{i}"] = {"group": part[f"norm{i}"]}
-    images = torch.randn(2, *SHAPE, dtype=torch.float64)
-    expected = channels_last(network(images.movedim(-1, 1))[1])
-    assert_near(jax.jit(model.apply)({"params": params}, jnp.asarray(images.numpy())), expected)
-
-
-def statistics(network):
-    """Running statistics that nothing reads."""
-    return {
-        name.replace("weight", kind): np.ones(tensor.shape)
-        for name, tensor in network.named_parameters()
-        for kind in ("running_mean", "running_var")
-        if "norm" in name and name.endswith("weight")
-    }
-
-
 def test_without_a_norm_kernels_are_standardized_and_there_is_no_batch_norm():
     model = models.UNet(3, width=4, levels=2, norm="none")
     images = jax.ShapeDtypeStruct((2, *SHAPE), jnp.float32)
@@ -121,7 +89,7 @@ def test_the_state_dict_goes_to_pytorch_and_back_and_starts_a_federation(write):
 
 @pytest.mark.parametrize("shape", [(1, 18, 16, 3), (2, 16, 3)])
 def test_sides_that_cannot_be_halved_are_refused_in_a_sentence(shape):
-    with pytest.raises(ValueError, match=r"multiples of 4, not .*data\.image_size"):
+    with pytest.raises(ValueError, match=r"whose sides 4 divides, not .*another image size"):
         jax.eval_shape(models.UNet(levels=2).init, jax.random.key(0), jnp.zeros(shape))
 
 

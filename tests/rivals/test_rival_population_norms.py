@@ -69,6 +69,7 @@ def test_a_batch_of_one_image_trains_and_a_batch_is_the_mean_of_its_images(x64):
     assert_close(alone.shared, together.shared, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_flaxs_batch_norm_trains_alike(x64):
     variables = in_float64(variables_of(OneNorm()))
     ours, theirs = (

@@ -26,7 +26,7 @@ from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.methods import fedavg, fedrdn
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.rivals.fedrdn import _by_random_clients
+from fedjax_bn.rivals.fedrdn import _by_random_clients, hook
 from fedjax_bn.sharing import MEASURED, all_but_batch_norm
 from fedjax_bn.simulation import simulate
 from fedjax_bn.state import Received
@@ -126,9 +126,17 @@ def test_each_image_is_normalized_by_a_client_that_is_known_or_by_its_own(x64):
     assert min(counts) > 90  # of 133
 
 
+def test_a_channel_that_is_constant_at_a_client_is_divided_by_1(x64):
+    """Images of others have other values there, which a deviation near 0 would make huge."""
+    images = np.random.default_rng(0).normal(size=(2, 4, 4, 2))
+    own = {"mean": jnp.asarray([0.0, 0.3]), "std": jnp.asarray([2.0, 1e-9]), "count": jnp.ones(())}
+    found = hook(own, jnp.asarray(images), None).images
+    np.testing.assert_allclose(found, (images - [0, 0.3]) / [2, 1], rtol=1e-12)
+
+
 def test_a_change_of_contrast_of_a_client_changes_nothing(x64):
     """In the first round, and in the bank by the change alone."""
-    batches = batches_of((4, 3))
+    batches = batches_of(SIZES)
     brighter = batches | {"image": 2.5 * batches["image"] + 3}
     ours, theirs = (run_rounds(method(), start(), b)[0] for b in (batches, brighter))
     assert_close(theirs.shared["params"], ours.shared["params"], rtol=1e-9, atol=1e-11)
@@ -178,7 +186,7 @@ def test_other_adaptations_pass_the_same_images(x64):
     tracked = choose_adaptation("tsmobn", MapNet(), 7).adaptation
     logits, (own, carry) = tracked.predict(served, tracked.init(served), x)
     m, s = statistics(x)
-    np.testing.assert_allclose([own[MEASURED][name][0] for name in ("mean", "std")], (m, s))
+    np.testing.assert_allclose([own[name][0] for name in ("mean", "std")], (m, s))
     plain = {name: served[name] for name in ("params", "batch_stats")}
     inner = adaptation.tsmobn(MapNet())
     expected, statistics_of = inner.predict(plain, inner.init(plain), (x - m) / s)

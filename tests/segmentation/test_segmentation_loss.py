@@ -104,3 +104,15 @@ def test_a_right_prediction_has_a_loss_of_nearly_0_and_a_wrong_one_of_nearly_its
     np.testing.assert_allclose(loss(right, {"mask": mask}, valid), 0, atol=1e-9)
     wrong = loss(right, {"mask": (mask + 1) % CLASSES}, valid)
     np.testing.assert_allclose(wrong, 1, atol=1e-5)
+
+
+def test_a_value_that_is_no_class_is_no_label_and_other_logits_are_refused():
+    """As a label out of range in a compiled program; NaN otherwise."""
+    logits, mask, valid = drawn()
+    loss = task.segmentation(CLASSES).loss
+    other = np.where(mask == UNLABELLED, CLASSES, mask).astype(np.uint8)
+    found = [jax.jit(loss)(logits, {"mask": one}, valid) for one in (mask, other)]
+    np.testing.assert_array_equal(*found)
+    for channels in (1, CLASSES - 1, CLASSES + 1):
+        with pytest.raises(ValueError, match=rf"of 4 classes; .*UNet\(num_classes={CLASSES}\)"):
+            loss(logits[..., :1].repeat(channels, -1), {"mask": mask}, valid)

@@ -32,7 +32,7 @@ REFUSING = (
 )
 TRAINED = tuple(sorted(set(methods.__all__) - set(REFUSING)))
 # One objective, statistics rule and upload of each kind, which are traced in the usual suite.
-OFTEN = ("fedcd", "feddg", "harmofl", "hbn", "mixstyle")
+OFTEN = ("feddg", "fedfa", "fedrdn", "harmofl")
 MODEL = UNet(2, width=2, levels=1)
 
 
@@ -91,9 +91,8 @@ def test_a_round_of_a_method_that_needs_no_classifier_takes_masks(name):
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn")) for n in TRAINED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_method_that_needs_no_classifier_trains_on_masks(name):
     method, start = make(name), start_of(model_of(name))
     state = jax.jit(method.init, static_argnums=2)(KEY, start, CLIENTS)
@@ -193,8 +192,7 @@ def served(model, start):
     return with_adapter(KEY, model, made, IMAGE)
 
 
-@pytest.mark.parametrize("name", ADAPTATIONS)
-@pytest.mark.parametrize("channels", [2, 1])
+@pytest.mark.parametrize(("name", "channels"), [*((n, 2) for n in ADAPTATIONS), ("ensemble", 1)])
 def test_every_adaptation_gives_maps_of_logits(name, channels):
     model = MODEL.clone(num_classes=channels)
     variables = jax.eval_shape(partial(served, model), start_of(model))
@@ -209,6 +207,7 @@ def test_every_adaptation_gives_maps_of_logits(name, channels):
     assert outputs.shape == (3, SIDE, SIDE, 2 if name == "ensemble" else channels)
 
 
+@pytest.mark.slow
 def test_batch_and_tsmobn_of_a_unet_are_pytorchs_in_training_mode_and_by_tracked_statistics(x64):
     torch, network = in_torch(in_float64(start_of()))
     images = [batches_of_masks(seed=s)["image"][0, 0].astype(float) for s in range(2)]
@@ -250,7 +249,8 @@ def test_batch_and_tsmobn_of_a_unet_are_pytorchs_in_training_mode_and_by_tracked
     np.testing.assert_allclose(by_stream, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("channels", [pytest.param(2, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [2, 1])
 def test_the_ensemble_of_pixels_is_the_mean_of_its_members_probabilities(x64, channels):
     model = MODEL.clone(num_classes=channels)
     start = in_float64(start_of(model))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.detection import Anchors
-from fedjax_bn.models.yolo import _Tap
+from fedjax_bn.models.layers import Tap
 from fedjax_bn.normalization import BatchNorm
 
 ANCHORS = Anchors((((10, 13), (16, 30)), ((40, 30), (60, 70))), (8, 16))
@@ -135,7 +135,7 @@ class Detector(nn.Module):
     @nn.compact
     def __call__(self, images):
         x = nn.Conv(6, (8, 8), 8, "VALID", name="conv")(images)
-        x = _Tap(name="tap0")(nn.silu(BatchNorm(name="norm")(x)))
+        x = Tap(name="tap0")(nn.silu(BatchNorm(name="norm")(x)))
         few = nn.initializers.constant(-2.0)  # an untrained detector finds next to nothing
         y = nn.Conv(2 * (5 + self.num_classes), (1, 1), bias_init=few, name="predict0")(x)
         return (y.reshape(*y.shape[:3], 2, -1),)

@@ -181,19 +181,19 @@ class DenseNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """With the names of mateuszbuda/brain-segmentation-pytorch; `norm` is "batch" or "group"."""
+    """With the names of mateuszbuda/brain-segmentation-pytorch."""
 
-    def __init__(self, num_classes=2, width=32, levels=4, norm="batch", inputs=3):
+    def __init__(self, num_classes, width, levels, inputs=3):
         super().__init__()
         self.levels, channels = levels, [width * 2**i for i in range(levels + 1)]
         for i in range(levels):
-            self.add_module(f"encoder{i + 1}", block(inputs, channels[i], f"enc{i + 1}", norm))
+            self.add_module(f"encoder{i + 1}", block(inputs, channels[i], f"enc{i + 1}"))
             inputs = channels[i]
-        self.bottleneck = block(inputs, channels[-1], "bottleneck", norm)
+        self.bottleneck = block(inputs, channels[-1], "bottleneck")
         for i in range(levels):
             up = nn.ConvTranspose2d(channels[i + 1], channels[i], 2, 2)
             self.add_module(f"upconv{i + 1}", up)
-            down = block(2 * channels[i], channels[i], f"dec{i + 1}", norm)
+            down = block(2 * channels[i], channels[i], f"dec{i + 1}")
             self.add_module(f"decoder{i + 1}", down)
         self.conv = nn.Conv2d(width, num_classes, 1)
 
@@ -212,12 +212,11 @@ class UNet(nn.Module):
         return x, self.conv(x)
 
 
-def block(inputs, out, name, norm):
+def block(inputs, out, name):
     layers = nn.Sequential()
     for i in (1, 2):
-        made = nn.BatchNorm2d(out) if norm == "batch" else nn.GroupNorm(max(out // 4, 1), out)
         layers.add_module(f"{name}conv{i}", nn.Conv2d(inputs, out, 3, padding=1, bias=False))
-        layers.add_module(f"{name}norm{i}", made)
+        layers.add_module(f"{name}norm{i}", nn.BatchNorm2d(out))
         layers.add_module(f"{name}relu{i}", nn.ReLU())
         inputs = out
     return layers
