@@ -4,7 +4,6 @@ Labels are a tree of arrays [B, ...]; for classification, one array i32[B].
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -93,16 +92,27 @@ def segmentation(
         then scored with all later ones.
 
     Raises:
-      ValueError: an argument is outside its range.
+      ValueError: an argument is outside its range. Loss and score raise it for logits of another
+        number of classes.
     """
     if not 2 <= classes <= UNLABELLED:
         raise ValueError(f"segmentation needs 2 to {UNLABELLED} classes, not {classes}")
 
+    def checked(logits: jax.Array) -> jax.Array:
+        if (count := logits.shape[-1]) != classes and (count, classes) != (1, 2):
+            raise ValueError(
+                f"the model's outputs {list(logits.shape)} have {count} logits of a pixel for "
+                f"{classes} classes, the background among them: set num_classes={classes}"
+            )
+        return logits
+
+    def loss(logits: jax.Array, label: Any, valid: jax.Array) -> jax.Array:
+        return segmentation_loss(checked(logits), label, valid, dice=dice, by_sample=by_sample)
+
     def of_batch(logits: jax.Array, label: Any, valid: jax.Array) -> Overlaps:
-        predicted = as_classes(logits).argmax(-1).astype(jnp.uint8)
+        predicted = as_classes(checked(logits)).argmax(-1).astype(jnp.uint8)
         return overlaps(predicted, label, valid, classes, nested=nested)
 
-    loss = partial(segmentation_loss, dice=dice, by_sample=by_sample)
     return Task(loss, Score("Dice", of_batch, _mean_dice), segments=classes, nested=nested)
 
 
