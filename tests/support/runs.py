@@ -87,7 +87,7 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     data_of = data or DATA
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
     if not draw:
-        monkeypatch.setattr(data_plots, "samples", lambda domains: b"")
+        monkeypatch.setattr(data_plots, "samples", lambda domains, **how: b"")
     if data is None:
         monkeypatch.setattr(train, "prepare", prepared_once(train.prepare))
         for name in ("open_rounds", "evaluator"):
