@@ -1,7 +1,6 @@
 """Draws images with their masks, and with what is right, wrong and missed in a prediction."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -18,19 +17,9 @@ _FOUND = {"right": "lime", "wrong": "red", "missed": "cyan", "another class": "m
 _UNKNOWN = "lightgrey"
 
 
-class Picture(NamedTuple):
-    """An image with its masks.
-
-    Attributes:
-      image: u8[H, W, 1 or 3].
-      truth, predicted: u8[H, W], classes with 0 for the background; 255 for no label.
-      title: the text above it.
-    """
-
-    image: np.ndarray
-    truth: np.ndarray
-    predicted: np.ndarray
-    title: str = ""
+# image u8[H, W, 1 or 3], true and predicted mask u8[H, W], and the text above them; masks have
+# classes with 0 for the background, and 255 for no label
+Picture = tuple[np.ndarray, np.ndarray, np.ndarray, str]
 
 
 def coloured(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -106,7 +95,7 @@ def overlays(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> byt
         row[0].set_ylabel(on_plot(client), fontsize=9)
     every = [picture for pictures in rows.values() for picture in pictures]
     kinds = [*_FOUND][: 4 if len(names) > 2 else 3]
-    legend = class_legend(names, any((one.truth == UNLABELLED).any() for one in every))
+    legend = class_legend(names, any((truth == UNLABELLED).any() for _, truth, *_ in every))
     legend += [
         Patch(facecolor=_FOUND[kind], edgecolor="grey", label=f"prediction: {kind}")
         for kind in kinds

@@ -8,7 +8,7 @@ from PIL import Image
 
 import masked
 from fedjax_bn.report import data_plots
-from fedjax_bn.segmentation.overlays import Picture, coloured, judged, overlays
+from fedjax_bn.segmentation.overlays import coloured, judged, overlays
 
 GREY = 100
 
@@ -49,7 +49,7 @@ def test_a_row_has_truth_and_prediction_of_each_picture_below_a_legend():
     image = np.full((16, 16, 1), GREY, np.uint8)
     truth, predicted = np.zeros((2, 16, 16), np.uint8)
     truth[4:12, 4:12], predicted[6:14, 4:12] = 1, 1
-    rows = {"a$b": [Picture(image, truth, predicted, "best")], "_": [Picture(image, truth, truth)]}
+    rows = {"a$b": [(image, truth, predicted, "best")], "_": [(image, truth, truth, "")]}
     found = pixels_of(overlays(rows, ("background", "d$sc")))
     for name in ("deepskyblue", "lime", "red", "cyan"):
         assert has(found, mixed(name)), name
