@@ -55,6 +55,10 @@ def test_a_row_has_truth_and_prediction_of_each_picture_below_a_legend():
         assert has(found, mixed(name)), name
         assert has(found, 255 * np.array(to_rgb(name))), name  # in the legend
     assert not has(found, mixed("magenta"))
+    # A narrow figure has room for its legend too.
+    narrow = overlays({"a": [(image, truth, predicted, "")]}, ("no", "a" * 30, "b" * 30))
+    for name in ("deepskyblue", "gold", "lime", "red", "cyan", "magenta"):
+        assert has(pixels_of(narrow), 255 * np.array(to_rgb(name))), name
 
 
 def test_samples_and_class_counts_show_masks_and_pixels(monkeypatch):
