@@ -103,8 +103,8 @@ def _made_for(text: str, model: Any, images: jax.Array) -> "_Kind | None":
     if getattr(model, "anchors", None) is not None:
         return _BOXES
     name = text.partition(":")[0]
-    if name in MODELS and name != models.UNet.__name__:
-        return _CLASS  # without a trace, which takes a second for deep networks
+    if name in MODELS:  # without a trace, which takes a second for deep networks
+        return _MASKS if name == models.UNet.__name__ else _CLASS
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
     shape = getattr(shapes_of(model, variables, images), "shape", ())
     return _CLASS if len(shape) == 2 else _MASKS if shape[:-1] == images.shape[:3] else None
