@@ -8,7 +8,8 @@ The measures of a client are means over its volumes, or over its images if they 
     assd_U        likewise
     undefined     number of volumes and regions without distances, because a mask lacks the region
 
-Distances are computed at every evaluation, although on the host: a network takes much longer.
+Distances are computed at every evaluation, on the host: about 0.1 s for an image of 512 x 512
+pixels that is full of vessels, and much less for one organ.
 """
 
 import json

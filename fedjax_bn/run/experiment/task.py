@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_bn import models
-from fedjax_bn.arguments.choices import call_chosen
+from fedjax_bn.arguments.choices import call_chosen, split_choice
 from fedjax_bn.arguments.ranges import Magnitude, Views
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, augmenting, changing
@@ -102,7 +102,7 @@ def _made_for(text: str, model: Any, images: jax.Array) -> "_Kind | None":
     """Returns the labels that a model is made for; None if its outputs are of no known form."""
     if getattr(model, "anchors", None) is not None:
         return _BOXES
-    name = text.partition(":")[0]
+    name = split_choice(text, MODELS)[0]
     if name in MODELS:  # without a trace, which takes a second for deep networks
         return _MASKS if name == models.UNet.__name__ else _CLASS
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
