@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_bn.data.masks.levels import INDEX, LOSSY, PLAIN, open_mask
-from fedjax_bn.data.masks.values import classes_of
+from fedjax_bn.data.masks.values import INDEX, LOSSY, PLAIN, classes_of, open_mask
 from fedjax_bn.engine.inputs import UNLABELLED
 
 VALUES = np.array([[0, 1, 2], [2, 255, 0]], np.uint8)
@@ -70,6 +69,17 @@ def test_jpeg_is_black_and_white():
     assert form == LOSSY
     assert set(np.unique(mask)) == {0, 255}
     assert (np.asarray(mask) == image).mean() > 0.98
+    image[20:30, 5:20] = 128  # a class that black and white would lose
+    with pytest.raises(ValueError, match=r"JPEG with areas of grey, such as 1.. at row 2., column"):
+        open_mask(content(image, "JPEG"))
+    kept = np.asarray(open_mask(content(image, "JPEG"), greys=True)[0])
+    assert abs(int(kept[25, 12]) - 128) < 5
+
+
+def test_a_file_of_several_frames_is_refused():
+    pages = [Image.fromarray(VALUES)] * 3
+    with pytest.raises(ValueError, match="it has 3 frames: save it as a PNG"):
+        open_mask(content(pages[0], "TIFF", save_all=True, append_images=pages[1:]))
 
 
 @pytest.mark.parametrize(
@@ -118,12 +128,11 @@ def classes(*domains, names=(), values=None):
         ([{0, 1}, {0, 255}], (), {0: 0, 1: 1, 255: 1}, "0 background, 1 and 255 foreground"),
         ([{0, 200}], ("rest", "cell"), {0: 0, 200: 1}, "0 rest, 200 cell"),
         ([{0, 1, 255}], (), {0: 0, 1: 1, 255: 255}, "1 foreground, 255 without a label"),
-        ([{0, 1, 2}, {0, 255}], (), {0: 0, 1: 1, 2: 2, 255: 255}, "2 2, 255 without a label"),
+        ([{0, 1, 2}, {0, 2, 255}], (), {0: 0, 1: 1, 2: 2, 255: 255}, "2 2, 255 without a label"),
         ([{0, 2}], ("a", "b", "c"), {0: 0, 2: 2}, "0 a, 2 c"),
         ([{0, 2, 255}], ("a", "b", "c"), {0: 0, 2: 2, 255: 255}, "2 c, 255 without a label"),
-        ([{0, 128}, {255}], (), {0: 0, 128: 1, 255: 2}, "0 background, 128 128, 255 255"),
         ([{0, 128, 255}], ("a", "disc", "cup"), {0: 0, 128: 1, 255: 2}, "128 disc, 255 cup"),
-        ([{1, 2}], (), {1: 0, 2: 1}, "1 background, 2 foreground"),
+        ([{1, 2}], ("a", "b"), {1: 0, 2: 1}, "1 a, 2 b"),
     ],
 )
 def test_values_become_classes(domains, names, expected, note):
@@ -137,7 +146,7 @@ def test_values_become_classes(domains, names, expected, note):
 def test_a_published_dataset_states_its_values():
     names, table, note = classes({0, 128, 255}, values={255: 0, 128: 1, 0: 2})
     assert table[[255, 128, 0, 7]].tolist() == [0, 1, 2, UNLABELLED]
-    assert names == ("background", "128", "0")
+    assert names == ("background", "1", "2")
     assert "255 background" in note
 
 
@@ -145,9 +154,18 @@ def test_a_published_dataset_states_its_values():
     ("domains", "names", "error"),
     [
         ([{0}, {0}], (), "all 2 masks have the value 0 alone, such as 0.png"),
-        ([{0, 1, 2}, {0, 7}], ("a", "b", "c"), "1.png has the value 7, and all .* the 3 names"),
+        ([{0, 1, 2}, {0, 7}], ("a", "b", "c"), "1.png has the value 7, and all .* which has 3"),
         ([{0, 255}], ("a", "b", "c"), "0.png has the value 255"),
-        ([set(range(0, 99, 3))], (), "0.png has the value 96, and .* suit 32 classes: save"),
+        (
+            [{0, 2, 254, 255}],
+            (),
+            "0.png has the value 254, .*: save masks with 0 and 255, or .*name",
+        ),
+        (
+            [{0, 255}, {0, 1, 2}],
+            (),
+            "0.png has 255, which no mask of its domain has beside a class",
+        ),
         ([{0, 1}], ("vessel",), "must name the background and every region once"),
         ([{0, 1}], ("a", "a"), "must name the background and every region once"),
     ],
@@ -155,6 +173,14 @@ def test_a_published_dataset_states_its_values():
 def test_values_that_are_no_classes_are_named_with_their_file(domains, names, error):
     with pytest.raises(ValueError, match=error):
         classes(*domains, names=names)
+
+
+def test_both_ways_to_store_two_classes_in_one_domain_are_refused():
+    present = np.array([np.isin(np.arange(256), own) for own in ([0, 1], [0, 255])])
+    with pytest.raises(ValueError, match=r"2.png has 255, .* may be a region or pixels without"):
+        classes_of(present, ["a", "a"], ["1.png", "2.png"])
+    present[0, 255] = True  # beside 1
+    assert classes_of(present, ["a", "a"], ["1.png", "2.png"])[1][255] == UNLABELLED
 
 
 def test_an_unknown_value_of_a_published_dataset_is_named():

@@ -12,7 +12,7 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import check_dataset, splits, whole
 from fedjax_bn.data.label_trees import MASK, VOLUME
 from fedjax_bn.data.masks import own
-from fedjax_bn.data.masks.assemble import Pair, Squares, to_source
+from fedjax_bn.data.sets import npz
 from fedjax_bn.data.source import TEST, TRAIN
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.run.config.file import read
@@ -124,6 +124,25 @@ def test_sides_of_one_person_share_a_name_and_a_pattern_names_other_groups(tmp_p
         own.load(tmp_path, groups=r"p\d", **HOW)
 
 
+def test_sides_are_a_group_across_parts_and_numbers_are_not(tmp_path):
+    for part, name in (("train", "p1_L"), ("test", "p1_R"), ("train", "2"), ("test", "2")):
+        image(tmp_path / f"a/{part}/images/{name}.png")
+        mask(tmp_path / f"a/{part}/masks/{name}.png")
+    (pool,) = own.load(tmp_path, **HOW).pools
+    alone = ["a/test/images/2.png", "a/train/images/2.png"]
+    assert sorted(pool.names) == ["a/images/p1_*", "a/images/p1_*", *alone]
+
+
+def test_domains_in_folders_of_parts_are_refused_and_capitals_are_one_folder(tmp_path):
+    written(tmp_path / "in", "train/a/images/{}.png", "train/a/masks/{}.png", 1)
+    written(tmp_path / "in", "test/b/images/{}.png", "test/b/masks/{}.png", 1)
+    with pytest.raises(ValueError, match=r"test/b is a domain in a folder .*: move it to .*b/test"):
+        own.load(tmp_path / "in", **HOW)
+    written(tmp_path / "out", "a/train/images/{}.png", "a/train/masks/{}.png", 1)
+    written(tmp_path / "out", "a/test/images/{}.png", "a/test/Masks/{}.png", 1)
+    assert len(own.load(tmp_path / "out", **HOW).pools[0].images) == 2
+
+
 def test_values_of_domains_that_store_masks_differently_are_one_class(tmp_path):
     for name, value in (("a", 255), ("b", 1)):
         image(tmp_path / name / "images/1.png")
@@ -212,7 +231,7 @@ BAD = {
     ),
     "an unknown value": (
         lambda root: mask(root / "a/masks/1.png", value=9),
-        "a/masks/1.png has the value 9, and all masks together have 0, 9 and 255, .*2 names",
+        "a/masks/1.png has the value 9, and all masks together have 0, 9 and 255: .* which has 2",
     ),
     "colours": (
         lambda root: image(root / "a/masks/1.png"),
@@ -232,13 +251,10 @@ def test_what_is_wrong_is_named_on_one_line(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_domain_that_does_not_exist_and_missing_files_are_named(tmp_path):
+def test_a_domain_that_does_not_exist_or_is_empty_is_named(tmp_path):
     written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
     with pytest.raises(FileNotFoundError, match=r"data\.domains names b, but data\.path .* has a:"):
         own.load(tmp_path, domains=("b",), **HOW)
-    pairs = {"a": [Pair(tmp_path / "a/images/1.png", tmp_path / "a/masks/9.png")]}
-    with pytest.raises(FileNotFoundError, match=r"1 files are not in .*: a/masks/9\.png; fetch"):
-        to_source("toy", tmp_path, pairs, Squares(8))
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         ValueError, match=r"empty has no images with masks: correct the files, or set data"
@@ -250,6 +266,16 @@ def test_numbered_images_alone_are_not_taken_for_masks_of_each_other(tmp_path):
     for number in range(1, 21):
         image(tmp_path / f"a/{number}.png")
     with pytest.raises(ValueError, match=r"a has .* not named alike: correct the files"):
+        own.load(tmp_path, **HOW)
+
+
+def test_all_images_that_the_rule_does_not_fit_are_counted(tmp_path):
+    written(tmp_path, "a/images/{}_x.png", "a/masks/{}_y.png", 4)
+    for name in "pqr":
+        image(tmp_path / f"a/images/{name}.png")
+    with pytest.raises(
+        ValueError, match=r"3 images in .*a have no mask, such as images/p\.png, im"
+    ):
         own.load(tmp_path, **HOW)
 
 
@@ -350,7 +376,7 @@ def test_volumes_of_nifti_are_read_as_scans_whose_slices_stay_together(tmp_path)
         own.load(tmp_path, large="tiles", **HOW)
     voxels[0, 0, 0] = 9
     nibabel.save(nibabel.Nifti1Image(voxels - 0.5, np.eye(4)), tmp_path / "a/masks/p1_seg.nii.gz")
-    with pytest.raises(ValueError, match=r"p1_seg\.nii\.gz cannot be read .*value -0\.5; masks"):
+    with pytest.raises(ValueError, match=r"p1_seg\.nii\.gz cannot be read .*value 8\.5; masks"):
         own.load(tmp_path, **HOW)
     written(tmp_path / "b", "images/{}.png", "masks/{}.png", 1)
     with pytest.raises(ValueError, match="'a' has NIfTI volumes and 'b' images: choose"):
@@ -396,3 +422,21 @@ def test_the_configuration_reads_a_folder_with_all_keys_of_masks(tmp_path):
     assert set(whole(domain).names) == {f"a/p{digit}" for digit in range(1, 10)}
     assert domain.train.labels[MASK].shape[1:] == (16, 16)
     assert any("0 no, 255 yes" in note for note in built.notes)
+
+
+def test_masks_in_an_archive_are_renumbered_by_name_and_black_and_white_ones_are_refused(tmp_path):
+    path = tmp_path / "own.npz"
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    masks = np.random.default_rng(0).choice(np.array([0, 1, 2, 255], np.uint8), (2, 8, 8))
+    np.savez(path, a__images=images, a__labels=masks, classes=np.array(["rest", "disc", "cup"]))
+    source = npz.load(path, classes=("rest", "cup", "disc"))
+    assert source.classes == ("rest", "cup", "disc")
+    table = np.arange(256)
+    table[[1, 2]] = 2, 1
+    assert np.array_equal(source.pools[0].labels[MASK], table[masks])
+    np.savez(path, a__images=images, a__labels=np.uint8(255) * (masks == 1))
+    with pytest.raises(ValueError, match=r"own\.npz: no pixel .* has a region: number regions fro"):
+        npz.load(path)
+    np.savez(path, a__images=images, a__labels=masks[:, :4])
+    with pytest.raises(ValueError, match=r"a__labels has masks of \[4, 8\] pixels for samples \[8"):
+        npz.load(path)

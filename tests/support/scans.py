@@ -19,7 +19,8 @@ def write_volume(path, array, zooms=(0.5, 0.75, 3.0)):
 
 
 def voxels(seed=0, shape=SHAPE):
-    return np.random.default_rng(seed).integers(0, 1000, shape).astype(np.int16)
+    noise = np.random.default_rng(seed).integers(0, 1000, 997)
+    return np.resize(noise, shape).astype(np.int16)  # it repeats, so that it is packed quickly
 
 
 def mask(shape=SHAPE, labels=(1, 2)):

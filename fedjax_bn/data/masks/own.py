@@ -9,19 +9,14 @@ divides. If folders name the part (train, val, test) of every image of a domain,
 official split.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedjax_bn.data.boxes.labelled import Slips, part_of
-from fedjax_bn.data.label_trees import VOLUME
 from fedjax_bn.data.masks import volumes
 from fedjax_bn.data.masks.assemble import RESIZE, Pair, Squares, to_source
 from fedjax_bn.data.masks.pairing import IMAGES, MASKS, find_pairs, groups_of
-from fedjax_bn.data.masks.values import classes_of
-from fedjax_bn.data.masks.volumes import is_volume
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
@@ -75,70 +70,35 @@ def load(
     """
     if not path:
         raise ValueError(f"masks needs data.path: {_WHERE}")
-    root, slips = Path(path), Slips()
+    root, slips, squares = Path(path), Slips(), Squares(image_size, **how)
     found, notes, kinds = {}, [f"{root} is read as images with masks"], {}
     for name, folder in _domain_folders(root, domains).items():
         files = files_below(folder)
-        scans = [file for file in files if is_volume(file.name)]
-        kinds[name] = bool(scans)
-        paired = find_pairs(scans or [file for file in files if is_image(file.name)], folder, pairs)
+        scans = [file for file in files if volumes.is_volume(file.name)]
+        images = [file for file in files if is_image(file.name)]
+        kinds[bool(scans)] = name
+        paired = find_pairs(scans or images, folder, pairs)
         names, note = groups_of(name, folder, paired.images, groups)
         notes.append(f"{note}; {paired.rule}")
         parts = [part_of(image.relative_to(folder).parts[:-1]) for image in paired.images]
         if None in parts or TRAIN not in parts:
             slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
             parts = [None] * len(parts)
-        for file in relative_names(paired.others, root):
+        for file in relative_names([*paired.others, *(images if scans else ())], root):
             slips.add("files that are neither images nor masks left out", file)
         found[name] = list(map(Pair, paired.images, paired.masks, names, parts))
     notes += [*slips.notes(), *([] if groups else [_ALONE])]
-    if not any(kinds.values()):
-        return to_source(
-            "masks", root, found, Squares(image_size, **how), classes=classes, notes=notes
-        )
-    if not all(kinds.values()):
-        scans, images = (min(d for d in kinds if kinds[d] == kind) for kind in (True, False))
+    if len(kinds) == 2:
         raise ValueError(
-            f"{root}: {scans!r} has NIfTI volumes and {images!r} images: choose domains of one "
-            "kind by data.domains"
+            f"{root}: {kinds[True]!r} has NIfTI volumes and {kinds[False]!r} images: choose "
+            "domains of one kind by data.domains"
         )
-    return _volumes(root, found, image_size, classes, notes, **how)
-
-
-def _volumes(
-    root: Path,
-    found: Mapping[str, Sequence[Pair]],
-    image_size: int,
-    classes: Sequence[str],
-    notes: Sequence[str],
-    *,
-    large: str = RESIZE,
-    cache: str | Path | None = None,
-    progress: bool = True,
-    **of_images: Any,
-) -> Source:
-    """Returns the slices of scans, one pool a domain; errors as in `load`."""
-    del of_images  # formats of images have them alone
-    if large != RESIZE:
-        raise ValueError(f"data.large={large} is for images, but {root} has NIfTI volumes")
-    pairs = [pair for owned in found.values() for pair in owned]
-    files, owners = [pair.mask for pair in pairs], [name for name in found for _ in found[name]]
-    present = np.array([volumes.values_of(file) for file in files])
-    classes, table, note = classes_of(present, owners, relative_names(files, root), classes)
-    source = volumes.to_source(
-        "masks",
-        root,
-        {name: [volumes.Scan(*pair[:3]) for pair in owned] for name, owned in found.items()},
-        volumes.Slices(image_size, cache=cache, progress=progress),
-        classes=classes,
-        values={int(value): int(table[value]) for value in np.flatnonzero(present.any(0))},
-        notes=(*notes, note),
-    )
-    pools = []
-    for pool in source.pools:
-        parts = [pairs[k].part for k in pool.labels[VOLUME]]
-        pools.append(pool if None in parts else pool._replace(parts=np.array(parts, np.int8)))
-    return source._replace(pools=tuple(pools))
+    if False in kinds:
+        return to_source("masks", root, found, squares, classes=classes, notes=notes)
+    if squares.large != RESIZE:
+        raise ValueError(f"data.large={squares.large} is for images, but {root} has NIfTI volumes")
+    slices = volumes.Slices(image_size, cache=squares.cache, progress=squares.progress)
+    return volumes.to_source("masks", root, found, slices, classes=classes, notes=notes)
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
@@ -146,14 +106,21 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
 
     Raises:
       FileNotFoundError: there is no such folder, or a requested domain is missing.
+      ValueError: domains are in folders of parts.
     """
     if not root.is_dir():
         raise FileNotFoundError(f"data.path {root} is not a folder: {_WHERE}")
     inside = subfolders(root)
     found = {one.name: one for one in inside}
-    named = [one.name.lower() in (*IMAGES, *MASKS) for one in inside]
-    if any(named) or not inside or all(part_of([one.name]) is not None for one in inside):
+    parted = all(part_of([one.name]) is not None for one in inside)
+    if parted or any(one.name.lower() in (*IMAGES, *MASKS) for one in inside):
         found = {root.resolve().name: root}
+    for one in [one for part in inside for one in subfolders(part)] if parted else ():
+        if any(below.name.lower() in IMAGES for below in subfolders(one)):
+            raise ValueError(
+                f"{one} is a domain in a folder of a part: move it to "
+                f"{root / one.name / one.parent.name}, for DOMAIN is around its parts"
+            )
     if missing := [name for name in domains if name not in found]:
         raise FileNotFoundError(
             f"data.domains names {first_few(missing)}, but data.path {root} has "

@@ -29,9 +29,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.label_trees import VOLUME
+from fedjax_bn.data.masks.assemble import Pair
+from fedjax_bn.data.masks.pairing import find_pairs
 from fedjax_bn.data.masks.published import chosen
-from fedjax_bn.data.masks.volumes import REPEATED, SUFFIXES, Scan, Slices, is_volume, to_source
-from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.masks.volumes import REPEATED, Slices, is_volume, to_source
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
@@ -41,7 +43,6 @@ _SITES: Aliases = MappingProxyType(
     {"RUNMC": ("ISBI",), "BMC": ("ISBI_1.5",)} | dict.fromkeys(("I2CVB", "UCL", "BIDMC", "HK"), ())
 )
 _CLASSES, _VALUES = ("background", "prostate"), {0: 0, 1: 1, 2: 1}
-_MASK = "_segmentation"
 _WHERE = (
     "it must hold the folders RUNMC, BMC, I2CVB, UCL, BIDMC and HK with CaseNN.nii.gz and "
     "CaseNN_segmentation.nii.gz (liuquande.github.io/SAML); data.domains chooses some of them"
@@ -49,14 +50,7 @@ _WHERE = (
 
 
 class _Protocol(NamedTuple):
-    """How a paper's code takes slices and divides them.
-
-    Attributes:
-      slices: changes of `volumes.Slices`.
-      ends: of N patients or slices, how many train, and how many train or validate.
-      by_slice: whether slices are divided, not patients.
-      note: for the user.
-    """
+    """Changes of `volumes.Slices`, and how many of N patients or slices train, and do not test."""
 
     slices: Mapping[str, object]
     ends: Callable[[int], tuple[int, int]]
@@ -64,17 +58,16 @@ class _Protocol(NamedTuple):
     note: str
 
 
-_LABELLED = {"labelled": True, "inner": True}
 _PROTOCOLS = {
     "harmofl": _Protocol(
-        _LABELLED,
+        {"labelled": True},
         lambda count: (64 * count // 100, 80 * count // 100),
         True,
         "data.protocol=harmofl divides slices, as HarmoFL's code does: those of one patient train, "
         "validate and test, so that scores are not those of new patients",
     ),
     "fl_medsegbench": _Protocol(
-        _LABELLED | {"channels": REPEATED, "crop": 256},
+        {"labelled": True, "channels": REPEATED, "crop": 256},
         lambda count: (7 * count // 10, 7 * count // 10 + count // 10),
         False,
         "data.protocol=fl_medsegbench divides patients, 70, 10 and 20 %, in our order",
@@ -105,16 +98,22 @@ def load(
       With a protocol, its parts are the official ones.
 
     Raises:
-      FileNotFoundError: a folder, a volume or a mask is missing.
+      FileNotFoundError: a folder is missing.
       ImportError: nibabel is not installed.
-      ValueError: a site is unknown, or a file is not right, see `volumes.to_source`.
+      ValueError: a site is unknown, a volume or a mask is missing, or a file is not right, see
+        `volumes.to_source`.
       OSError: the cache cannot be written.
     """
     sites = chosen(_SITES, domains, "prostate")
     about = ("prostate", "prostate MRI", "T2 slices of six sites")
     dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
-    scans = {site: _scans(folder, root) for site, folder in folders.items()}
+    scans = {}
+    for site, folder in folders.items():
+        files = [file for file in sorted(folder.iterdir()) if is_volume(file.name)]
+        paired = find_pairs(files, folder, remedy=_WHERE)
+        names = relative_names(paired.images, root)
+        scans[site] = list(map(Pair, paired.images, paired.masks, names))
     slices = slices_of(protocol, image_size)._replace(cache=cache, progress=progress)
     notes = [_PROTOCOLS[protocol].note] if protocol else []
     source = to_source(
@@ -134,30 +133,9 @@ def slices_of(protocol: str, image_size: int) -> Slices:
     return slices._replace(**_PROTOCOLS[protocol].slices) if protocol else slices
 
 
-def _scans(folder: Path, root: Path) -> list[Scan]:
-    """Returns the scans of a site, by name."""
-    found: dict[bool, dict[str, Path]] = {True: {}, False: {}}
-    for file in sorted(filter(lambda one: is_volume(one.name), folder.iterdir())):
-        suffix = next(end for end in SUFFIXES[::-1] if file.name.lower().endswith(end))
-        stem = file.name[: -len(suffix)]
-        is_mask = stem.lower().endswith(_MASK)
-        found[is_mask][stem[: -len(_MASK)] if is_mask else stem] = file
-    images, masks = found[False], found[True]
-    for own, others, lacks in ((images, masks, "mask"), (masks, images, "image")):
-        if alone := [file for stem, file in own.items() if stem not in others]:
-            raise FileNotFoundError(
-                f"{first_few(relative_names(alone, root))} in {root} has no {lacks} beside it: "
-                f"{_WHERE}"
-            )
-    if not images:
-        raise FileNotFoundError(f"{folder} has no volumes: {_WHERE}")
-    names = {stem: relative_names([folder / stem], root)[0] for stem in images}
-    return [Scan(file, masks[stem], names[stem]) for stem, file in images.items()]
-
-
 def _divided(pool: Pool, protocol: _Protocol, number: int) -> Pool:
     """Returns a site's slices with the parts of a protocol."""
-    volume = pool.labels["volume"]
+    volume = pool.labels[VOLUME]
     group = np.unique(volume, return_inverse=True)[1]
     if protocol.by_slice:
         group = np.arange(len(volume))

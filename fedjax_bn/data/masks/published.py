@@ -1,12 +1,11 @@
-"""Published folders of images and masks with equal names: one table, and one way to read it.
+"""Published folders of images and masks: one table, and one way to read it.
 
     fundus           Domain1/{train,test}/ROIs/{image,mask}/NAME.png
     fundus_centres   REFUGE/{train,test}/{image,mask}/NAME.png
     polyps           Kvasir/{images,masks}/NAME.jpg
 
-The images of a domain may have any suffix. Folders may be written in any case and with or without
-spaces, - and _. Other layouts are refused. FedDG's own arrays (.npy of 384 x 384 x 5) are not read:
-their code does not state how it made them from the images.
+`pairing` has the rule by which an image finds its mask. FedDG's own arrays (.npy of 384 x 384 x 5)
+are not read: their code does not state how it made them from the images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,42 +15,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.boxes.labelled import part_of
 from fedjax_bn.data.label_trees import MASK
 from fedjax_bn.data.masks.assemble import Pair, Squares, to_source
+from fedjax_bn.data.masks.pairing import find_pairs
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
-from fedjax_bn.data.sets.folders import (
-    Aliases,
-    Published,
-    domain_folders,
-    list_files,
-    match_folders,
-    subfolders,
-)
+from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders, files_below, is_image
 from fedjax_bn.data.source import TEST, TRAIN, Source
 
 
 class _Layout(NamedTuple):
-    """A published dataset: its domains, where their files are, and what the masks' values are.
+    """A published dataset: its domains, what the masks' values are, and where its files are.
 
     Attributes:
       about: the dataset; `parts` names the folders of its official split.
-      images, masks: the folders in a domain, or in each of its parts.
       values: value of a mask -> class.
+      inside: a folder around all images and masks, in small letters; empty for none.
     """
 
     about: Published
-    images: str
-    masks: str
     values: Mapping[int, int]
+    inside: str = ""
 
 
 _SPLIT = MappingProxyType({"train": TRAIN, "test": TEST})
+# White around a grey disc with a black cup.
+_DISC_VALUES = {value: 0 if value > 128 else 1 if value else 2 for value in range(256)}
 _DISC_AND_CUP = dict.fromkeys(("background", "disc", "cup"), ())
 _TABLE = (
     # Wang et al., "DoFE: domain-oriented feature embedding for generalizable fundus image
-    # segmentation on unseen datasets", IEEE TMI 2020; their masks are white around a grey disc with
-    # a black cup. FedDG (Liu et al., CVPR 2021) calls the domains Site1 to Site4.
+    # segmentation on unseen datasets", IEEE TMI 2020. FedDG (Liu et al., CVPR 2021) has the same
+    # domains, Site1 to Site4.
     _Layout(
         Published(
             name="fundus",
@@ -67,9 +62,8 @@ _TABLE = (
             ),
             parts=_SPLIT,
         ),
-        "ROIs/image",
-        "ROIs/mask",
-        {value: 0 if value > 128 else 1 if value else 2 for value in range(256)},
+        _DISC_VALUES,
+        inside="rois",
     ),
     _Layout(
         Published(
@@ -89,9 +83,7 @@ _TABLE = (
             ),
             parts=_SPLIT,
         ),
-        "image",
-        "mask",
-        {value: 0 if value > 128 else 1 if value else 2 for value in range(256)},
+        _DISC_VALUES,
     ),
     # White from 101 upwards, as FL-MedSegBench's code reads the masks (Zhu et al., 2026).
     _Layout(
@@ -117,8 +109,6 @@ _TABLE = (
                 "with images and masks of equal names; data.domains chooses some of them"
             ),
         ),
-        "images",
-        "masks",
         {value: int(value > 100) for value in range(256)},
     ),
 )
@@ -146,8 +136,9 @@ def load(
       Source `name`, with the official parts if the dataset has train and test folders.
 
     Raises:
-      FileNotFoundError: a folder, an image or a mask is missing.
-      ValueError: a domain is unknown, or a file is not right, see `assemble.to_source`.
+      FileNotFoundError: a folder is missing.
+      ValueError: a domain is unknown, an image or a mask is missing, or a file is not right, see
+        `assemble.to_source`.
       OSError: the cache cannot be written.
     """
     layout = LAYOUTS[name]
@@ -155,17 +146,29 @@ def load(
     root, folders = domain_folders(path, about)
     pairs, notes = {}, []
     for domain, folder in folders.items():
-        pairs[domain] = _pairs(layout, folder, root)
-        if (count := len(pairs[domain])) != about.counts[domain]:
+        files = [file for file in files_below(folder) if is_image(file.name)]
+        if layout.inside:
+            files = [
+                file for file in files if layout.inside in file.parent.as_posix().lower().split("/")
+            ]
+        paired = find_pairs(files, folder, remedy=about.where)
+        parts = [part_of(file.relative_to(folder).parts[:-1]) for file in paired.images]
+        if about.parts and {*parts} != {TRAIN, TEST}:
+            raise FileNotFoundError(
+                f"{folder} has no images to train, or none to test: {about.where}"
+            )
+        names = relative_names(paired.images, root)
+        pairs[domain] = list(map(Pair, paired.images, paired.masks, names, parts))
+        if (count := len(parts)) != about.counts[domain]:
             notes.append(f"{name}, {domain}: found {count} images, expected {about.counts[domain]}")
-    squares = Squares(image_size, **how)
-    how = {"classes": tuple(about.classes), "values": layout.values, "notes": notes}
+    squares, classes = Squares(image_size, **how), tuple(about.classes)
+    how = {"classes": classes, "values": layout.values, "notes": notes}
     source = to_source(name, root, pairs, squares, **how)
     for pool in source.pools:
         if not np.any(pool.labels[MASK] == 1):
             raise ValueError(
-                f"{folders[pool.name]} has no {list(about.classes)[1]} in any mask, so its masks "
-                f"have other values than those of {about.title}: fetch it again"
+                f"{folders[pool.name]} has no {classes[1]} in any mask, so its masks have other "
+                f"values than those of {about.title}: fetch it again"
             )
     return source
 
@@ -181,44 +184,3 @@ def chosen(known: Aliases, domains: Sequence[str], dataset: str) -> Aliases:
             f"data.domains names {first_few(unknown)}, but {dataset} has {', '.join(known)}"
         )
     return {name: known[name] for name in domains or known}
-
-
-def _pairs(layout: _Layout, folder: Path, root: Path) -> list[Pair]:
-    """Returns the images of a domain with their masks, part by part and by name."""
-    pairs, about = [], layout.about
-    parts = about.parts or {"": None}
-    for name, part in parts.items():
-        images, masks = (
-            _by_stem(_inside(folder, [name, *place.split("/")], about.where))
-            for place in (layout.images, layout.masks)
-        )
-        for own, others, lacks in ((images, masks, "mask"), (masks, images, "image")):
-            if alone := [file for stem, file in own.items() if stem not in others]:
-                raise FileNotFoundError(
-                    f"{first_few(relative_names(alone, root))} in {root} has no {lacks} of the "
-                    f"same name: {about.where}"
-                )
-        pairs += [Pair(file, masks[stem], part=part) for stem, file in images.items()]
-    return pairs
-
-
-def _inside(folder: Path, names: Sequence[str], where: str) -> Path:
-    """Returns the folder of these names in a folder; names are as in `folders.match_folders`."""
-    for name in filter(None, names):
-        found = match_folders(subfolders(folder), {name: ()})
-        if name not in found:
-            raise FileNotFoundError(f"{folder} has no folder {name}: {where}")
-        folder = found[name]
-    return folder
-
-
-def _by_stem(folder: Path) -> dict[str, Path]:
-    """Returns the image files of a folder by their names without suffix."""
-    images, _ = list_files(folder)
-    found = {file.stem: file for file in images}
-    if len(found) < len(images):
-        twice = next(file for file in images if found[file.stem] != file)
-        raise ValueError(f"{twice} and {found[twice.stem].name} have one name: remove one")
-    if not images:
-        raise FileNotFoundError(f"{folder} has no images: fetch or unpack it again")
-    return found

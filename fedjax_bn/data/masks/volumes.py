@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
+from fedjax_bn.data.masks.assemble import Pair
+from fedjax_bn.data.masks.values import classes_of
 from fedjax_bn.data.messages import first_few, progress_bar
-from fedjax_bn.data.pixels.cache import Write, cached_array
-from fedjax_bn.data.pixels.decode import hash_of_files
+from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
+from fedjax_bn.data.pixels.decode import hash_of_files, relative_names
 from fedjax_bn.data.regular_files import open_regular
-from fedjax_bn.data.sets.arrays import check_unpacked
+from fedjax_bn.data.sets.arrays import check_memory
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import UNLABELLED
@@ -31,20 +33,8 @@ SUFFIXES = (".nii", ".nii.gz")
 CHANNELS = NEIGHBOURS, REPEATED = "neighbours", "repeated"
 _LARGEST = 2**33  # bytes of a file
 _QUANTILE = 0.99
-_FORM = 1  # raise it when the same files would give other slices
-
-
-class Scan(NamedTuple):
-    """A volume and its mask.
-
-    Attributes:
-      image, mask: the files.
-      name: of the patient. Slices of scans with one name are never separated.
-    """
-
-    image: Path
-    mask: Path
-    name: str
+_THREADS = 4  # each of which has a volume of f64
+_FORM = 2  # raise it when the same files would give other slices
 
 
 class Slices(NamedTuple):
@@ -53,8 +43,8 @@ class Slices(NamedTuple):
     Attributes:
       image_size: pixels a side.
       channels: "neighbours" or "repeated", see above.
-      labelled: whether slices whose mask is background alone are left out.
-      inner: whether the first and the last slice of a volume are left out.
+      labelled: whether slices whose mask is background alone are left out, as are the first and the
+        last of a volume.
       crop: pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice.
       cache, progress: see `pixels.decode`.
     """
@@ -62,24 +52,9 @@ class Slices(NamedTuple):
     image_size: int
     channels: str = NEIGHBOURS
     labelled: bool = False
-    inner: bool = False
     crop: int = 0
     cache: str | Path | None = None
     progress: bool = True
-
-
-class _Form(NamedTuple):
-    """What the headers of a scan state.
-
-    Attributes:
-      shape: columns, rows and slices.
-      spacing: millimetres between slices, rows and columns.
-      aligned: whether image and mask have the same place in space, to a thousandth.
-    """
-
-    shape: tuple[int, ...]
-    spacing: tuple[float, ...]
-    aligned: bool
 
 
 def is_volume(name: str) -> bool:
@@ -90,14 +65,14 @@ def is_volume(name: str) -> bool:
 def to_source(
     name: str,
     root: Path,
-    domains: Mapping[str, Sequence[Scan]],
+    domains: Mapping[str, Sequence[Pair]],
     slices: Slices,
     *,
-    classes: Sequence[str],
-    values: Mapping[int, int],
+    classes: Sequence[str] = (),
+    values: Mapping[int, int] | None = None,
     notes: Sequence[str] = (),
 ) -> Source:
-    """Returns the slices u8[N, size, size, 3] of all domains, without parts.
+    """Returns the slices u8[N, size, size, 3] of all domains.
 
     Labels are masks u8[N, size, size], `volume` i32[N], and `spacing` f32[N, 3] by the header, of
     the slices as they are stored. Images reach a model as u8/255.
@@ -105,11 +80,9 @@ def to_source(
     Args:
       name: of the dataset.
       root: folder of the files, to which their names are relative.
-      domains: name -> its scans, at least one each.
+      domains: name -> its volumes and their masks, at least one each.
       slices: how volumes become slices.
-      classes: names of the classes, the background first.
-      values: value of a mask -> class, or `UNLABELLED`.
-      notes: further notes for the user.
+      classes, values, notes: as in `assemble.to_source`.
 
     Raises:
       ImportError: nibabel is not installed.
@@ -117,46 +90,51 @@ def to_source(
         than its image or unknown values, or no slice is kept.
       OSError: a file is missing, or the cache cannot be written.
     """
-    scans = [scan for owned in domains.values() for scan in owned]
-    forms = [_form_of(scan, slices.crop) for scan in scans]
-    ends = np.cumsum([0, *(form.shape[2] for form in forms)])
-    pixels = _slices_of(scans, ends, root, slices, values)
-    spacing = np.array([_stored_spacing(form, slices) for form in forms], np.float32)
-    patients = np.array([scan.name for scan in scans])
+    pairs = [pair for owned in domains.values() for pair in owned]
+    depths, spacing, aligned = zip(*(_form_of(pair, slices) for pair in pairs), strict=True)
+    owners = [domain for domain, owned in domains.items() for _ in owned]
+    files, masks = [file for pair in pairs for file in pair[:2]], [pair.mask for pair in pairs]
+    present = _values_of(masks, root, slices)
+    classes, table, about_values = classes_of(
+        present, owners, relative_names(masks, root), classes, values
+    )
+    ends = np.cumsum([0, *depths])
+    pixels = _slices_of(pairs, ends, root, slices, table)
+    names = np.array([pair.name for pair in pairs])
     pools, first, kept = [], 0, 0
     for domain, owned in domains.items():
         numbers = range(first, first := first + len(owned))
         rows = [ends[k] + _chosen(pixels[ends[k] : ends[k + 1], 1], slices) for k in numbers]
         volume = np.repeat(np.array(numbers, np.int32), list(map(len, rows)))
         if not len(volume):
-            raise ValueError(f"{root}: no slice of {domain!r} has a label, see its masks")
+            raise ValueError(
+                f"{root}: no slice of {domain!r} is left, between its volumes' first and last and "
+                "with a label: see its masks"
+            )
         index, low, high = np.concatenate(rows), ends[volume], ends[volume + 1] - 1
         steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
         images = [pixels[np.clip(index + step, low, high), 0] for step in steps]
-        labels = {MASK: pixels[index, 1], VOLUME: volume, SPACING: spacing[volume]}
-        pools.append(Pool(domain, np.stack(images, -1), labels, patients[volume]))
+        labels = {
+            MASK: pixels[index, 1],
+            VOLUME: volume,
+            SPACING: np.array(spacing, np.float32)[volume],
+        }
+        parts = [pairs[k].part for k in volume]
+        divided = None if None in parts else np.array(parts, np.int8)
+        pools.append(Pool(domain, np.stack(images, -1), labels, names[volume], divided))
         kept += len(index)
     sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
     left = len(pixels) - kept
-    about = [f"{len(scans)} scans ({sizes}) with {len(pixels)} slices, of which {left} left out"]
-    if other := [str(s.mask) for s, form in zip(scans, forms, strict=True) if not form.aligned]:
+    about = [f"{len(pairs)} scans ({sizes}) with {len(pixels)} slices, of which {left} left out"]
+    if other := [str(mask) for mask, same in zip(masks, aligned, strict=True) if not same]:
         about.append(
             f"masks with another place in space than their image: {first_few(other, 3)}; voxels "
             "belong together by their order in the file"
         )
-    key = hash_of_files([file for scan in scans for file in scan[:2]], root, 0, times=False)
     about_slices = repr(slices[: slices._fields.index("cache")])
-    return check_source(
-        Source(
-            name,
-            tuple(classes),
-            tuple(pools),
-            mean=(0.0,) * 3,
-            std=(1.0,) * 3,
-            notes=(*notes, *about),
-            key=f"{about_slices} {key}",
-        )
-    )
+    key = f"{about_slices} {hash_of_files(files, root, 0, times=False)}"
+    notes, usual = (*notes, *about, about_values), ((0.0,) * 3, (1.0,) * 3)
+    return check_source(Source(name, classes, tuple(pools), *usual, notes=notes, key=key))
 
 
 def open_volume(path: Path) -> Any:
@@ -172,32 +150,35 @@ def open_volume(path: Path) -> Any:
     volume = nibabel.load(path)
     if len(volume.shape) != 3 or min(volume.shape) < 1:
         raise ValueError(f"it has the shape {volume.shape}, not three axes: save one volume of it")
-    check_unpacked(int(np.prod(volume.shape)) * volume.get_data_dtype().itemsize, path)
+    check_memory(8 * int(np.prod(volume.shape)))  # masks are packed too well for a limit by ratio
     return volume
 
 
-def _form_of(scan: Scan, crop: int) -> _Form:
-    """Reads the headers of a scan; raises ValueError if they do not suit each other."""
-    with corruption_named(scan.image):
-        image = open_volume(scan.image)
-        spacing = tuple(float(side) for side in image.header.get_zooms()[::-1])
-        if not (np.isfinite(spacing).all() and min(spacing) > 0):
-            raise ValueError(f"its header has voxels of {spacing} mm; write their real sides there")
+def _form_of(pair: Pair, slices: Slices) -> tuple[int, tuple[float, ...], bool]:
+    """Reads the headers of a volume and its mask.
+
+    Returns:
+      The number of slices; millimetres between slices, rows and columns as they are stored, that
+      is, stretched; and whether both have the same place in space, to a thousandth.
+
+    Raises:
+      ValueError: they do not suit each other.
+    """
+    with corruption_named(pair.image):
+        image = open_volume(pair.image)
+        sides, crop = image.header.get_zooms(), slices.crop
+        if not (np.isfinite(sides).all() and min(sides) > 0):
+            raise ValueError(f"its header has voxels of {sides} mm; write their real sides there")
         if crop > min(image.shape[:2]):
             raise ValueError(f"its slices of {image.shape[:2]} pixels are below the crop's {crop}")
-    with corruption_named(scan.mask):
-        mask = open_volume(scan.mask)
+    with corruption_named(pair.mask):
+        mask = open_volume(pair.mask)
         if mask.shape != image.shape:
             raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
+    shown = zip(sides[:2], image.shape[:2], strict=True)
+    across, down = (float(side) * (crop or count) / slices.image_size for side, count in shown)
     aligned = np.allclose(image.affine, mask.affine, rtol=1e-3, atol=1e-3)
-    return _Form(image.shape, spacing, aligned)
-
-
-def _stored_spacing(form: _Form, slices: Slices) -> tuple[float, float, float]:
-    """Returns the spacing of slices as they are stored: stretched, and so with other pixels."""
-    (between, down, across), (columns, rows) = form.spacing, form.shape[:2]
-    size, crop = slices.image_size, slices.crop
-    return between, down * (crop or rows) / size, across * (crop or columns) / size
+    return image.shape[2], (float(sides[2]), down, across), aligned
 
 
 def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
@@ -205,39 +186,51 @@ def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
     keep = np.ones(len(masks), bool)
     if slices.labelled:
         keep = ((masks > 0) & (masks != UNLABELLED)).any((1, 2))
-    if slices.inner:
         keep[[0, -1]] = False
     return np.flatnonzero(keep)
 
 
+def _values_of(masks: Sequence[Path], root: Path, slices: Slices) -> np.ndarray:
+    """Returns which values the masks have, bool[N, 256], kept in the cache."""
+
+    def look(file: Path) -> np.ndarray:
+        with corruption_named(file):
+            seen = np.bincount(_mask_of(file).ravel(), minlength=256) > 0
+        return np.packbits(seen).view("<i4")
+
+    name = f"looking at masks-{root.resolve().name}-{hash_of_files(masks, root, _FORM)}"
+    rows = cached_numbers(slices.cache, name, masks, look, 8, slices.progress)
+    return np.unpackbits(rows.view(np.uint8), axis=1).astype(bool)
+
+
 def _slices_of(
-    scans: Sequence[Scan], ends: np.ndarray, root: Path, slices: Slices, values: Mapping[int, int]
+    pairs: Sequence[Pair], ends: np.ndarray, root: Path, slices: Slices, table: np.ndarray
 ) -> np.ndarray:
     """Returns u8[D, 2, size, size], the intensities and classes of all slices, cached.
 
-    The slices of scan k are `ends[k]` to `ends[k + 1]`.
+    The slices of pair k are `ends[k]` to `ends[k + 1]`; `table` u8[256] has the class of a value.
     """
     size = slices.image_size
 
     def make(write: Write) -> tuple[str, ...]:
         def one(k: int) -> None:
-            with corruption_named(scans[k].image):
-                grey = to_bytes(voxels_of(scans[k].image))
-            with corruption_named(scans[k].mask):
-                mask = _to_classes(voxels_of(scans[k].mask), values)
-            pairs = [squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
-            write(np.stack(pairs), int(ends[k]))
+            with corruption_named(pairs[k].image):
+                grey = to_bytes(voxels_of(pairs[k].image))
+            with corruption_named(pairs[k].mask):
+                mask = table[_mask_of(pairs[k].mask)]
+            both = [squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
+            write(np.stack(both), int(ends[k]))
 
         with (
-            ThreadPoolExecutor() as threads,
-            progress_bar(len(scans), "volumes", slices.progress) as bar,
+            ThreadPoolExecutor(_THREADS) as threads,
+            progress_bar(len(pairs), "volumes", slices.progress) as bar,
         ):
-            for _ in threads.map(one, range(len(scans))):
+            for _ in threads.map(one, range(len(pairs))):
                 bar.update(1)
         return ()
 
-    files = [file for scan in scans for file in scan[:2]]
-    form = f"{_FORM}-{size}-{slices.crop}-{sorted(values.items())}"
+    files = [file for pair in pairs for file in pair[:2]]
+    form = f"{_FORM}-{size}-{slices.crop}-{table.tobytes().hex()}"
     name = f"{root.resolve().name}-slices-{form}-{hash_of_files(files, root, size)}"
     return cached_array(slices.cache, name, (int(ends[-1]), 2, size, size), make)[0]
 
@@ -250,39 +243,26 @@ def voxels_of(path: Path) -> np.ndarray:
     return voxels
 
 
-def values_of(path: Path) -> np.ndarray:
-    """Returns which values 0 to 255 the mask of a scan has, bool[256].
-
-    Raises:
-      ImportError, OSError: as `to_source`.
-      ValueError: the file cannot be read, or it has other numbers.
-    """
-    with corruption_named(path):
-        found = np.unique(voxels_of(path))
-        if wrong := [value for value in found.tolist() if value not in range(256)]:
-            raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
-    return np.isin(np.arange(256), found)
+def _mask_of(path: Path) -> np.ndarray:
+    """Returns the values u8[D, H, W] of a mask."""
+    voxels = np.asarray(open_volume(path).dataobj).T
+    with np.errstate(invalid="ignore"):  # for NaN
+        mask = np.clip(voxels, 0, 255).astype(np.uint8)
+    if len(wrong := voxels[mask != voxels]):
+        raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
+    return mask
 
 
 def to_bytes(volume: np.ndarray) -> np.ndarray:
     """Returns intensities f64[...] clipped to [smallest, 99 % quantile] and stretched to bytes.
 
-    They are rounded down; a volume of one intensity becomes 0.
+    They are rounded down. If 99 % have the smallest one, the greatest takes the quantile's place; a
+    volume of one intensity becomes 0.
     """
     low, high = volume.min(), np.quantile(volume, _QUANTILE)
-    if high == low:
+    if high == low and (high := volume.max()) == low:
         return np.zeros(volume.shape, np.uint8)
     return (255 * ((np.minimum(volume, high) - low) / (high - low))).astype(np.uint8)
-
-
-def _to_classes(mask: np.ndarray, values: Mapping[int, int]) -> np.ndarray:
-    """Returns the classes u8[...] of values f64[...]; raises ValueError if one is unknown."""
-    found, place = np.unique(mask, return_inverse=True)
-    if unknown := [value for value in found.tolist() if value not in values]:
-        raise ValueError(
-            f"it has the value {unknown[0]:g}; masks here have {first_few(list(map(str, values)))}"
-        )
-    return np.array([values[value] for value in found], np.uint8)[place].reshape(mask.shape)
 
 
 def squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:

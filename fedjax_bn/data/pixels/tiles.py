@@ -5,11 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def starts(length: int, size: int) -> list[int]:
-    """Returns where the tiles of a side begin: every `size` pixels, the last one shifted inside."""
-    return [min(start, max(length - size, 0)) for start in range(0, length, size)]
-
-
 def number_of_tiles(height: int, width: int, size: int) -> int:
     """Returns how many tiles `cut` makes of an image."""
     return -(-height // size) * -(-width // size)
@@ -36,7 +31,11 @@ def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarr
     around = ((0, max(size - height, 0)), (0, max(size - width, 0)), *rest)
     how = {"mode": "edge"} if fill is None else {"constant_values": fill}
     image = np.pad(image, around, **how)
-    places = [(row, column) for row in starts(height, size) for column in starts(width, size)]
+    rows, columns = (  # the last one is shifted inside
+        [min(start, max(side - size, 0)) for start in range(0, side, size)]
+        for side in (height, width)
+    )
+    places = [(row, column) for row in rows for column in columns]
     tiles = np.stack([image[y : y + size, x : x + size] for y, x in places])
     if fill is not None:
         shown = np.zeros(image.shape[:2], bool)

@@ -136,10 +136,16 @@ def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple
                 "drop the sample or impute it"
             )
         parts.setdefault(name, {})[part] = _Part(images, labels)
-    kinds = {has_masks(one.labels) for there in parts.values() for one in there.values()}
+    labels = [one.labels for there in parts.values() for one in there.values()]
+    kinds = set(map(has_masks, labels))
     if len(kinds) > 1:
         raise ValueError(
             f"{path} has masks for some samples and one class for others: give all the same"
+        )
+    if True in kinds and not any(_present(one).any() for one in labels):
+        raise ValueError(
+            f"{path}: no pixel of its masks has a region: number regions from 1, for {UNLABELLED} "
+            "is a pixel without a label"
         )
     return parts, tuple(classes.tolist())
 
@@ -223,8 +229,6 @@ def _classes(
     found = np.unique(
         np.concatenate([_present(one.labels) for own in parts.values() for one in own.values()])
     )
-    if not found.size:
-        raise ValueError(f"{path}: no pixel of its masks has a class; give masks below 255")
     last = int(found[-1])
     known = names or tuple(classes[: last + 1])
     if known and last >= len(known):
