@@ -14,7 +14,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
-from fedjax_bn.segmentation.loss import as_classes, segmentation_loss
+from fedjax_bn.segmentation.loss import logits_of, segmentation_loss
 from fedjax_bn.segmentation.overlap import Overlaps, overlaps, score_of
 
 PyTree = Any
@@ -93,13 +93,14 @@ def segmentation(
         then scored with all later ones.
 
     Raises:
-      ValueError: an argument is outside its range.
+      ValueError: an argument is outside its range. Loss and score raise it for logits of another
+        number of classes.
     """
     if not 2 <= classes <= UNLABELLED:
         raise ValueError(f"segmentation needs 2 to {UNLABELLED} classes, not {classes}")
 
     def of_batch(logits: jax.Array, label: Any, valid: jax.Array) -> Overlaps:
-        predicted = as_classes(logits).argmax(-1).astype(jnp.uint8)
+        predicted = logits_of(logits, label["mask"], classes).argmax(-1).astype(jnp.uint8)
         return overlaps(predicted, label, valid, classes, nested=nested)
 
     loss = partial(segmentation_loss, classes=classes, dice=dice, by_sample=by_sample)

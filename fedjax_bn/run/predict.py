@@ -122,7 +122,7 @@ def _write_masks(folder: Path, about: About, request: Request) -> None:
     else:
         _check_square(about.shape)
         pictures = predict_masks.of_files(*_files_below(path), about)
-    predict_masks.write(pictures, predict, about.classes, request.out)
+    predict_masks.write(pictures, predict, about, request.out)
 
 
 def _read_archive(path: Path) -> np.ndarray:

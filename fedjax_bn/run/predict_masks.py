@@ -12,9 +12,10 @@ with more it has a palette of colours, and its values are the numbers of the cla
 
 import colorsys
 import csv
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -24,46 +25,37 @@ from fedjax_bn.data.masks.assemble import TILES
 from fedjax_bn.data.masks.scans import save_mask, shape_of, slices_of, uncropped
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.pixels.decode import relative_names, resized
-from fedjax_bn.data.pixels.raster import (
-    MEGAPIXELS,
-    UPRIGHT,
-    open_image,
-    open_raster,
-    orientation_of,
-    read_image,
-    turned_by_pillow,
-)
-from fedjax_bn.data.pixels.tiles import cut, number_of_tiles, put_together
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_image, read_image
+from fedjax_bn.data.pixels.tiles import cut, put_together
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.serving import Predictor
 from fedjax_bn.serving.folder import About, new_folder
 
 _AREAS, _MASKS = "areas.csv", "masks.npz"
-_KEPT, _SCANS = 4, 32  # decoded images and scans, whose tiles and slices are read one by one
 
 
-class Pictures(NamedTuple):
-    """Images, or scans, and how they become a model's samples and get their masks.
+class Picture(NamedTuple):
+    """An image or a scan.
 
     Attributes:
-      names: of the images.
-      counts: how many samples each becomes: 1, its tiles, or its slices.
-      sample: `sample(k, j) -> [H, W, C]`, sample j of image k.
-      part: `part(k, probabilities f[H, W, classes]) -> u8[...]`, the mask of a sample.
-      whole: `whole(k, parts) -> u8[h, w]`, or u8[D, h, w], the mask of image k.
-      suffix: of mask files; "" if masks have the names of images, None if they are one array.
-      save: `save(path, k, mask)` writes a mask file.
-      millilitres: of a voxel of each scan; () for images.
+      name: its name.
+      shape: of its mask, (height, width), or (slices, rows, columns).
+      count: how many samples it becomes: 1, its tiles, or its slices.
+      file: where its mask is written, relative to the folder; None for masks in one array.
+      save: `save(path, mask)` writes the mask.
+      millilitres: of a voxel; None for images.
     """
 
-    names: Sequence[str]
-    counts: Sequence[int]
-    sample: Callable[[int, int], np.ndarray]
-    part: Callable[[int, np.ndarray], np.ndarray]
-    whole: Callable[[int, Sequence[np.ndarray]], np.ndarray]
-    suffix: str | None
-    save: Callable[[Path, int, np.ndarray], None]
-    millilitres: Sequence[float] = ()
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    file: PurePosixPath | None = None
+    save: Callable[[Path, np.ndarray], None] | None = None
+    millilitres: float | None = None
+
+
+# All images, and their samples [N, H, W, C], those of the first image first.
+Pictures = tuple[list[Picture], np.ndarray]
 
 
 def of_files(files: Sequence[Path], root: Path, about: About) -> Pictures:
@@ -72,22 +64,20 @@ def of_files(files: Sequence[Path], root: Path, about: About) -> Pictures:
     Raises:
       ValueError: a file cannot be read.
     """
+    pictures, save = [], partial(save_png, classes=len(about.classes))
 
-    def size(file: Path) -> tuple[int, int]:
-        with corruption_named(file):
-            image = open_raster(read_image(file, MEGAPIXELS))
-            turns = about.orientation == UPRIGHT and not turned_by_pillow(image)
-            width, height = image.size
-            return (width, height) if turns and orientation_of(image) > 4 else (height, width)
+    def samples() -> Iterator[np.ndarray]:
+        for file, name in zip(files, relative_names(files, root), strict=True):
+            with corruption_named(file):
+                content = read_image(file, MEGAPIXELS)
+                image = np.asarray(open_image(content, orientation=about.orientation)[0])
+            target = PurePosixPath(name).with_suffix(".png")
+            found = _samples_of(image, about)
+            pictures.append(Picture(name, image.shape[:2], len(found), target, save))
+            yield found
 
-    @lru_cache(_KEPT)
-    def read(k: int) -> np.ndarray:
-        with corruption_named(files[k]):
-            content = read_image(files[k], MEGAPIXELS)
-            return np.asarray(open_image(content, orientation=about.orientation)[0])
-
-    names, sizes = relative_names(files, root), [*map(size, files)]
-    return _of_images(names, sizes, read, about)._replace(suffix=".png")
+    stored = _on_disk(samples())
+    return pictures, stored
 
 
 def of_archive(images: np.ndarray, about: About, *, resize: bool) -> Pictures:
@@ -96,46 +86,12 @@ def of_archive(images: np.ndarray, about: About, *, resize: bool) -> Pictures:
     With `resize` they are stretched to the model's size, else they must have it; images of a model
     of tiles are cut.
     """
-    names, sizes = [str(k) for k in range(len(images))], [images.shape[1:3]] * len(images)
-    return _of_images(names, sizes, images.__getitem__, about, resize=resize)
-
-
-def _of_images(
-    names: Sequence[str],
-    sizes: Sequence[tuple[int, int]],
-    read: Callable[[int], np.ndarray],
-    about: About,
-    *,
-    resize: bool = True,
-) -> Pictures:
-    """Returns images of heights and widths `sizes` that `read(k)` reads, [h, w, C]."""
-    count, side = len(about.classes), about.shape[0]
-
-    def save(path: Path, k: int, mask: np.ndarray) -> None:
-        save_png(path, mask, count)
-
-    if about.masks == TILES:
-        return Pictures(
-            names,
-            [number_of_tiles(*size, side) for size in sizes],
-            lambda k, j: cut(read(k), side)[0][j],
-            lambda k, found: found.argmax(-1).astype(np.uint8),
-            # Places depend on the size alone.
-            lambda k, parts: put_together(
-                np.stack(parts), cut(np.empty(sizes[k], bool), side)[1], sizes[k]
-            ),
-            None,
-            save,
-        )
-    return Pictures(
-        names,
-        [1] * len(sizes),
-        lambda k, j: resized(read(k)[None], about.shape)[0] if resize else read(k),
-        lambda k, found: stretched(found, *sizes[k]).argmax(-1).astype(np.uint8),
-        lambda k, parts: parts[0],
-        None,
-        save,
-    )
+    samples = [images]
+    if resize or about.masks == TILES:
+        samples = [_samples_of(image, about) for image in images]
+    count = len(samples[0]) if about.masks == TILES and samples else 1
+    pictures = [Picture(str(k), images.shape[1:3], count) for k in range(len(images))]
+    return pictures, np.concatenate(samples or [images])
 
 
 def of_scans(files: Sequence[Path], root: Path, about: About) -> Pictures:
@@ -145,33 +101,39 @@ def of_scans(files: Sequence[Path], root: Path, about: About) -> Pictures:
       ImportError: nibabel is not installed.
       ValueError: a file is not such a volume.
     """
-    how = Slices(about.shape[0], about.channels, crop=about.crop)
-    shapes, millilitres = zip(*(shape_of(file, how.crop) for file in files), strict=True)
-    read = lru_cache(_SCANS)(lambda k: slices_of(files[k], how))
-
-    def part(k: int, found: np.ndarray) -> np.ndarray:
-        inner = (how.crop, how.crop) if how.crop else shapes[k][1:]
-        return uncropped(stretched(found, *inner).argmax(-1).astype(np.uint8), shapes[k][1:])
-
-    return Pictures(
-        relative_names(files, root),
-        [shape[0] for shape in shapes],
-        lambda k, j: read(k)[j],
-        part,
-        lambda k, parts: np.stack(parts),
-        "",
-        lambda path, k, mask: save_mask(path, mask, files[k]),
-        millilitres,
-    )
+    how, pictures = Slices(about.shape[0], about.channels, crop=about.crop), []
+    for file, name in zip(files, relative_names(files, root), strict=True):
+        shape, millilitres = shape_of(file, how.crop)
+        save = partial(save_mask, image=file)
+        pictures.append(Picture(name, shape, shape[0], PurePosixPath(name), save, millilitres))
+    return pictures, _on_disk(slices_of(file, how) for file in files)
 
 
-def write(pictures: Pictures, predict: Predictor, classes: Sequence[str], out: str) -> None:
+def _samples_of(image: np.ndarray, about: About) -> np.ndarray:
+    """Returns the tiles [n, H, W, C] of an image [h, w, C], or the stretched image [1, H, W, C]."""
+    if about.masks == TILES:
+        return cut(image, about.shape[0])[0]
+    return np.asarray(resized(image[None], about.shape))
+
+
+def _on_disk(samples: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns bytes u8[n, H, W, C] one after the other as an array on the disk, u8[N, H, W, C].
+
+    Samples are predicted in a random order, so each image is decoded once, and memory stays small.
+    """
+    with TemporaryFile() as file:
+        for one in samples:
+            file.write(np.ascontiguousarray(one))
+        return np.memmap(file, np.uint8, "r").reshape(-1, *one.shape[1:])
+
+
+def write(pictures: Pictures, predict: Predictor, about: About, out: str) -> None:
     """Writes the masks of images and `areas.csv` into a new folder, all of them or nothing.
 
     Args:
       pictures: the images.
       predict: the served model.
-      classes: their names.
+      about: what it is.
       out: a folder that does not exist yet, or is empty.
 
     Raises:
@@ -183,48 +145,77 @@ def write(pictures: Pictures, predict: Predictor, classes: Sequence[str], out: s
         raise ValueError(
             "the model gives masks, which are written to a folder: give --out FOLDER, a new one"
         )
-    names, suffix = pictures.names, pictures.suffix
-    targets = [] if suffix is None else mask_files(names, suffix)
-    areas, masks = np.zeros((len(names), len(classes)), np.int64), {}
+    images, classes = pictures[0], about.classes
+    areas, masks = np.zeros((len(images), len(classes)), np.int64), {}
     with new_folder(Path(out), "--out") as folder:
-        for k, mask in predicted(pictures, predict):
+        _reserve(folder, images)
+        for k, mask in predicted(pictures, predict, about):
             areas[k] = np.bincount(mask.ravel(), minlength=len(classes))
-            if targets:
-                pictures.save(folder / targets[k], k, mask)
+            if images[k].save:
+                images[k].save(folder / images[k].file, mask)
             else:
                 masks[k] = mask
         if masks:
-            stacked = np.stack([masks[k] for k in range(len(names))])
+            stacked = np.stack([masks[k] for k in range(len(images))])
             np.savez_compressed(folder / _MASKS, masks=stacked, classes=np.array(classes))
-        _write_areas(folder / _AREAS, pictures, classes, areas)
+        _write_areas(folder / _AREAS, images, classes, areas)
 
 
-def predicted(pictures: Pictures, predict: Predictor) -> Iterator[tuple[int, np.ndarray]]:
+def _reserve(folder: Path, images: Sequence[Picture]) -> None:
+    """Makes an empty file for each mask; raises ValueError if two need one place."""
+    for name, file in ((one.name, folder / one.file) for one in images if one.file):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(exist_ok=False)
+        # Also a folder a.png beside an image a.jpg, and, on some systems, A.jpg beside a.jpg.
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(
+                f"the mask of image {brief(name)} needs the place of another image's mask, "
+                f"{brief(str(file.relative_to(folder)))}: rename one, or predict one folder at a "
+                "time"
+            ) from error
+
+
+def predicted(
+    pictures: Pictures, predict: Predictor, about: About
+) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the number and the mask of each image, in the order in which they are ready.
 
     Probabilities of a stretched image are stretched back bilinearly, and a pixel's class is the one
     of the largest; masks of tiles or slices are put together. Raises ValueError as `write`.
     """
-    owner = np.repeat(np.arange(len(pictures.counts)), pictures.counts)
-    first = np.cumsum(pictures.counts) - pictures.counts
-    places = [(int(k), int(i - first[k])) for i, k in enumerate(owner)]
-
-    def read(index: np.ndarray) -> np.ndarray:
-        return np.stack([pictures.sample(*places[i]) for i in index])
-
+    images, samples = pictures
+    owner = np.repeat(np.arange(len(images)), [image.count for image in images])
     waiting: dict[int, dict[int, np.ndarray]] = {}
-    for index, found in predict.blocks(len(places), read):
-        for i, probabilities in zip(index, found, strict=True):
-            k, j = places[i]
+    for index, found in predict.blocks(len(samples), samples.__getitem__):
+        for i, k, probabilities in zip(index, owner[index].tolist(), found, strict=True):
             if not np.isfinite(probabilities).all():
                 raise ValueError(
-                    f"the model's probabilities of image {brief(pictures.names[k])} are not "
+                    f"the model's probabilities of image {brief(images[k].name)} are not "
                     "finite: give another model, or images like those that it was trained on"
                 )
             parts = waiting.setdefault(k, {})
-            parts[j] = pictures.part(k, probabilities)
-            if len(parts) == pictures.counts[k]:
-                yield k, pictures.whole(k, [part for _, part in sorted(waiting.pop(k).items())])
+            parts[i] = _part(probabilities, images[k].shape, about)
+            if len(parts) == images[k].count:
+                ordered = np.stack([part for _, part in sorted(waiting.pop(k).items())])
+                yield k, _whole(ordered, images[k].shape, about)
+
+
+def _part(probabilities: np.ndarray, shape: Sequence[int], about: About) -> np.ndarray:
+    """Returns the mask u8[h, w] of a tile, or of an image or slice of a shape, in its pixels."""
+    size = shape[-2:]
+    if about.masks == TILES:
+        return probabilities.argmax(-1).astype(np.uint8)
+    inner = (about.crop, about.crop) if about.crop and len(shape) == 3 else size
+    return uncropped(stretched(probabilities, *inner).argmax(-1).astype(np.uint8), size)
+
+
+def _whole(parts: np.ndarray, shape: Sequence[int], about: About) -> np.ndarray:
+    """Returns the mask u8 of an image or scan of a shape from those of its samples, u8[n, h, w]."""
+    if about.masks == TILES:
+        places = cut(np.empty(shape, bool), about.shape[0])[1]  # they depend on the size alone
+        return put_together(parts, places, shape)
+    return parts.reshape(shape)
 
 
 def stretched(probabilities: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -240,44 +231,14 @@ def stretched(probabilities: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.stack([np.asarray(plane) for plane in planes], -1)
 
 
-def mask_files(names: Sequence[str], suffix: str) -> list[PurePosixPath]:
-    """Returns the mask file of each image, NAME.png for NAME.jpg, relative to their folder.
-
-    With the suffix "" a mask file has the name of its image.
-
-    Raises:
-      ValueError: two images have one mask file, or a name leaves the folder.
-    """
-    owners: dict[PurePosixPath, str] = {}
-    for name in names:
-        target = PurePosixPath(name)
-        target = target.with_suffix(suffix) if suffix else target
-        if target.is_absolute() or ".." in target.parts:
-            raise ValueError(f"image {brief(name)} would leave the folder of --out: rename it")
-        if target in owners:
-            raise ValueError(
-                f"images {brief(owners[target])} and {brief(name)} would both have the mask "
-                f"{brief(str(target))}: rename one, or predict one folder at a time"
-            )
-        owners[target] = name
-    return list(owners)
-
-
 def save_png(path: Path, mask: np.ndarray, classes: int) -> None:
-    """Writes classes u8[H, W] as a PNG, see above.
-
-    Raises:
-      OSError: the file exists, or cannot be written.
-    """
+    """Writes classes u8[H, W] as a PNG, see above."""
     from PIL import Image
 
     image = Image.fromarray(mask * np.uint8(255) if classes == 2 else mask)
     if classes > 2:
         image.putpalette(palette(classes).tobytes())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Names that differ in capitals are one file on some systems, so none is overwritten.
-    with open(path, "xb") as file:
-        image.save(file, "PNG")
+    image.save(path, "PNG")
 
 
 def palette(classes: int) -> np.ndarray:
@@ -288,15 +249,19 @@ def palette(classes: int) -> np.ndarray:
     return np.rint(255 * np.array(colours)).astype(np.uint8)
 
 
-def _write_areas(path: Path, pictures: Pictures, classes: Sequence[str], areas: np.ndarray) -> None:
+def _write_areas(
+    path: Path, images: Sequence[Picture], classes: Sequence[str], areas: np.ndarray
+) -> None:
     """Writes pixels i64[N, C] of each image's classes, and their share of the image."""
     # Bytes of a file name that are not text become \udcff.
     how = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
-    sizes = pictures.millilitres
+    sized = images[0].millilitres is not None
     with open(path, "x", **how) as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(("image", "class", "pixels", "share", *(["ml"] if sizes else [])))
-        for k, (name, row) in enumerate(zip(pictures.names, areas.tolist(), strict=True)):
+        table.writerow(("image", "class", "pixels", "share", *["ml"] * sized))
+        for image, row in zip(images, areas.tolist(), strict=True):
             for one, pixels in zip(classes, row, strict=True):
-                volume = [f"{pixels * sizes[k]:.6g}"] if sizes else []
-                table.writerow((cell(name), cell(one), pixels, f"{pixels / sum(row):.6g}", *volume))
+                ml = [f"{pixels * image.millilitres:.6g}"] if sized else []
+                table.writerow(
+                    (cell(image.name), cell(one), pixels, f"{pixels / sum(row):.6g}", *ml)
+                )

@@ -16,6 +16,22 @@ def as_classes(logits: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.zeros_like(logits), logits], -1)
 
 
+def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
+    """Returns `as_classes(logits)` f[B, H, W, classes] if they fit masks u8[B, H, W].
+
+    Raises:
+      ValueError: they have another size, or logits of another number of classes.
+    """
+    logits = as_classes(logits)
+    if logits.shape != (*mask.shape, classes):
+        raise ValueError(
+            f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)} of "
+            f"{classes} classes; a network for segmentation returns logits [B, H, W, classes] of "
+            f"the image's size: use UNet(num_classes={classes})"
+        )
+    return logits
+
+
 def segmentation_loss(
     logits: jax.Array,
     label: Any,
@@ -44,13 +60,8 @@ def segmentation_loss(
     Raises:
       ValueError: the shapes of logits and masks do not fit.
     """
-    logits, mask = as_classes(logits), label["mask"]
-    if logits.shape != (*mask.shape, classes):
-        raise ValueError(
-            f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)} of "
-            f"{classes} classes; a network for segmentation returns logits [B, H, W, classes] of "
-            f"the image's size: use UNet(num_classes={classes})"
-        )
+    mask = label["mask"]
+    logits = logits_of(logits, mask, classes)
     known = (mask < classes) & valid[:, None, None]
     mask = jnp.where(known, mask, 0).astype(jnp.int32)
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.

@@ -63,11 +63,19 @@ def score_of(found: Overlaps) -> tuple[Any, Any]:
     weights = valid.astype("float32")
     if volume is not None:
         # Each sample gets the sums and the share of its volume, so that shapes are fixed.
-        same = ((volume[:, None] == volume) & valid).astype("int32")
-        counts = (same @ counts.reshape(len(counts), -1)).reshape(counts.shape)
-        weights = weights / same.sum(1).clip(1)
+        counts = _by_volume(counts * valid[:, None, None], volume)
+        weights = weights / _by_volume(valid.astype("int32"), volume).clip(1)
     both, sides = counts[..., 0], counts[..., 1] + counts[..., 2]
     empty = sides == 0
     dice = (2 * both + empty) / (sides + empty)
     iou = (both + empty) / (sides - both + empty)
     return (dice, iou), weights
+
+
+def _by_volume(values: Any, volume: Any) -> Any:
+    """Returns for each sample the sum of values i[N, ...] over the samples of its volume i[N]."""
+    order = volume.argsort()
+    ranked, number = values[order], volume[order]
+    first, end = (number.searchsorted(volume, side=side) for side in ("left", "right"))
+    total = ranked.cumsum(0)
+    return total[end - 1] - total[first] + ranked[first]

@@ -1,14 +1,13 @@
 """Draws images with their masks, and with what is right, wrong and missed in a prediction."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedjax_bn.engine.figures import on_plot, png
+from fedjax_bn.engine.figures import in_lines, on_plot, png
 from fedjax_bn.engine.inputs import UNLABELLED
 
 _SHARE = 0.6  # of the colour in a coloured pixel
@@ -18,19 +17,9 @@ _FOUND = {"right": "lime", "wrong": "red", "missed": "cyan", "another class": "m
 _UNKNOWN = "lightgrey"
 
 
-class Picture(NamedTuple):
-    """An image with its masks.
-
-    Attributes:
-      image: u8[H, W, 1 or 3].
-      truth, predicted: u8[H, W], classes with 0 for the background; 255 for no label.
-      title: the text above it.
-    """
-
-    image: np.ndarray
-    truth: np.ndarray
-    predicted: np.ndarray
-    title: str = ""
+# image u8[H, W, 1 or 3], true and predicted mask u8[H, W], and the text above them; masks have
+# classes with 0 for the background, and 255 for no label
+Picture = tuple[np.ndarray, np.ndarray, np.ndarray, str]
 
 
 def coloured(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -92,7 +81,14 @@ def overlays(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> byt
       names: of the classes, the background first.
     """
     count = max(map(len, rows.values()))
-    figure = Figure(figsize=(2.8 * count + 0.6, 1.6 * len(rows) + 0.7), layout="constrained")
+    every = [picture for pictures in rows.values() for picture in pictures]
+    legend = class_legend(names, any((truth == UNLABELLED).any() for _, truth, *_ in every))
+    legend += [
+        Patch(facecolor=colour, edgecolor="grey", label=f"prediction: {kind}")
+        for kind, colour in [*_FOUND.items()][: 4 if len(names) > 2 else 3]
+    ]
+    size = 2.8 * count + 0.6, 1.6 * len(rows) + 0.3 + 0.25 * len(legend) / count
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(rows), count, squeeze=False)
     for row, (client, pictures) in zip(grid, rows.items(), strict=True):
         for axes in row:
@@ -103,13 +99,6 @@ def overlays(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> byt
             halves = coloured(image, truth), gap, judged(image, truth, predicted)
             axes.imshow(np.concatenate(halves, 1))
             axes.set_title(on_plot(title), fontsize=8)
-        row[0].set_ylabel(on_plot(client), fontsize=9)
-    every = [picture for pictures in rows.values() for picture in pictures]
-    kinds = [*_FOUND][: 4 if len(names) > 2 else 3]
-    legend = class_legend(names, any((one.truth == UNLABELLED).any() for one in every))
-    legend += [
-        Patch(facecolor=_FOUND[kind], edgecolor="grey", label=f"prediction: {kind}")
-        for kind in kinds
-    ]
-    figure.legend(handles=legend, loc="outside upper center", ncols=2 * count, fontsize="small")
+        row[0].set_ylabel(in_lines(client, 20, 60), fontsize=9)
+    figure.legend(handles=legend, loc="outside upper center", ncols=count, fontsize="small")
     return png(figure)

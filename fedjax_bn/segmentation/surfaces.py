@@ -57,9 +57,9 @@ def surface_scores(
     predicted: np.ndarray,
     label: Any,
     classes: int,
+    volumes: Sequence[np.ndarray] | None = None,
     *,
     nested: bool = False,
-    order: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns HD95 and ASSD of every volume or image and region, f64[V, R, 2].
 
@@ -72,9 +72,10 @@ def surface_scores(
       predicted: u8[N, H, W].
       label: {"mask": u8[N, H, W]}, and "volume": i32[N] and "spacing": f32[N, 3] if known.
       classes, nested: as in `overlap.overlaps`.
-      order: i[N], ascending along the slices of a volume; None if they are in their order.
+      volumes: the samples of each; `volumes_of(label)` by default.
     """
-    mask, spacing, volumes = label["mask"], label.get("spacing"), volumes_of(label, order)
+    mask, spacing = label["mask"], label.get("spacing")
+    volumes = volumes_of(label) if volumes is None else volumes
 
     def scores(samples: np.ndarray) -> list[tuple[float, float]]:
         true = regions_of(mask[samples], classes, nested=nested)
@@ -100,11 +101,10 @@ def volumes_of(label: Any, order: np.ndarray | None = None) -> list[np.ndarray]:
 
     Args:
       label: as in `surface_scores`.
-      order: likewise.
+      order: i[N], ascending along the slices of a volume; None if they are in their order.
     """
-    number = label.get("volume")
-    if number is None:
-        return [np.array([n]) for n in range(len(label["mask"]))]
-    place = np.arange(len(number)) if order is None else order
-    volumes = (np.flatnonzero(number == one) for one in dict.fromkeys(number.tolist()))
-    return [samples[np.argsort(place[samples], kind="stable")] for samples in volumes]
+    numbers = np.arange(len(label["mask"]))
+    volume, place = label.get("volume", numbers), numbers if order is None else order
+    ranked = np.lexsort((place, volume))
+    ends = 1 + np.flatnonzero(np.diff(volume[ranked]))
+    return sorted(np.split(ranked, ends), key=np.min) if len(ranked) else []

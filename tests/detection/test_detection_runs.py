@@ -1,6 +1,7 @@
 """A run on images with boxes: from a configuration to mAP, a table and pictures."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -71,16 +72,16 @@ def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again
 
 def test_a_model_that_does_not_suit_the_labels_is_refused():
     keys = base()
-    own = (keys.detection, keys.segmentation)
+    own = jnp.zeros((1, 28, 28, 3)), keys.detection, keys.segmentation
     detector = MODELS["TinyDetector"](num_classes=3)
     classifier = MODELS["DigitCNN"](num_classes=3)
     with pytest.raises(ConfigError, match="have boxes each: choose a detector: TinyDetector"):
-        choose_task("m", classifier, dataset(), *own)
+        choose_task("DigitCNN", classifier, dataset(), *own)
     with pytest.raises(ConfigError, match="have one class each: choose a classifier"):
-        choose_task("m", detector, runs.DATA, *own)
-    assert choose_task("m", classifier, runs.DATA, *own).classifies
+        choose_task("TinyDetector", detector, runs.DATA, *own)
+    assert choose_task("DigitCNN", classifier, runs.DATA, *own).classifies
     keys.detection.score = "mAP50-95"
-    assert choose_task("m", detector, dataset(), *own).score.name == "mAP50-95"
+    assert choose_task("TinyDetector", detector, dataset(), *own).score.name == "mAP50-95"
 
 
 def test_what_a_run_remembers_of_its_data_says_how_many_boxes_an_image_may_have():

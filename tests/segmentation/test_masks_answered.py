@@ -119,14 +119,14 @@ def test_a_folder_keeps_dice_by_volume_and_the_best_the_median_and_the_worst(tmp
     dice = score_of(answers.found)[0][0][[0, 3, 5]]
     np.testing.assert_allclose(one.dice, dice, rtol=1e-6)
     ranked = np.argsort(-dice.mean(-1))
-    assert [p.moment for p in one.pictures] == ["best", "median", "worst"]
-    for picture, number in zip(one.pictures, ranked, strict=True):
-        assert picture.dice == pytest.approx(100 * dice[number].mean())
-        assert picture.name == ("case4", "case8", "case6")[number]
-        sample = next(n for n in range(6) if (split.images[n] == picture.image).all())
-        np.testing.assert_array_equal(picture.truth, split.labels["mask"][sample])
-        np.testing.assert_array_equal(picture.predicted, predicted[sample])
-    assert found["z", "running"].pictures[0].image.shape == (96, 160, 3)
+    moments = zip(("best", "median", "worst"), ranked, one.pictures, strict=True)
+    for moment, number, (image, truth, own, title) in moments:
+        case = ("case4", "case8", "case6")[number]
+        assert title == f"{moment}, {100 * dice[number].mean():.1f} %: {case}"
+        sample = next(n for n in range(6) if (split.images[n] == image).all())
+        np.testing.assert_array_equal(truth, split.labels["mask"][sample])
+        np.testing.assert_array_equal(own, predicted[sample])
+    assert found["z", "running"].pictures[0][0].shape == (96, 160, 3)
 
 
 def test_predictions_are_written_as_masks_or_as_scores_by_volume_and_class(tmp_path):

@@ -32,6 +32,7 @@ def result():
     return simulate(METHOD, clients=clients, unseen=unseen, **how, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_the_score_is_the_mean_dice_of_volumes(result):
     images, labels = of_volumes(5, 2)
     found = result.predict(images)

@@ -3,12 +3,14 @@
 import io
 
 import numpy as np
+import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
 import masked
 from fedjax_bn.report import data_plots
-from fedjax_bn.segmentation.overlays import Picture, coloured, judged, overlays
+from fedjax_bn.segmentation import overlays as overlay_plots
+from fedjax_bn.segmentation.overlays import coloured, judged, overlays
 
 GREY = 100
 
@@ -49,12 +51,25 @@ def test_a_row_has_truth_and_prediction_of_each_picture_below_a_legend():
     image = np.full((16, 16, 1), GREY, np.uint8)
     truth, predicted = np.zeros((2, 16, 16), np.uint8)
     truth[4:12, 4:12], predicted[6:14, 4:12] = 1, 1
-    rows = {"a$b": [Picture(image, truth, predicted, "best")], "_": [Picture(image, truth, truth)]}
+    rows = {"a$b": [(image, truth, predicted, "best")], "_": [(image, truth, truth, "")]}
     found = pixels_of(overlays(rows, ("background", "d$sc")))
     for name in ("deepskyblue", "lime", "red", "cyan"):
         assert has(found, mixed(name)), name
         assert has(found, 255 * np.array(to_rgb(name))), name  # in the legend
     assert not has(found, mixed("magenta"))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_legend_is_inside_the_figure_although_names_are_long(monkeypatch, count):
+    monkeypatch.setattr(overlay_plots, "png", lambda figure: figure)
+    picture = np.zeros((16, 16, 1), np.uint8), *np.zeros((2, 16, 16), np.uint8), "best"
+    figure = overlays({"client " * 9: [picture] * count}, ("no", *("a" * n for n in (30, 40, 50))))
+    figure.draw_without_rendering()
+    inside = figure.legends[0].get_window_extent()
+    assert (inside.x0, inside.y0) > (0, 0)
+    assert inside.x1 < figure.bbox.width
+    label = figure.axes[0].yaxis.label.get_window_extent()
+    assert label.height < 1.1 * figure.axes[0].bbox.height
 
 
 def test_samples_and_class_counts_show_masks_and_pixels(monkeypatch):

@@ -53,7 +53,8 @@ def test_pictures_of_a_finished_run_are_events_of_its_last_round(tmp_path):
     (tmp_path / "plots").mkdir()
     for name in ("masks", "samples"):
         Image.new("RGB", (3, 2)).save(tmp_path / "plots" / f"{name}.png")
-    show_pictures(tmp_path, ["masks"], 7)
+    show_pictures(tmp_path, "not drawn", 7)
+    show_pictures(tmp_path, "masks", 7)
     assert pictures_of(tmp_path) == [(7, "masks")]
 
 

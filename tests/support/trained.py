@@ -43,7 +43,7 @@ def run() -> None:
     listen()
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
-    data_plots.samples = lambda domains: b""
+    data_plots.samples = lambda domains, **how: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
         with together():

@@ -139,7 +139,10 @@ def _divided(pool: Pool, protocol: _Protocol, number: int) -> Pool:
     group = np.unique(volume, return_inverse=True)[1]
     if protocol.by_slice:
         group = np.arange(len(volume))
-        pool = pool._replace(names=np.array([f"{pool.names[k]}/{k:05}" for k in group]))
+        names = np.array([f"{pool.names[k]}/{k:05}" for k in group])
+        # A part of the slices has gaps and is not a body, so each slice is scored alone.
+        labels = {key: leaf for key, leaf in pool.labels.items() if key != VOLUME}
+        pool = pool._replace(names=names, labels=labels)
     count = int(group.max()) + 1
     order = generator(0, number).permutation(count)
     parts = np.full(count, TEST, np.int8)

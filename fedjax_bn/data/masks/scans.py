@@ -57,14 +57,11 @@ def save_mask(path: Path, mask: np.ndarray, image: Path) -> None:
 
     Raises:
       ValueError: the image cannot be read.
-      OSError: the file exists, or cannot be written.
+      OSError: the file cannot be written.
     """
     with corruption_named(image):
         volume = open_volume(image)
     header = volume.header.copy()
     header.set_data_dtype(np.uint8)
     header["cal_min"] = header["cal_max"] = 0  # else viewers show classes in the image's window
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        raise FileExistsError(f"{path} is there already")
     type(volume)(mask.T, volume.affine, header).to_filename(path)

@@ -143,10 +143,7 @@ def draw_masks(experiment: Experiment, folder: Path) -> None:
     for (name, adaptation), one in read_answers(folder).items():
         if isinstance(one, AnsweredMasks) and one.pictures:
             label = f"{name} [{adaptation}]" if adaptation else name
-            (outside if adaptation else inside)[label] = [
-                overlays.Picture(*masks, f"{moment}, {dice:.1f} %: {sample}")
-                for moment, sample, dice, *masks in one.pictures
-            ]
+            (outside if adaptation else inside)[label] = one.pictures
     rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
     if rows:
         content = overlays.overlays(rows, class_names(experiment.internal))

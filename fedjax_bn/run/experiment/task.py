@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 
 from fedjax_bn import models
-from fedjax_bn.arguments.choices import call_chosen
+from fedjax_bn.arguments.choices import call_chosen, split_choice
 from fedjax_bn.arguments.ranges import Magnitude, Views
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, augmenting, changing
@@ -17,6 +18,7 @@ from fedjax_bn.data.pixels import augment, box_augment, mask_augment
 from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.detection import Recipe, detection
 from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.normalization.calls import shapes_of
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.task import Task, classification, segmentation
@@ -68,6 +70,7 @@ def choose_task(
     text: str,
     model: Any,
     internal: Dataset,
+    images: jax.Array,
     of_boxes: Mapping[str, Any],
     of_masks: Mapping[str, Any],
 ) -> Task:
@@ -76,23 +79,35 @@ def choose_task(
     Args:
       text: `config.model`, which made the model.
       model, internal: the model, and the clients that train it.
+      images: f[B, ...], such as the model reads.
       of_boxes, of_masks: the keys of `config.detection` and of `config.segmentation`.
 
     Raises:
       ConfigError: the model is not one for such labels.
+      ValueError: the model cannot read the images.
     """
-    labels, anchors = internal.domains[0].train.labels, getattr(model, "anchors", None)
-    kind = _kind_of(labels)
-    made_for = _MASKS if hasattr(model, "levels") else _BOXES if anchors is not None else _CLASS
-    if kind != made_for:
+    kind = _kind_of(internal.domains[0].train.labels)
+    if kind != _made_for(text, model, images):
         raise ConfigError(
             f"config.model={brief(text)} does not suit {internal.name}, whose images have "
             f"{kind.what} each: choose {kind.remedy}"
         )
     if kind == _BOXES:
         gains = {key: value for key, value in of_boxes.items() if key != "score"}
-        return detection(anchors, recipe=Recipe(**gains), score=of_boxes["score"])
+        return detection(model.anchors, recipe=Recipe(**gains), score=of_boxes["score"])
     return segmentation(internal.num_classes, **of_masks) if kind == _MASKS else classification()
+
+
+def _made_for(text: str, model: Any, images: jax.Array) -> "_Kind | None":
+    """Returns the labels that a model is made for; None if its outputs are of no known form."""
+    if getattr(model, "anchors", None) is not None:
+        return _BOXES
+    name = split_choice(text, MODELS)[0]
+    if name in MODELS:  # without a trace, which takes a second for deep networks
+        return _MASKS if name == models.UNet.__name__ else _CLASS
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    shape = getattr(shapes_of(model, variables, images), "shape", ())
+    return _CLASS if len(shape) == 2 else _MASKS if shape[:-1] == images.shape[:3] else None
 
 
 class _Kind(NamedTuple):
@@ -105,7 +120,7 @@ class _Kind(NamedTuple):
 
 _CLASS = _Kind("one class", "a classifier, such as DigitCNN or ResNet18")
 _BOXES = _Kind("boxes", "a detector: TinyDetector, YOLOv5n, YOLOv5s or YOLOv5", BOXES)
-_MASKS = _Kind("a mask", "a network for segmentation: UNet", MASK)
+_MASKS = _Kind("a mask", "UNet, or a network of logits [B, H, W, classes]", MASK)
 _AUGMENTED = {BOXES: "boxes", MASK: "masks"}  # names of `AUGMENTATIONS`, and of labels in words
 
 

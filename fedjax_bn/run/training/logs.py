@@ -202,14 +202,14 @@ def _write_events(writer: Any, record: Record) -> None:
         _write_value(writer, record["round"], tag=tag, simple_value=value)
 
 
-def show_pictures(folder: Path, names: Iterable[str], done: int) -> None:
-    """Writes plots of a finished run, plots/NAME.png of a workdir, as events of its last round.
+def show_pictures(folder: Path, name: str, done: int) -> None:
+    """Writes a plot of a finished run, plots/NAME.png of a workdir, as an event of its last round.
 
     Raises:
       WorkdirError: events cannot be written.
     """
     with _open_events(folder / "events", done) as events:
-        _write_pictures(events, (folder / "plots" / f"{name}.png" for name in names), done)
+        _write_pictures(events, (folder / "plots").glob(f"{name}.png"), done)
 
 
 def _write_pictures(writer: Any, paths: Iterable[Path], done: int) -> None:

@@ -193,10 +193,10 @@ def _finish(
     # Pictures need all clients' models where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
-        show_pictures(folder, ["boxes"], len(records))
-    if experiment.task.segments and first():
-        draw_masks(experiment, folder)
-        show_pictures(folder, ["masks"], len(records))
+        show_pictures(folder, "boxes", len(records))
+    if experiment.task.segments:
+        by_first(lambda: draw_masks(experiment, folder))
+        by_first(lambda: show_pictures(folder, "masks", len(records)))
     by_first(lambda: checkpoint.delete_earlier(folder))
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     return summary
