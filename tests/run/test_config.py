@@ -141,7 +141,7 @@ def test_a_wrong_type_names_key_value_and_the_type_that_is_allowed(tmp_path, tex
         ("batch", "did you mean 'batch_size', 'mesh.batch' or 'rsc.batch'? "),
         ("wd", "did you mean 'optimizer.weight_decay'? "),
         ("num_clients", "did you mean 'data.num_clients' or 'clients_per_round'? "),
-        ("momentum", "did you mean 'optimizer.momentum' or 'hbn.momentum'? "),
+        ("momentum", "did you mean 'optimizer.momentum', 'fedfa.momentum' or 'hbn.momentum'? "),
         ("server.lr", "did you mean 'optimizer.learning_rate'? "),
         ("server_lr", "did you mean 'fedadagrad.eta', 'fedadam.eta' or 'fedavgm.eta'? "),
         ("num_local_epochs", "did you mean 'local_epochs'? "),

@@ -8,6 +8,8 @@ from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.arguments.ranges import Alpha, Range, Samples
 from fedjax_bn.arguments.text import brief
 
+# Whose division of `data.name=prostate`; "" divides by patient.
+PROSTATE = ("", "harmofl", "fl_medsegbench")
 SMALLEST = 10  # minimum samples of a client whose number is drawn, if there are enough
 _Sigma = Annotated[float, Range("at least 0.001 and at most 100", lambda s: 0.001 <= s <= 100)]
 

@@ -34,7 +34,7 @@ from fedjax_bn.arguments.ranges import (
     one_of,
     stated_range,
 )
-from fedjax_bn.data.division.forms import PARTITION, SIZES
+from fedjax_bn.data.division.forms import PARTITION, PROSTATE, SIZES
 from fedjax_bn.run.config.key_ranges import (
     EPOCHS,
     EXPRESSION,
@@ -272,7 +272,7 @@ _KEYS = {
     "data.severities": _key((), "cifar10_c: of 1 to 5; empty: all"),
     "data.protocol": _name(
         "prostate: whose slices and parts; empty: all slices, divided by patient; see prostate.py",
-        *("", "harmofl", "fl_medsegbench"),
+        *PROSTATE,
     ),
     "detection.score": _name("what detectors report", "mAP50", "mAP50-95"),
     "detection.box": _key(0.05, "gain of the boxes in a detector's loss", AtLeast0),
