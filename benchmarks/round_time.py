@@ -66,7 +66,7 @@ def main() -> None:
         options.only, options.repeats, options.samples = ["digits", "resnet"], FEWEST, 32
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
     here = announce(
-        "DigitCNN and ResNet18 in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "
+        "DigitCNN, ResNet18 and UNet in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "
         f"ratio = PyTorch / ours: median of pairs [{CONFIDENCE:.0%} interval], above 1 ours is "
         "faster; user and system are medians of CPU seconds on all cores",
         "torch",
@@ -170,9 +170,8 @@ def our_round(task: Task) -> tuple[Callable[[], Any], Callable[[Any], Callable[[
     batches = jax.tree.map(jnp.asarray, make_batches(task))
     key = jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
-    kind, learned = (
-        (fedbn, segmentation(2)) if task.name == UNET.name else (fedavg, classification())
-    )
+    masks = task.name == UNET.name
+    kind, learned = (fedbn, segmentation(2)) if masks else (fedavg, classification())
     method = kind(task.model, optax.sgd(LEARNING_RATE), task=learned, weigh=uniform)
     state = method.init(key, variables, task.clients)
 

@@ -170,7 +170,7 @@ def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(
     shapes = Shapes((8, side, side, channels), (3, 3, channels, features), (1, 1), PADDING)
     assert algorithm_of(shapes, few=True) == name
     with differentiated_twice():
-        assert "pairs" != algorithm_of(shapes, few=True)
+        assert algorithm_of(shapes, few=True) != "pairs"
 
 
 @pytest.mark.usefixtures("x64")
