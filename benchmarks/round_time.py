@@ -66,7 +66,7 @@ def main() -> None:
         options.only, options.repeats, options.samples = ["digits", "resnet"], FEWEST, 32
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
     here = announce(
-        "DigitCNN, ResNet18 and UNet in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "
+        "DigitCNN, ResNet18 and UNet in fedjax_bn (ours) and PyTorch eager, all settings in turn; "
         f"ratio = PyTorch / ours: median of pairs [{CONFIDENCE:.0%} interval], above 1 ours is "
         "faster; user and system are medians of CPU seconds on all cores",
         "torch",
