@@ -41,6 +41,8 @@ def network(task: Task) -> torch.nn.Module:
     """Returns PyTorch's module for a task, whose forward pass gives (features, logits)."""
     if task.name == "DigitCNN":
         return torch_models.DigitCNN()
+    if task.name == "UNet":
+        return torch_models.UNet(2, 16, 3)
     return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))
 
 
@@ -58,11 +60,18 @@ def rounds(task: Task) -> dict[str, Callable[[], None]]:
     """Returns name -> a call of a round at each setting; short batches have no padding."""
     arrays, runs = make_batches(task), {}
     images = torch.from_numpy(arrays["image"]).permute(0, 1, 2, 5, 3, 4)
-    labels = torch.from_numpy(arrays["label"]).long()
+    label = arrays["label"]
+    labels = torch.from_numpy(label["mask"] if task.name == "UNet" else label).long()
 
     def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         _, logits = model((x.float() / 255 - 0.5) / 0.5)
-        return torch.nn.functional.cross_entropy(logits, y)
+        entropy = torch.nn.functional.cross_entropy(logits, y)
+        if task.name != "UNet":
+            return entropy
+        truth = torch.nn.functional.one_hot(y, 2).movedim(-1, 1)
+        p = logits.softmax(1)
+        both, either = (p * truth).sum((0, 2, 3)), (p + truth).sum((0, 2, 3))
+        return (entropy + 1 - ((2 * both + 1e-5) / (either + 1e-5))[1]) / 2
 
     for setting in SETTINGS:
         clients = [

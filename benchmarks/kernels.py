@@ -100,9 +100,9 @@ def layers(case: str, size: Size) -> dict[Shapes, int]:
     """Returns the convolutions with several candidates, and how often each occurs in a pass."""
     found: dict[Shapes, int] = {}
 
-    def noting(shapes: Shapes) -> str:
+    def noting(shapes: Shapes, few: bool) -> str:
         found[shapes] = found.get(shapes, 0) + 1
-        return algorithm_of(shapes)
+        return algorithm_of(shapes, few)
 
     images, key = jnp.zeros((size.batch, size.side, size.side, 3)), jax.random.key(0)
     # traces only shapes and computes nothing

@@ -3,6 +3,7 @@
     python benchmarks/round_time.py                          # all parts, a quarter of an hour
     python benchmarks/round_time.py --quick                  # rounds alone, some two minutes
     python benchmarks/round_time.py --only digits --repeats 40 --json
+    python benchmarks/round_time.py --only unet              # FedBN, segmentation
 
 Both programs train the same network on the same batches with the same plain SGD, clients one after
 another, and average the models at the end (weights 1/K, everything shared). Ours and PyTorch at
@@ -29,8 +30,9 @@ import optax
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.methods import fedavg
+from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.run.evaluation.scoring import SplitBatches, score_clients
+from fedjax_bn.task import classification, segmentation
 from interleave import (
     CONFIDENCE,
     FEWEST,
@@ -45,7 +47,7 @@ from interleave import (
     spend,
 )
 from machine import announce
-from tasks import DIGITS, LEARNING_RATE, RESNET, Task, make_batches, make_test_images
+from tasks import DIGITS, LEARNING_RATE, RESNET, UNET, Task, make_batches, make_test_images
 
 REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 
@@ -64,7 +66,7 @@ def main() -> None:
         options.only, options.repeats, options.samples = ["digits", "resnet"], FEWEST, 32
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
     here = announce(
-        "DigitCNN and ResNet18 in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "
+        "DigitCNN, ResNet18 and UNet in fedjax_bn (ours) and PyTorch eager, all settings in turn; "
         f"ratio = PyTorch / ours: median of pairs [{CONFIDENCE:.0%} interval], above 1 ours is "
         "faster; user and system are medians of CPU seconds on all cores",
         "torch",
@@ -168,7 +170,9 @@ def our_round(task: Task) -> tuple[Callable[[], Any], Callable[[Any], Callable[[
     batches = jax.tree.map(jnp.asarray, make_batches(task))
     key = jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
-    method = fedavg(task.model, optax.sgd(LEARNING_RATE), weigh=uniform)
+    masks = task.name == UNET.name
+    kind, learned = (fedbn, segmentation(2)) if masks else (fedavg, classification())
+    method = kind(task.model, optax.sgd(LEARNING_RATE), task=learned, weigh=uniform)
     state = method.init(key, variables, task.clients)
 
     def compile_round() -> Any:
@@ -199,6 +203,7 @@ def our_evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
 PARTS = {
     "memory": memory,
     "digits": partial(compare_rounds, DIGITS, "digit_cnn"),
+    "unet": partial(compare_rounds, UNET, "unet"),
     "resnet": partial(compare_rounds, RESNET, "resnet18"),
     "evaluation": evaluation,
 }

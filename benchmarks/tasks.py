@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.models import DigitCNN, ResNet18
+from fedjax_bn.models import DigitCNN, ResNet18, UNet
 
 LEARNING_RATE = 0.01
 
@@ -26,17 +26,20 @@ class Task(NamedTuple):
 # Two clients make short pieces; each trains a whole epoch, so that copying and averaging models
 # has the same share of a round as with more clients.
 DIGITS = Task("DigitCNN", DigitCNN(), 28, 2, 743, 32, 0.0955)
+UNET = Task("UNet", UNet(2, width=16, levels=3), 64, 3, 16, 8, 0.290)
 RESNET = Task("ResNet18", ResNet18(num_classes=10), 64, 2, 128, 16, 0.2956)
 
 
-def make_batches(task: Task) -> dict[str, np.ndarray]:
+def make_batches(task: Task) -> dict[str, Any]:
     """Returns random images as bytes, in batches; the last one of an epoch may be short."""
     random = np.random.default_rng(0)
     steps = -(-task.samples // task.batch)
     shape = (task.clients, steps, task.batch)
     image = random.integers(0, 256, (*shape, task.side, task.side, 3), dtype=np.uint8)
     valid = (np.arange(steps * task.batch) < task.samples).reshape(steps, task.batch)
-    label = random.integers(0, 10, shape).astype(np.int32)
+    label: Any = random.integers(0, 10, shape).astype(np.int32)
+    if task.name == "UNet":
+        label = {"mask": random.integers(0, 2, image.shape[:-1], dtype=np.uint8)}
     return {"image": image, "label": label, "valid": np.broadcast_to(valid, shape)}
 
 

@@ -160,6 +160,29 @@ def test_the_algorithm_follows_from_the_shapes(images, kernel, stride, padding, 
     assert algorithm_of(Shapes(images, kernel, (stride,) * 2, ((padding,) * 2,) * 2)) == name
 
 
+@pytest.mark.parametrize(
+    ("side", "channels", "features", "name"),
+    [(64, 16, 16, "pairs"), (64, 32, 16, "direct"), (32, 32, 32, "direct"), (32, 64, 32, "tiled")],
+)
+def test_few_channels_have_algorithms_of_their_own_where_a_network_asks(
+    side, channels, features, name
+):
+    shapes = Shapes((8, side, side, channels), (3, 3, channels, features), (1, 1), PADDING)
+    assert algorithm_of(shapes, few=True) == name
+    with differentiated_twice():
+        assert algorithm_of(shapes, few=True) != "pairs"
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("padding", [((1, 1), (1, 1)), ((0, 3), (2, 0))])
+def test_the_gradient_of_a_kernel_with_fewer_outputs_than_inputs_is_xlas(padding):
+    every = {"XLA": reference, "direct": ALGORITHMS["direct"]}
+    x, w = draw((2, 6, 5, 18), (3, 3, 18, 2))
+    assert_all_as_xla(
+        {name: derivatives(one, x, w, (1, 1), padding) for name, one in every.items()}
+    )
+
+
 def test_gradients_that_are_differentiated_take_matrix_products_where_these_fit_in_memory():
     stem = Shapes((16, 64, 64, 3), (7, 7, 3, 64), (2, 2), ((3, 3), (3, 3)))
     huge = stem._replace(images=(1024, 224, 224, 3))

@@ -40,6 +40,8 @@ def convolve(
     rhs_dilation: Sequence[int] | None = None,
     dimension_numbers: Any = NHWC,
     feature_group_count: int = 1,
+    *,
+    few: bool = False,
     **options: Any,
 ) -> jax.Array:
     """Convolves like `jax.lax.conv_general_dilated`, with the same arguments and results.
@@ -54,6 +56,7 @@ def convolve(
       padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
       lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count: as in lax; the default
         order is NHWC, HWIO, NHWC, which `nn.Conv` uses.
+      few: as in `convolution.algorithm_of`.
       **options: further arguments of lax; `precision` has no effect on CPU.
 
     Returns:
@@ -87,7 +90,7 @@ def convolve(
     (down, across), (rows, columns) = window_strides, padding
     sides = (rows[0], rows[1]), (columns[0], columns[1])
     shapes = convolution.Shapes(lhs.shape, rhs.shape, (down, across), sides)
-    algorithm = convolution.ALGORITHMS[convolution.algorithm_of(shapes)]
+    algorithm = convolution.ALGORITHMS[convolution.algorithm_of(shapes, few)]
     # Half precision is computed in float32, because CPUs have no arithmetic for it.
     dtype = promote(lhs.dtype, jnp.float32)
     y = algorithm(lhs.astype(dtype), rhs.astype(dtype), shapes.strides, sides)
