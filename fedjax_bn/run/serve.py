@@ -109,7 +109,8 @@ def run(
         served.write(to, facts, variables, programs)
     say(f"round {number} of {own.method} in {folder} is served in {to}")
     used = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
-    say(shlex.join(("fedjax-bn", "predict", *used)))
+    out = ("--out", "FOLDER") if experiment.task.segments else ()
+    say(shlex.join(("fedjax-bn", "predict", *used, *out)))
 
 
 def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) -> Iterator[str]:
