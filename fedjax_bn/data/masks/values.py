@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage at its first use
 
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, open_raster, turn_of
@@ -97,7 +97,7 @@ def _of_colours(colours: np.ndarray, spread: int) -> np.ndarray:
 
 def _black_and_white(levels: np.ndarray) -> np.ndarray:
     """Returns 0 and 255 for greys u8[H, W]; raises ValueError if they have areas between both."""
-    low, high = (f(levels, 3) for f in (ndimage.minimum_filter, ndimage.maximum_filter))
+    low, high = (f(levels, 3) for f in (scipy.ndimage.minimum_filter, scipy.ndimage.maximum_filter))
     flat = (levels >= 64) & (levels < 192) & (high - low < _SPREAD)
     if flat.mean() > _FLAT:
         row, column = np.argwhere(flat)[0].tolist()
