@@ -206,7 +206,7 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     yield from _other_keys(variants)
     if {one.seeds for one in cells} == {1}:
         over_samples = counted and tables[0].score == "accuracy"
-        what = "Intervals are over test samples" if over_samples else "There are no intervals"
+        what = "Intervals are over test samples" if over_samples else "Intervals need several seeds"
         yield (
             f"Every number is of one seed. {what}; how much another seed changes a number is "
             "unknown: give the workdirs of several seeds."

@@ -106,7 +106,7 @@ def test_every_model_of_ours_gives_logits_in_float32(name):
     half = in_dtype(model, HALF)
 
     def logits(variables, images):
-        wanted = [] if hasattr(model, "taps") else ["features"]  # maps are no features
+        wanted = [] if hasattr(model, "taps") else ["features"]  # its features are maps
         return forward(half, variables, images, train=True, wanted=wanted)
 
     passed = jax.eval_shape(logits, variables, images)
