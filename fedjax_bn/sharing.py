@@ -238,32 +238,33 @@ def join(shared: PyTree, personal: PyTree) -> Variables:
     )
 
 
-def describe(variables: Variables, mask: PyTree, modules: bool = True) -> str:
-    """Returns a table of shared and personal leaves, with counts and bytes, as text.
+def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: PyTree = ()) -> str:
+    """Returns a table of shared, personal and frozen leaves, with counts and bytes, as text.
 
     Args:
       variables: the variables of one client, arrays or `jax.ShapeDtypeStruct`s.
       mask: a boolean for each leaf, True if it is shared.
-      modules: whether the table has a line for each module in addition to the two sums.
+      modules: whether the table has a line for each module in addition to the sums.
+      frozen: the frozen leaves, which `variables` lack.
     """
-    rows: dict[tuple[bool, str, str], list[tuple[str, int, int]]] = {}
-    keep = jax.tree.leaves(mask)
-    for (path, leaf), shared in zip(
-        jax.tree_util.tree_leaves_with_path(variables), keep, strict=True
-    ):
+    rows: dict[tuple[str, str, str], list[tuple[str, int, int]]] = {}
+    kinds = ["shared" if shared else "personal" for shared in jax.tree.leaves(mask)]
+    kinds += ["frozen"] * len(jax.tree.leaves(frozen))
+    leaves = [*map(jax.tree_util.tree_leaves_with_path, (variables, frozen))]
+    for (path, leaf), kind in zip(leaves[0] + leaves[1], kinds, strict=True):
         collection, *inner, name = path_names(path)
-        row = rows.setdefault((shared, "/".join(inner) or ".", collection), [])
+        row = rows.setdefault((kind, "/".join(inner) or ".", collection), [])
         row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
     lines: list[str] = []
 
     def totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
         return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
 
-    for shared, title in ((True, "shared"), (False, "personal")):
-        chosen = {key: row for key, row in rows.items() if key[0] == shared}
-        leaves = [entry for row in chosen.values() for entry in row]
-        values, size = totals(leaves)
-        lines.append(f"{title}: {len(leaves)} leaves, {values:,} values, {size:,} bytes")
+    for title in ("shared", "personal", *["frozen"] * ("frozen" in kinds)):
+        chosen = {key: row for key, row in rows.items() if key[0] == title}
+        entries = [entry for row in chosen.values() for entry in row]
+        values, size = totals(entries)
+        lines.append(f"{title}: {len(entries)} leaves, {values:,} values, {size:,} bytes")
         for (_, module, collection), row in chosen.items() if modules else ():
             kept = ", ".join(entry[0] for entry in row)
             values, size = totals(row)

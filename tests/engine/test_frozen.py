@@ -83,7 +83,9 @@ def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x
         models = jax.jit(global_variables)(state), jax.jit(client_variables)(state)
         found[zeroed] = *models, metrics
         if not zeroed:
-            assert_equal(state.frozen, {"params": {**_none(start), "body": start["params"]["body"]}})
+            assert_equal(
+                state.frozen, {"params": {**_none(start), "body": start["params"]["body"]}}
+            )
             rest = state._replace(frozen=())
             assert not [p for p, _ in jax.tree.leaves_with_path(rest) if "body" in str(p)]
     assert_close(*found.values(), 1e-9, 1e-12)
