@@ -281,7 +281,8 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     check_strategy(plan.clients, num_clients)
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
-    mask, frozen = plan.share(variables), ()
+    mask: PyTree = plan.share(variables)
+    frozen: PyTree = ()
     if plan.frozen is not None:
         variables, frozen = split_frozen(variables, plan.frozen(variables))
         # Marks that a model has frozen leaves; `client.take_part` sets them here for each client.

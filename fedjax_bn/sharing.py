@@ -114,7 +114,7 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
             if not any(names[: len(path)] == path for names in known):
                 modules = sorted({names[0] for names in known})
                 raise ValueError(
-                    f"{'/'.join(path)!r} is no module or leaf of the model, which begins with "
+                    f"the model has no module or leaf {'/'.join(path)!r}; it begins with "
                     f"{', '.join(modules)}: give a path such as encoder/block0"
                 )
 

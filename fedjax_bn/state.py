@@ -31,8 +31,8 @@ class Own(NamedTuple):
     Attributes:
       personal: its personal leaves; None where a leaf is shared.
       memory: what it remembers, see `client.Client`.
-      frozen: the frozen leaves, which all clients have alike, see `sharing.split_frozen`; () where
-        there are none, and in rows of several clients.
+      frozen: the frozen leaves, which all clients have alike, see `sharing.split_frozen`; () for a
+        model without frozen leaves, and in rows of several clients.
     """
 
     personal: PyTree

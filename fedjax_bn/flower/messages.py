@@ -36,7 +36,7 @@ class Order(NamedTuple):
         the order of samples depends; 0 if no client reports its size.
       serve_unseen: whether the server asks for the client's personal leaves.
       frozen: the hash of the frozen leaves (`digest_of`), which the message holds if `begin` is 0
-        and which the client keeps for the later rounds; "" if there are none.
+        and which the client keeps for the later rounds; "" without frozen leaves.
     """
 
     federation: str
