@@ -150,3 +150,16 @@ def test_a_batch_norm_in_a_frozen_part_keeps_its_statistics_or_moves_them(moves)
 def test_what_cannot_be_frozen_is_refused(rule, message):
     with pytest.raises(ValueError, match=message):
         fedavg(NormNet(), SGD, frozen=rule).init(jax.random.key(0), variables_of(NormNet()), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "message"),
+    [
+        ("hbn", sharing.at("norm"), "moves the running statistics"),
+        ("copa", sharing.at("out"), "freezes the classifier"),
+    ],
+)
+def test_methods_refuse_what_they_need_unfrozen(name, rule, message):
+    method, variables = getattr(methods, name)(Net(), SGD, frozen=rule), variables_of(Net())
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: method.init(jax.random.key(0), variables, 2))
