@@ -28,7 +28,7 @@ from fedjax_bn.federation import (
 from fedjax_bn.methods import fedavg
 from fedjax_bn.normalization import BatchNorm
 
-OFTEN = ("fedbn", "moon", "fedsam")
+OFTEN = ("fedbn",)
 MOMENTUM = optax.sgd(0.1, momentum=0.5)
 
 

@@ -50,6 +50,7 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
     assert check_what_travels(grid, state, sent) == 4
 
 
+@pytest.mark.slow
 def test_frozen_leaves_are_sent_once_with_their_hash(folder, tmp_path):
     changes = "method=fedbn,frozen=all_but_batch_norm"
     config = run_config(tmp_path, changes)
