@@ -17,7 +17,7 @@ from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
 from fedjax_bn.local_step import Batch, LocalStep
-from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.sharing import Variables, join, split_like, with_frozen
 from fedjax_bn.state import Broadcast, Own, Received, Upload
 from fedjax_bn.task import masked_mean
 
@@ -147,6 +147,8 @@ def train_locally(
         step.check(variables, keep_optimizer, batches["valid"].shape[0])
         # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
         state = own.step if keep_optimizer else step.init(variables)
+        # Each step gets the frozen leaves from `received`, so that no loop carries them.
+        variables = with_frozen(variables, None)
         trained = train(step, received, variables, state, batches, key, load)
         variables, mine, message = (
             finish(received, trained) if finish else (trained.variables, received.memory, ())
@@ -220,7 +222,9 @@ def run_steps(
         # source. `load` has its own stream, so dropout draws the same with or without it.
         batch = blank_padding(load(source, batch, stream(key, "load")))
         variables, state = carry
-        *new, loss = step.update(variables, state, batch, received, key)
+        given = received.with_frozen(variables)
+        *new, loss = step.update(given, state, batch, received, key)
+        new[0] = with_frozen(new[0], None)
         count = batch["valid"].sum(dtype=jnp.int32)
         # A step of padding must not move an optimizer's momentum or a running statistic either.
         return where_tree(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
@@ -288,7 +292,8 @@ def take_part(
     read = ("image", "label", "valid", "source")
     data = {name: batches[name] for name in read if name in batches}
     last = last_epoch(batches["valid"], client.epochs)
-    start = (broadcast.shared, own.personal, own.memory)
+    start = (broadcast.shared, with_frozen(own.personal, own.frozen), own.memory)
+    own = own._replace(frozen=())
     received = Received(*start, broadcast.message, validation, broadcast.round, who)
 
     @functools.partial(jax.jit, inline=True)  # traced once, although `idle` needs its shapes too

@@ -49,7 +49,15 @@ from fedjax_bn.engine.devices import (
 from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.engine.weighing import normalize
-from fedjax_bn.sharing import SharingRule, Variables, everything, split
+from fedjax_bn.sharing import (
+    FROZEN,
+    SharingRule,
+    Variables,
+    everything,
+    filled,
+    split,
+    split_frozen,
+)
 from fedjax_bn.state import (
     Broadcast,
     FederatedState,
@@ -115,6 +123,7 @@ class _Plan(NamedTuple):
     client: Client
     server: ServerUpdate
     share: SharingRule
+    frozen: SharingRule | None
     weigh: WeighingRule | Weighing
     clients: str
     mesh: Mesh | None
@@ -126,6 +135,7 @@ def federate(
     *,
     server: ServerUpdate | None = None,
     share: SharingRule = everything,
+    frozen: SharingRule | None = None,
     weigh: WeighingRule | Weighing | None = None,
     privacy: Privacy | None = None,
     clients: str = "auto",
@@ -149,6 +159,8 @@ def federate(
       client: what a client does, usually `client.train_locally(step)`.
       server: the server's step; plain averaging by default.
       share: the sharing rule, see `fedjax_bn.sharing`.
+      frozen: a rule of the same form, True for leaves of `params` and `batch_stats` that nothing
+        trains, such as `sharing.all_but("head")`; it takes precedence over `share`. None for none.
       weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
         with privacy.
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
@@ -169,7 +181,8 @@ def federate(
         norm and the model has none, or `share` shares statistics in spite of privacy, or `clients`
         asks for more than K; at `round`, batches do not fit.
     """
-    check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
+    rules = {"share": share, "frozen": frozen, "weigh": weigh}
+    check_choices(**rules, server=server, privacy=privacy, clients=clients)
     server = server or averaging()
     if privacy is not None:
         if weigh not in (None, uniform):
@@ -180,7 +193,7 @@ def federate(
         client, server, weigh = clipping(client, privacy), noising(server, privacy), uniform
     client, server, weigh = reporting(client, server, weigh or by_size)
     admission = Admission(classes)
-    plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh), admission)
+    plan = _Plan(client, server, share, frozen, weigh, clients, checked_mesh(mesh), admission)
 
     def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
         count = state.round
@@ -193,11 +206,11 @@ def federate(
                 "method.round(state, ...)`"
             )
         random_key(key)
-        admission.check(state.shared, state.personal, batches)
+        admission.check(filled(state.shared, state.frozen), state.personal, batches)
 
     def check_client(broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array) -> None:
         random_key(key)
-        admission.check(broadcast.shared, own.personal, batches)
+        admission.check(filled(broadcast.shared, own.frozen), own.personal, batches)
 
     # The state is donated, so XLA overwrites the personal leaves of K clients and holds them once.
     return FederatedMethod(
@@ -218,6 +231,8 @@ def _or_none(kind: type | None = None) -> Callable[[Any], bool]:
 _CHOICES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "share": (callable, "a sharing rule: give a function variables -> booleans, such as "
               "everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
+    "frozen": (_or_none(), "a rule of frozen leaves: give a function variables -> booleans, such "
+               "as all_but('head') of fedjax_bn.sharing"),
     "weigh": (lambda x: isinstance(x, Weighing) or _or_none()(x), "a weighing rule: give a "
               "function (sizes, risks) -> weights, such as by_size or uniform of "
               "fedjax_bn.aggregation"),
@@ -266,7 +281,13 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     check_strategy(plan.clients, num_clients)
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
-    shared, personal = split(variables, plan.share(variables))
+    mask: PyTree = plan.share(variables)
+    frozen: PyTree = ()
+    if plan.frozen is not None:
+        variables, frozen = split_frozen(variables, plan.frozen(variables))
+        # Marks that a model has frozen leaves; `client.take_part` sets them here for each client.
+        variables, mask = {**variables, FROZEN: None}, {**mask, FROZEN: None}
+    shared, personal = split(variables, mask)
     memory = plan.client.init(shared, personal)
     weighing = plan.weigh.init(num_clients) if isinstance(plan.weigh, Weighing) else ()
     state = FederatedState(
@@ -278,6 +299,7 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
         weighing=jax.tree.map(jnp.copy, weighing),
         personal=(),
         memory=(),
+        frozen=frozen,
     )
     own = Own(stack(personal, rows), stack(memory, rows))
     own = place(own, plan.mesh, by_client=True)
@@ -289,8 +311,10 @@ def _take_part(
     plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array
 ) -> tuple[Own, Upload]:
     """Trains one client as a round would, for `FederatedMethod.client`."""
-    batches = plan.admission.admitted(broadcast.shared, own.personal, batches)
-    return take_part(plan.client, broadcast, own, batches, random_key(key))[:2]
+    known = filled(broadcast.shared, own.frozen)
+    batches = plan.admission.admitted(known, own.personal, batches)
+    new, upload, _ = take_part(plan.client, broadcast, own, batches, random_key(key))
+    return new._replace(frozen=own.frozen), upload
 
 
 def _round(
@@ -302,7 +326,8 @@ def _round(
     # On a mesh the caller may have padded the batches already, to place them on the devices.
     there = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, there, plan.client.epochs)
-    batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
+    known = filled(state.shared, state.frozen)
+    batches, key = plan.admission.admitted(known, state.personal, batches), random_key(key)
     # Without a cohort, row k belongs to client k.
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
@@ -352,6 +377,7 @@ def _train_all(
     early = early_weights(plan.weigh, batches, plan.client.epochs, num_clients, meeting)
 
     def one(own: Own, weight: jax.Array | None, batches: Batches) -> tuple[PyTree, Own, tuple]:
+        own = own._replace(frozen=state.frozen)
         own, upload, losses = take_part(plan.client, broadcast, own, batches, key, divided)
         if weight is None:
             return (), own, (upload, losses)

@@ -1,9 +1,15 @@
-"""Sharing rules: which leaves of a model clients share.
+"""Sharing rules: which leaves of a model clients share, and which are frozen.
 
 A rule maps a model's variables (linen collections) to a tree of booleans of the same structure:
 True for a leaf that is shared and averaged, False for one that stays with its client. Rules look at
 collections and modules: a module is a batch norm if and only if it has leaves in `batch_stats`,
 whatever its name.
+
+Frozen leaves are a third kind. A rule of the same form chooses them: True for a leaf that nothing
+trains. There is one copy of them, in `FederatedState.frozen`; the shared and the personal leaves
+have None in their places, so that optimizers, memories and uploads do not contain them. Where a
+model is passed through, the collection `frozen` of its variables has them, and `models.forward`
+puts them back into their places.
 """
 
 from collections.abc import Callable
@@ -18,6 +24,8 @@ SharingRule = Callable[[Variables], PyTree]
 STATISTICS = "batch_stats"
 # What a client has measured of its own data: personal, and zeros in what an unseen client receives.
 MEASURED = "measured"
+# {collection: tree}, the frozen leaves, None elsewhere; only where a rule freezes some.
+FROZEN = "frozen"
 
 
 def everything(variables: Variables) -> PyTree:
@@ -72,6 +80,104 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
         return {**share(without(variables, collection)), **(everything if shared else nothing)(own)}
 
     return rule
+
+
+def at(*paths: str, statistics: bool = True) -> SharingRule:
+    """Returns the rule that is True for the leaves of some modules, to freeze these modules.
+
+    Args:
+      paths: modules or single leaves, such as "encoder" or "encoder/block0/kernel".
+      statistics: whether it is True for their running statistics too. A batch norm with frozen
+        statistics normalizes by them in training, as in FixBN; otherwise they move.
+
+    Raises:
+      ValueError: when the rule is used, a path is not in the variables.
+    """
+    return _by_path(paths, True, statistics)
+
+
+def all_but(*paths: str, statistics: bool = True) -> SharingRule:
+    """Returns the rule that is True for all leaves outside some modules; arguments are as in `at`.
+
+    With `frozen=all_but("head")` the head alone is trained.
+    """
+    return _by_path(paths, False, statistics)
+
+
+def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingRule:
+    wanted = [tuple(path.split("/")) for path in paths]
+
+    def rule(variables: Variables) -> PyTree:
+        leaves = jax.tree_util.tree_leaves_with_path(variables)
+        known = [path_names(path)[1:] for path, _ in leaves]
+        for path in wanted:
+            if not any(names[: len(path)] == path for names in known):
+                modules = sorted({names[0] for names in known})
+                raise ValueError(
+                    f"the model has no module or leaf {'/'.join(path)!r}; it begins with "
+                    f"{', '.join(modules)}: give a path such as encoder/block0"
+                )
+
+        def chosen(path: tuple, leaf: Any) -> bool:
+            del leaf
+            collection, *names = path_names(path)
+            found = any(tuple(names[: len(one)]) == one for one in wanted)
+            return found == inside and (statistics or collection != STATISTICS)
+
+        return jax.tree_util.tree_map_with_path(chosen, variables)
+
+    return rule
+
+
+def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variables]:
+    """Returns the variables with None for frozen leaves, and {collection: frozen leaves}.
+
+    Only `params` and `batch_stats` have frozen leaves: collections that a method adds are trained.
+
+    Args:
+      variables: the tree to split.
+      mask: booleans of the same structure, True for a frozen leaf.
+
+    Raises:
+      ValueError: no parameter would be trained, or none is frozen.
+    """
+    network = ("params", STATISTICS)
+    mask = {
+        name: tree if name in network else jax.tree.map(lambda _: False, tree)
+        for name, tree in mask.items()
+    }
+    chosen = jax.tree.leaves(mask)
+    if not any(chosen) or all(jax.tree.leaves(mask["params"])):
+        what = "every parameter" if any(chosen) else "no leaf"
+        raise ValueError(
+            f"the rule of frozen leaves chooses {what}: give one that freezes a part, such as "
+            "sharing.all_but('head'), or leave frozen out"
+        )
+    frozen, rest = split(variables, mask)
+    return rest, {name: tree for name, tree in frozen.items() if jax.tree.leaves(tree)}
+
+
+def filled(variables: Variables, frozen: PyTree) -> Variables:
+    """Returns the variables with frozen leaves in the places of None.
+
+    `frozen` is the second result of `split_frozen`, or () for none.
+    """
+    if not frozen:
+        return variables
+    return {
+        name: join(tree, frozen[name]) if name in frozen else tree
+        for name, tree in variables.items()
+    }
+
+
+def complete(variables: Variables) -> Variables:
+    """Returns a model's collections with the leaves of the collection `frozen` in their places."""
+    return filled(without(variables, FROZEN), variables.get(FROZEN) or ())
+
+
+def with_frozen(variables: Variables, frozen: PyTree) -> Variables:
+    """Returns the variables with this collection `frozen`, if their model has frozen leaves."""
+    return {**variables, FROZEN: frozen} if FROZEN in variables else variables
 
 
 def without(variables: Variables, *collections: str) -> Variables:
@@ -132,32 +238,33 @@ def join(shared: PyTree, personal: PyTree) -> Variables:
     )
 
 
-def describe(variables: Variables, mask: PyTree, modules: bool = True) -> str:
-    """Returns a table of shared and personal leaves, with counts and bytes, as text.
+def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: PyTree = ()) -> str:
+    """Returns a table of shared, personal and frozen leaves, with counts and bytes, as text.
 
     Args:
       variables: the variables of one client, arrays or `jax.ShapeDtypeStruct`s.
       mask: a boolean for each leaf, True if it is shared.
-      modules: whether the table has a line for each module in addition to the two sums.
+      modules: whether the table has a line for each module in addition to the sums.
+      frozen: the frozen leaves, which `variables` lack.
     """
-    rows: dict[tuple[bool, str, str], list[tuple[str, int, int]]] = {}
-    keep = jax.tree.leaves(mask)
-    for (path, leaf), shared in zip(
-        jax.tree_util.tree_leaves_with_path(variables), keep, strict=True
-    ):
+    rows: dict[tuple[str, str, str], list[tuple[str, int, int]]] = {}
+    kinds = ["shared" if shared else "personal" for shared in jax.tree.leaves(mask)]
+    kinds += ["frozen"] * len(jax.tree.leaves(frozen))
+    leaves = [*map(jax.tree_util.tree_leaves_with_path, (variables, frozen))]
+    for (path, leaf), kind in zip(leaves[0] + leaves[1], kinds, strict=True):
         collection, *inner, name = path_names(path)
-        row = rows.setdefault((shared, "/".join(inner) or ".", collection), [])
+        row = rows.setdefault((kind, "/".join(inner) or ".", collection), [])
         row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
     lines: list[str] = []
 
     def totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
         return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
 
-    for shared, title in ((True, "shared"), (False, "personal")):
-        chosen = {key: row for key, row in rows.items() if key[0] == shared}
-        leaves = [entry for row in chosen.values() for entry in row]
-        values, size = totals(leaves)
-        lines.append(f"{title}: {len(leaves)} leaves, {values:,} values, {size:,} bytes")
+    for title in ("shared", "personal", *["frozen"] * ("frozen" in kinds)):
+        chosen = {key: row for key, row in rows.items() if key[0] == title}
+        entries = [entry for row in chosen.values() for entry in row]
+        values, size = totals(entries)
+        lines.append(f"{title}: {len(entries)} leaves, {values:,} values, {size:,} bytes")
         for (_, module, collection), row in chosen.items() if modules else ():
             kept = ", ".join(entry[0] for entry in row)
             values, size = totals(row)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.weighing import weighted_mean
-from fedjax_bn.sharing import MEASURED, Variables, join
+from fedjax_bn.sharing import FROZEN, MEASURED, Variables, filled, join, with_frozen, without
 
 PyTree = Any
 
@@ -31,10 +31,13 @@ class Own(NamedTuple):
     Attributes:
       personal: its personal leaves; None where a leaf is shared.
       memory: what it remembers, see `client.Client`.
+      frozen: the frozen leaves, which all clients have alike, see `sharing.split_frozen`; () for a
+        model without frozen leaves, and in rows of several clients.
     """
 
     personal: PyTree
     memory: PyTree
+    frozen: PyTree = ()
 
 
 class Received(NamedTuple):
@@ -42,7 +45,8 @@ class Received(NamedTuple):
 
     Attributes:
       shared: the shared leaves as the server sent them, None elsewhere.
-      personal: the client's personal leaves at the start of the round, None elsewhere.
+      personal: the client's personal leaves at the start of the round, None elsewhere; its
+        collection `frozen` has the frozen leaves, if there are any.
       memory: what the method remembers of this client.
       server: what the server sends in addition to the shared leaves.
       validation: the client's part of the round's `batches["validation"]`, () if it has none.
@@ -57,6 +61,10 @@ class Received(NamedTuple):
     validation: PyTree = ()
     round: jax.Array | int = 0
     client: jax.Array | int = 0
+
+    def with_frozen(self, variables: Variables) -> Variables:
+        """Returns trained variables with the collection `frozen`, for a pass of the model."""
+        return with_frozen(variables, self.personal[FROZEN]) if FROZEN in variables else variables
 
 
 class Upload(NamedTuple):
@@ -114,6 +122,7 @@ class FederatedState(NamedTuple):
       personal: the personal leaves [K, ...]; None where a leaf is shared. On a mesh padding rows
         may follow, up to a multiple of its clients axis.
       memory: the clients' part of the method state, with the same rows as `personal`.
+      frozen: the frozen leaves, one copy, see `sharing.split_frozen`; () for none.
     """
 
     round: jax.Array
@@ -123,6 +132,7 @@ class FederatedState(NamedTuple):
     weighing: PyTree
     personal: PyTree
     memory: PyTree
+    frozen: PyTree = ()
 
 
 def broadcast_of(state: FederatedState) -> Broadcast:
@@ -132,14 +142,25 @@ def broadcast_of(state: FederatedState) -> Broadcast:
 
 def own_of(state: FederatedState, k: jax.Array | int) -> Own:
     """Returns what row k of the state holds for its client."""
-    return jax.tree.map(lambda leaf: leaf[k], Own(state.personal, state.memory))
+    own = jax.tree.map(lambda leaf: leaf[k], Own(state.personal, state.memory))
+    return own._replace(frozen=state.frozen)
 
 
 def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedState:
     """Returns the state with row k replaced by `own`."""
     stacked = Own(state.personal, state.memory)
-    personal, memory = jax.tree.map(lambda rows, new: rows.at[k].set(new), stacked, own)
-    return state._replace(personal=personal, memory=memory)
+    own = own._replace(frozen=())
+    new = jax.tree.map(lambda rows, new: rows.at[k].set(new), stacked, own)
+    return state._replace(personal=new.personal, memory=new.memory)
+
+
+def completed(state: FederatedState) -> FederatedState:
+    """Returns the state with its frozen leaves among the shared ones, to evaluate its models."""
+    if not state.frozen:
+        return state
+    shared = filled(without(state.shared, FROZEN), state.frozen)
+    personal = without(state.personal, FROZEN)
+    return state._replace(shared=shared, personal=personal, frozen=())
 
 
 def client_variables(state: FederatedState, k: int | None = None) -> Variables:
@@ -147,6 +168,7 @@ def client_variables(state: FederatedState, k: int | None = None) -> Variables:
 
     These are the collections of client k, or of all clients with a leading axis K if `k` is None.
     """
+    state = completed(state)
     if k is not None:
         # Copied, because the next round donates the state and so deletes its arrays.
         shared = jax.tree.map(jnp.copy, state.shared)
@@ -162,7 +184,7 @@ def global_variables(state: FederatedState) -> Variables:
     Personal leaves are averaged with the last round's weights, so that batch norm is averaged too
     (FedBN, Appendix G); the clients' own leaves are unchanged.
     """
-    num_clients = state.weights.shape[0]
+    state, num_clients = completed(state), state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
     # A client of weight 0 is left out, so that the NaN of a failed client does not reach the mean.
     personal = unseen_personal(personal, state.weights)

@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.sharing import FROZEN
+
 
 def promote(*dtypes: Any) -> jnp.dtype:
     """Returns the dtype to which JAX promotes all, such as float64 for float64 and float32."""
@@ -14,5 +16,6 @@ def promote(*dtypes: Any) -> jnp.dtype:
 
 def parameter_dtype(variables: dict[str, Any]) -> jnp.dtype:
     """Returns the dtype of a model's parameters and of its inputs; by default JAX's float."""
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(variables["params"])}
+    frozen = (variables.get(FROZEN) or {}).get("params")
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((variables["params"], frozen))}
     return promote(*dtypes or {jnp.result_type(float)})

@@ -232,6 +232,7 @@ def generalization_adjustment(
                 "fedjax_bn.methods.selection.validation_loss(model, prepare)"
             )
         start = join(received.shared, received.personal)
+        variables = received.with_frozen(variables)
         return {"received": measure(start, received), "trained": measure(variables, received)}
 
     def weigh(

@@ -28,12 +28,21 @@ from fedjax_bn.flower.messages import (
     Hello,
     Order,
     arrays_in,
+    digest_of,
     packed,
     record_in,
     recorded,
 )
 from fedjax_bn.flower.settings import Node, config_of, node_of
-from fedjax_bn.flower.site import Site, load_own, open_site, save_own, sent_personal
+from fedjax_bn.flower.site import (
+    Site,
+    keep_frozen,
+    load_frozen,
+    load_own,
+    open_site,
+    save_own,
+    sent_personal,
+)
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
 from fedjax_bn.run.experiment.method import weighs_by_validation
@@ -55,14 +64,45 @@ class _Task:
 
     def broadcast(self) -> Broadcast:
         """Returns the server's broadcast; raises ValueError if another method sent it."""
-        return from_named(arrays_in(self.content), jax.eval_shape(broadcast_of, self.site.like))
+        arrays = {k: x for k, x in arrays_in(self.content).items() if not _is_frozen(k)}
+        return from_named(arrays, jax.eval_shape(broadcast_of, self.site.like))
 
     def own(self) -> Own:
-        """Returns the client's own part before the round; raises WorkdirError if it is lost."""
+        """Returns the client's own part before the round, with the frozen leaves.
+
+        Raises:
+          WorkdirError: a file of it is lost.
+          ValueError: the frozen leaves are not those of the server.
+        """
+        frozen = self._frozen()
         if not self.order.begin:
-            return jax.device_get(own_of(self.site.start(), 0))
+            return jax.device_get(own_of(self.site.start(), 0))._replace(frozen=frozen)
         like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
-        return load_own(self.place, self.order.begin, like)
+        own = load_own(self.place, self.order.begin, like._replace(frozen=()))
+        return own._replace(frozen=frozen)
+
+    def _frozen(self) -> Any:
+        """Returns the frozen leaves, of which the server sends the hash; writes them once."""
+        begin, like = self.order.begin, {"frozen": self.site.like.frozen}
+        if not jax.tree.leaves(like) and not self.order.frozen:
+            return ()
+        if begin:
+            found = load_frozen(self.place, begin, like)
+        else:
+            sent = {k: x for k, x in arrays_in(self.content).items() if _is_frozen(k)}
+            found = from_named(sent, like)
+        if digest_of(to_named(found)) != self.order.frozen:
+            raise ValueError(
+                "the frozen leaves have another hash than the server gives: use the same run "
+                "config on both sides, and a new folder for the client, or a new workdir"
+            )
+        if not begin:
+            keep_frozen(self.place, found)
+        return found["frozen"]
+
+
+def _is_frozen(name: str) -> bool:
+    return name.startswith("frozen/")
 
 
 def client_app(folder: str | Path = ".") -> ClientApp:
@@ -152,7 +192,8 @@ def _train(task: _Task) -> dict[str, Any]:
     site, order, broadcast = task.site, task.order, task.broadcast()
     with owned(task.place):  # a task of an earlier round may still be running
         own, upload = jax.device_get(site.train(order, broadcast, task.own()))
-        save_own(task.place, int(broadcast.round) + 1, own, order.begin)
+        kept = own._replace(frozen=())
+        save_own(task.place, int(broadcast.round) + 1, kept, order.begin)
     if not site.node.reports("losses"):
         # NaN instead of no leaf, because the server requires the exact form of an upload.
         hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
@@ -172,7 +213,7 @@ def _evaluate(task: _Task) -> dict[str, Any]:
         )
     with owned(task.place):
         own = task.own()
-    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
+    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], own[:2])
     # The evaluator takes a state, so this one holds the client alone, with K = 1.
     alone = FederatedState(
         round=broadcast.round,
@@ -182,6 +223,7 @@ def _evaluate(task: _Task) -> dict[str, Any]:
         weighing=(),
         personal=personal,
         memory=memory,
+        frozen=own.frozen,
     )
     record = task.evaluator()(alone)
     return {"scores": {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}}

@@ -3,6 +3,7 @@
 `exchange` sends messages and collects the replies.
 """
 
+import hashlib
 import time
 from collections.abc import Mapping
 from io import BytesIO
@@ -34,6 +35,8 @@ class Order(NamedTuple):
       longest, smallest: the numbers of samples of the largest and the smallest client, on which
         the order of samples depends; 0 if no client reports its size.
       serve_unseen: whether the server asks for the client's personal leaves.
+      frozen: the hash of the frozen leaves (`digest_of`), which the message holds if `begin` is 0
+        and which the client keeps for the later rounds; "" without frozen leaves.
     """
 
     federation: str
@@ -43,6 +46,7 @@ class Order(NamedTuple):
     longest: int
     smallest: int
     serve_unseen: bool
+    frozen: str = ""
 
 
 class Answer(NamedTuple):
@@ -85,6 +89,17 @@ def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
         data = b"".join((file.getvalue(), array.ravel(order).view(np.uint8).data))
         record[name] = Array(str(array.dtype), array.shape, _NUMPY, data)
     return ArrayRecord(record)
+
+
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of named arrays, with names, dtypes and shapes; "" without arrays."""
+    if not arrays:
+        return ""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def packed(

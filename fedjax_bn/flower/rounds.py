@@ -234,11 +234,21 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 def _asked(
     grid: Grid, host: Host, met: Met, kept: Kept, clients: Iterable[int], kind: str, number: int
 ) -> dict[int, Message]:
-    """Sends clients the broadcast of round `number`; returns client -> reply."""
-    arrays = messages.recorded(to_named(broadcast_of(kept.state)))  # all messages share the bytes
+    """Sends clients the broadcast of round `number`; returns client -> reply.
+
+    Clients that have not trained yet also get the frozen leaves, which they keep.
+    """
+    sent = to_named(broadcast_of(kept.state))
+    arrays = messages.recorded(sent)  # all messages share the bytes
+    first = arrays
+    if host.order.frozen and not all(np.asarray(kept.taken)[[*clients]]):
+        first = messages.recorded(sent | to_named({"frozen": kept.state.frozen}))
     node = {k: met.members[k].node for k in clients}
     orders = {k: host.order._replace(begin=int(kept.taken[k])) for k in node}
-    contents = {node[k]: messages.packed(order, arrays) for k, order in orders.items()}
+    contents = {
+        node[k]: messages.packed(order, arrays if order.begin else first)
+        for k, order in orders.items()
+    }
     replies = messages.exchange(grid, contents, kind, host.run.time_limit, str(number))
     return {k: replies[node[k]] for k in node if node[k] in replies}
 

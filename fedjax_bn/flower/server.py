@@ -23,9 +23,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from ml_collections import ConfigDict
 
-from fedjax_bn.engine.named_arrays import names_of
+from fedjax_bn.engine.named_arrays import names_of, to_named
 from fedjax_bn.flower.host import Host, Kept, open_host
-from fedjax_bn.flower.messages import Order
+from fedjax_bn.flower.messages import Order, digest_of
 from fedjax_bn.flower.rounds import Met, TooFewError, evaluate, meet, play
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
@@ -107,6 +107,8 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         about = {"data": order.federation, "sizes": sizes, "samples": form}
         claim(place, flat, about | promised | describe_machine(), follows_rounds(config))
         kept, records = resume(place, host.start)
+        digest = digest_of(to_named({"frozen": kept.state.frozen}))
+        host = host._replace(order=host.order._replace(frozen=digest))
         _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)
         log(INFO, _write_served(host, place, folder, kept, records))
@@ -224,6 +226,7 @@ def _write_served(
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
     # The server's part stays that of the start: only the next round would read it.
     state = host.alone()._replace(round=kept.state.round, shared=kept.state.shared)
+    state = state._replace(frozen=kept.state.frozen)
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
     state = state._replace(personal={**state.personal, **dict(mean)})
     config, name = deployed(host.config), host.order.federation

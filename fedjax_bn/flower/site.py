@@ -3,6 +3,7 @@
 A client's own part, its personal leaves and the memory of its method, stays in its own folder:
 
     FOLDER/FEDERATION/own-00000007.npz     after round 7, named arrays, each with a checksum
+    FOLDER/FEDERATION/frozen.npz           the frozen leaves, if there are any
 
 Files are written atomically, so a kill at any moment leaves the previous file whole. The file with
 which the client began its last round is kept too: if the server did not get or did not accept the
@@ -40,6 +41,8 @@ from fedjax_bn.sharing import MEASURED, Variables, without
 from fedjax_bn.state import Broadcast
 
 _OWN = "own-{:08d}.npz"
+_FROZEN = "frozen.npz"
+PyTree = Any
 _Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 
 
@@ -203,7 +206,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 
     def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
         # The order is a static argument, so fields that do not change the program are blanked.
-        order = order._replace(federation="", method="", begin=0, serve_unseen=False)
+        order = order._replace(federation="", method="", begin=0, serve_unseen=False, frozen="")
         fresh = _training_keys(config, keys)
         if fits:
             return resident(order, broadcast, own, number, (fresh, data, kept))
@@ -230,7 +233,26 @@ def load_own(folder: Path, number: int, like: Own) -> Own:
     Raises:
       WorkdirError: the file is missing, damaged, or of another form than `like`.
     """
-    path = folder / _OWN.format(number)
+    return _load(folder / _OWN.format(number), number, like)
+
+
+def keep_frozen(folder: Path, frozen: PyTree) -> None:
+    """Writes the frozen leaves that came with a client's first round into a federation's folder.
+
+    Raises:
+      WorkdirError: the folder cannot be written to.
+    """
+    content = io.BytesIO()
+    np.savez(content, **to_named(frozen))
+    write_atomically(folder / _FROZEN, content.getvalue())
+
+
+def load_frozen(folder: Path, number: int, like: PyTree) -> PyTree:
+    """Returns what `keep_frozen` wrote; the errors are those of `load_own`."""
+    return _load(folder / _FROZEN, number, like)
+
+
+def _load(path: Path, number: int, like: PyTree) -> Any:
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             return from_named(dict(arrays), like)

@@ -48,6 +48,7 @@ class OptionsButServer(TypedDict, total=False):
     load: Load | None
     train: Train | None
     share: SharingRule
+    frozen: SharingRule | None
     weigh: WeighingRule | Weighing | None
     privacy: Privacy | None
     clients: str
@@ -182,7 +183,7 @@ def method_of(
       start: `start(key, variables) -> variables`, which `init` calls first. It adds the method's
         collections, or raises ValueError for an unsuitable model.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `weigh`, `privacy`, `server`, `clients`, `mesh` and `statistics` as in
+        `share`, `frozen`, `weigh`, `privacy`, `server`, `clients`, `mesh` and `statistics` as in
         `federation.federate`; `learned` from `learning`.
     """
     # Options in this signature belong to the client; the others are for `federate`.

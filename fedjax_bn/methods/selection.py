@@ -58,7 +58,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             some, keys = inputs
             done = run_steps(step, received, variables, state, some | source, keys, load)
             passed += len(done.counts)  # with padding, which `Trained.steps` leaves out
-            value = score(done.variables, received).astype(worst.dtype)
+            value = score(received.with_frozen(done.variables), received).astype(worst.dtype)
             # > is False for NaN, so that a model with score NaN is never kept.
             best = where_tree(value > best[1], (done.variables, value, passed), best)
             return (done.variables, done.state, best, passed), (done.losses, done.counts)

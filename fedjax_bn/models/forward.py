@@ -14,10 +14,18 @@ import jax
 from fedjax_bn.models import hooks, masks
 from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
 from fedjax_bn.models.layers import require_floats
-from fedjax_bn.normalization import StatisticsRule, normalize_with
+from fedjax_bn.normalization import StatisticsRule, normalize_with, running_statistics
 from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
-from fedjax_bn.normalization.layer import RECORDED
-from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths, without
+from fedjax_bn.normalization.layer import RECORDED, Layer, Statistics, statistics_of
+from fedjax_bn.sharing import (
+    FROZEN,
+    STATISTICS,
+    Variables,
+    batch_norm_paths,
+    complete,
+    split_like,
+    without,
+)
 
 PyTree = Any
 
@@ -73,7 +81,11 @@ def forward(
         reaches; the model is an nnx module without `from_nnx`.
     """
     require_floats(images)
-    plain, own = masks.take(variables)
+    frozen_leaves = variables.get(FROZEN) or {}
+    fixed = batch_norm_paths(frozen_leaves) if train else frozenset()
+    if fixed:
+        statistics = _fixing(fixed, statistics)
+    plain, own = masks.take(complete(variables))
     plain, hooked = hooks.take(plain, images, key if train else None)
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
@@ -109,6 +121,20 @@ def forward(
             around_layers.enter_context(context)
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
+    if STATISTICS in moved and fixed:
+        kept, _ = split_like(moved[STATISTICS], variables[STATISTICS])
+        moved = {**moved, STATISTICS: kept}
     found, outputs = out if method else (None, out)
     features, recorded = found if shown or frozen else None, moved.get(RECORDED, {})
     return Output(found if instead else outputs, features, without(moved, RECORDED), recorded)
+
+
+def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> StatisticsRule:
+    """Returns the rule whose batch norms at the paths `fixed` keep and use running statistics."""
+
+    def fixing(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        if layer.path in fixed:
+            return running_statistics(layer, x)
+        return statistics_of(rule, layer, x, valid)
+
+    return fixing

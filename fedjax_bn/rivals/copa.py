@@ -14,7 +14,7 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
-from fedjax_bn.sharing import SharingRule, Variables, everything, path_names
+from fedjax_bn.sharing import SharingRule, Variables, complete, everything, path_names
 from fedjax_bn.state import Received, stack
 
 PyTree = Any
@@ -67,7 +67,7 @@ def copa(
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        require_linear("copa", learned.model, variables, images)
+        require_linear("copa", learned.model, complete(variables), images)
         loss, out = learned.trained(
             variables, images, batch, key, statistics=rule, wanted=["features"]
         )
@@ -91,6 +91,12 @@ def copa(
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         state = method.init(key, variables, num_clients)
+        path, kept = _path(model, variables), state.frozen or {}
+        if "params" in kept and jax.tree.leaves(_leaves_of(path, kept)):
+            raise ValueError(
+                "copa trains and exchanges the classifiers of its clients, but frozen freezes the "
+                "classifier: let frozen leave it out"
+            )
         # Here, because the server's own `init` does not get the number of clients.
         return state._replace(
             server=ServerState(sent=stack(_classifier(model, variables), num_clients))
@@ -103,7 +109,7 @@ def _send_classifier(model: Any) -> Finish:
     """Returns the last act: send the classifier in the client's row, and a mask of that row."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        own = _classifier(model, trained.variables)
+        own = _classifier(model, complete(received.with_frozen(trained.variables)))
         count = len(received.server["kernel"])
 
         def placed(leaf: jax.Array) -> jax.Array:
@@ -140,8 +146,12 @@ def renewed(old: jax.Array, found: jax.Array, part: jax.Array) -> jax.Array:
 
 def _classifier(model: Any, variables: Variables) -> PyTree:
     """Returns {"kernel": f[F, classes], "bias": f[classes]} of the dense layer that classifies."""
+    return _leaves_of(_path(model, variables), variables)
+
+
+def _leaves_of(path: tuple[str, ...], variables: Variables) -> PyTree:
     layer = variables["params"]
-    for name in _path(model, variables):
+    for name in path:
         layer = layer[name]
     return {name: layer[name] for name in ("kernel", "bias") if name in layer}
 

@@ -131,7 +131,8 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
         with _noting(layers["trained"], mine):
             loss, out = learned.trained(without(variables, COLLECTION), images, batch, key)
         with _noting(layers["frozen"], theirs):
-            frozen = forward(learned.model, received.memory["model"], images)
+            first = received.with_frozen(received.memory["model"])
+            frozen = forward(learned.model, first, images)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
         if mine:
             stages = _brought(layers["trained"], mine), _brought(layers["frozen"], theirs)

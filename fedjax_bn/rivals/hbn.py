@@ -81,7 +81,7 @@ def hbn(
         )
         return {**variables, "params": params}
 
-    return method_of(
+    method = method_of(
         gradient_step(differentiate(objective), optimizer),
         around=lambda client: _measuring(client, learned, load or look_up),
         share=_keeping_shares(rest.pop("share", everything)),
@@ -89,6 +89,17 @@ def hbn(
         start=start,
         **rest,
     )
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        state = method.init(key, variables, num_clients)
+        if STATISTICS in (state.frozen or {}):
+            raise ValueError(
+                "hbn moves the running statistics of every batch norm, but frozen freezes some: "
+                "leave them out, as in sharing.at('layer1', statistics=False)"
+            )
+        return state
+
+    return method._replace(init=init)
 
 
 def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:

@@ -51,6 +51,36 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
 
 
 @pytest.mark.slow
+def test_frozen_leaves_are_sent_once_with_their_hash(folder, tmp_path):
+    changes = "method=fedbn,frozen=all_but_batch_norm"
+    config = run_config(tmp_path, changes)
+    grid = LocalGrid(nodes_of(folder, config))
+    kept, _ = serve(grid, run_of(config), folder)
+    state, sent = simulated(folder, changes)
+    federation = record_in(grid.sent[-1][0].content, Order).federation
+    assert_same(folder, kept, federation, state)
+    names = set(names_of({"frozen": state.frozen}))
+    trained = [pair for pair in grid.sent if pair[0].metadata.message_type == "train"]
+    for down, up in trained:
+        asked, answered = arrays_in(down.content), arrays_in(up.content)
+        order = record_in(down.content, Order)
+        extra = names if order.begin == 0 else set()
+        assert set(asked) == {*names_of(broadcast_of(state)), *extra}
+        assert not set(answered) & names
+        moved = sum(x.nbytes for name, x in asked.items() if name not in names)
+        assert moved == sent["down"]
+        assert len(order.frozen) == 64
+    assert [bool(record_in(down.content, Order).begin) for down, _ in trained].count(False) == 2
+    path = folder / "client-0" / federation / "frozen.npz"
+    with np.load(path) as arrays:
+        assert set(arrays) == names
+        np.savez(path, **{name: 2 * x for name, x in arrays.items()})
+    last = next(d for d, _ in reversed(trained) if d.metadata.dst_node_id == 10)
+    with pytest.raises(ValueError, match="another hash"):
+        grid.nodes[10](last)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "fedrdn"])
 def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     folder, tmp_path, monkeypatch, name

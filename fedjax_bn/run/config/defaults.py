@@ -119,6 +119,12 @@ _KEYS = {
         "what leaves the client: everything, nothing, all_but_batch_norm, all_but_statistics, or "
         "your own; empty: the method's own rule",
     ),
+    "frozen": _key(
+        "",
+        "what nothing trains or sends: paths of modules, such as layer1,layer2; "
+        "all_but:paths=head; at:paths=layer1:statistics=false, whose running statistics move; a "
+        "rule as for share, such as all_but_batch_norm; or your own; empty: nothing",
+    ),
     "weigh": _key(
         "",
         "by_size, uniform, by_divergence, risk_extrapolation:eta=0.5:solver=slsqp, "

@@ -38,7 +38,7 @@ from fedjax_bn.run.experiment.values import Evaluation, Experiment
 from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.run.training import population
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.sharing import Variables, join, with_frozen
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Task
 
@@ -194,14 +194,20 @@ def _adapted_rows(
     """
     steps = _steps(experiment)
 
-    def on_device(shared: Variables, rows: tuple, _: None) -> Variables:
+    def on_device(common: tuple, rows: tuple, _: None) -> Variables:
+        shared, frozen = common
+
+        def adapted(row: tuple) -> Variables:
+            variables = steps(with_frozen(join(shared, row[0]), frozen), *row[1:])
+            return with_frozen(variables, None)
+
         # One client after another: side by side their gradients would need K times the memory.
-        return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
+        return jax.lax.map(adapted, rows)
 
     @jax.jit
     def adapted(state: FederatedState, images: jax.Array, labels: Any) -> FederatedState:
         rows = state.personal, images, labels
-        personal = apart(on_device, experiment.mesh, state.shared, rows)
+        personal = apart(on_device, experiment.mesh, (state.shared, state.frozen), rows)
         nothing = jax.tree.map(lambda leaf: None, state.shared)
         return state._replace(shared=nothing, personal=personal)
 
@@ -329,6 +335,7 @@ def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
     """
     if isinstance(state, population.Held):
         population.refuse_ensemble(choices)
+        state = state.state
     variables = global_variables(state)
     if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
         return with_clients(variables, client_variables(state))

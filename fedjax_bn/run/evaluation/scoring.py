@@ -28,6 +28,7 @@ from fedjax_bn.run.evaluation.answers import AnyAnswers
 from fedjax_bn.run.processes.mesh import copies_on, over_all, place_copies, place_rows
 from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.sharing import Variables, join
+from fedjax_bn.state import completed
 from fedjax_bn.task import Score, Task, classification
 
 PyTree = Any
@@ -233,6 +234,7 @@ def score_clients(
     judged = _judging(of_clients(model, statistics), prepare, score, mesh)
 
     def score_all(state: FederatedState, blocks: Blocks) -> list[float | AnyAnswers]:
+        state = completed(state)
         client, kept = judged(state.shared, state.personal, (), blocks)
         return [_total(score, kept, client == k) for k in range(num_clients)]
 

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import aggregation, methods, sharing
 from fedjax_bn.adaptation.choice import NEEDS
 from fedjax_bn.arguments.choices import call_chosen, naming
-from fedjax_bn.arguments.text import brief
+from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.perturb import amplitude_mix, randconv
@@ -87,6 +87,8 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
+    if config.frozen:
+        options["frozen"] = _choose_frozen(config.frozen)
     if config.weigh:
         options["weigh"] = _choose_weighing(config.weigh)
     if keys.clip:
@@ -157,10 +159,29 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
     return method, options
 
 
-def _choose_sharing(text: str) -> sharing.SharingRule:
+def _choose_frozen(text: str) -> sharing.SharingRule:
+    """Returns the rule of frozen leaves that a text names: paths, or as in `_choose_sharing`."""
+    name = text.partition(":")[0]
+    if name in (sharing.at.__name__, sharing.all_but.__name__):
+        make, options = choice_of("frozen", text, {"at": _at, "all_but": _all_but})
+        return make(**options)
+    if ":" in text or text in SHARING:
+        return _choose_sharing(text, "frozen")
+    return sharing.at(*names_in(text))
+
+
+def _at(paths: str, statistics: bool = True) -> sharing.SharingRule:
+    return sharing.at(*names_in(paths), statistics=statistics)
+
+
+def _all_but(paths: str, statistics: bool = True) -> sharing.SharingRule:
+    return sharing.all_but(*names_in(paths), statistics=statistics)
+
+
+def _choose_sharing(text: str, key: str = "share") -> sharing.SharingRule:
     """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
-    rule, options = choice_of("share", text, SHARING)
-    what = f"config.share={brief(text)}"
+    rule, options = choice_of(key, text, SHARING)
+    what = f"config.{key}={brief(text)}"
     if rule in SHARING.values():
         return rule
 

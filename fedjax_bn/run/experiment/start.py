@@ -38,7 +38,7 @@ from fedjax_bn.run.files.workdir import CLAIM, Record, read_json
 from fedjax_bn.run.processes.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import Held, num_clients
-from fedjax_bn.sharing import Variables, describe, join, path_names, split_like
+from fedjax_bn.sharing import Variables, describe, filled, join, path_names, split_like
 
 _Form = jax.ShapeDtypeStruct
 
@@ -244,6 +244,7 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
         count = len(tree["weights"])
         personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
         found = join(tree["shared"], weighted_mean(personal, tree["weights"]))
+        found = filled(found, tree.get("frozen") or ())
     except UserError as error:
         raise ConfigError(f"{what}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -307,7 +308,7 @@ def data_hash(experiment: Experiment) -> str:
 def partition_table(
     experiment: Experiment, state: FederatedState | Held, modules: bool = True
 ) -> str:
-    """Returns a table of the shared and the personal leaves, with counts and bytes of one client.
+    """Returns a table of shared, personal and frozen leaves, with counts and bytes of one client.
 
     Args:
       experiment: the run's.
@@ -316,8 +317,8 @@ def partition_table(
     """
     own = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
     variables = join(state.shared, own)
-    mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
+    mask = jax.tree.map(lambda leaf, ours: ours is not None, variables, state.shared)
     plan = experiment.plan
     return f"{plan.method} on {plan.model}, {num_clients(state):,} clients\n" + (
-        describe(variables, mask, modules)
+        describe(variables, mask, modules, state.frozen)
     )

@@ -29,7 +29,7 @@ from fedjax_bn.run.processes.mesh import gathered
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training.population import Held, rows_of_clients
 from fedjax_bn.run.training.records import Record
-from fedjax_bn.sharing import STATISTICS, join, path_names
+from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 
 _KINDS = ("mean", "std", "scale", "bias")
 _FOLDER, _PARAMS = "batch_norms", "params"
@@ -86,7 +86,8 @@ def log_batch_norms(
     # Layers are ordered by a trace of one client's model.
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
     images = sample_input(experiment.internal, experiment.prepare, 2)
-    layers = in_forward_order(found, experiment.model, join(state.shared, one), images)
+    variables = filled(without(join(state.shared, one), FROZEN), state.frozen)
+    layers = in_forward_order(found, experiment.model, variables, images)
     nothing = np.full(len(names), np.nan)
     values = {
         kind: np.float32([found[layer].get(kind, nothing)[kept] for layer in layers])

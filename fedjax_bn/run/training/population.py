@@ -218,6 +218,7 @@ class Held:
     # Code that reads a `FederatedState` finds these fields here, as of a federation of one.
     round = property(lambda self: self.state.round)
     shared = property(lambda self: self.state.shared)
+    frozen = property(lambda self: self.state.frozen)
     server = property(lambda self: self.state.server)
     weights = property(lambda self: self.state.weights)
     personal = property(lambda self: self.state.personal)

@@ -1,0 +1,165 @@
+"""Frozen leaves: one copy, which nothing trains, sends, averages or remembers."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+
+from federations import (
+    CLASSES,
+    NAMED,
+    ON_MAPS,
+    SGD,
+    NormNet,
+    assert_close,
+    batches_of,
+    begun,
+    in_float64,
+    variables_of,
+)
+from fedjax_bn import methods, sharing
+from fedjax_bn.federation import (
+    client_variables,
+    global_variables,
+    own_of,
+    traffic,
+)
+from fedjax_bn.methods import fedavg
+from fedjax_bn.normalization import BatchNorm
+
+OFTEN = ("fedbn",)
+MOMENTUM = optax.sgd(0.1, momentum=0.5)
+
+
+class Body(nn.Module):
+    """A dense layer whose gradient is zeroed by hand."""
+
+    zeroed: bool
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", nn.initializers.normal(), (x.shape[-1], 2), x.dtype)
+        return x @ (jax.lax.stop_gradient(kernel) if self.zeroed else kernel)
+
+
+class Net(nn.Module):
+    """`MapNet` after a body, which is to be frozen."""
+
+    zeroed: bool = False
+    norm: bool = True
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = Body(self.zeroed, name="body")(x.reshape(len(x), -1, 2))
+        x = nn.relu(BatchNorm(name="norm")(x) if self.norm else x).mean(1)
+        x = nn.Dropout(0.2)(x, deterministic=not train)
+        return nn.Dense(CLASSES, name="out")(x)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in methods.__all__],
+)
+def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x64, name):
+    found = {}
+    options = ON_MAPS.get(name, {}) | NAMED.get(name, {})
+    for zeroed in (False, True):
+        net = Net(zeroed, name != "fedwon")
+        more = {} if zeroed else {"frozen": sharing.at("body")}
+        method = getattr(methods, name)(net, MOMENTUM, clients="map", **options, **more)
+        start = in_float64(variables_of(Net(False, name != "fedwon")))
+        state = begun(method, jax.random.key(1), start, 2)
+        for _ in range(2):
+            state, metrics = method.round(state, batches_of((8, 6)), jax.random.key(1))
+        models = jax.jit(global_variables)(state), jax.jit(client_variables)(state)
+        found[zeroed] = *models, metrics
+        if not zeroed:
+            (kept,) = jax.tree.leaves(state.frozen)
+            np.testing.assert_array_equal(kept, start["params"]["body"]["kernel"])
+            rest = state._replace(frozen=())
+            assert not [p for p, _ in jax.tree.leaves_with_path(rest) if "body" in str(p)]
+    assert_close(*found.values(), 1e-9, 1e-12)
+
+
+def test_a_round_moves_the_bytes_of_the_trained_leaves_alone():
+    """The body is frozen, the affine parameters of batch norms train, the head is personal."""
+    net, variables, batches = NormNet(), variables_of(NormNet()), batches_of((8, 6))
+    frozen = sharing.all_but("a/scale", "a/bias", "b/scale", "b/bias", "c")
+    method = fedavg(net, optax.adam(0.1), share=_but_head, frozen=frozen, keep_optimizer=True)
+    state = begun(method, jax.random.key(0), variables, 2)
+    one = jax.tree.map(lambda leaf: leaf[0], batches)
+    affine, head = 4 * 8 * 4, (8 * CLASSES + CLASSES) * 4
+    sent = traffic(method, state, one)
+    # The number of the round, and an upload's size, risk, loss, client and two booleans.
+    assert sent == {"down": affine + 4, "up": affine + 18}
+    own = own_of(state, 0)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(own.personal)) == head
+    moments = 2 * (affine + head) + 4
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(own.memory)) == moments
+    # A round's program takes one copy of the frozen leaves for any number of clients.
+    sizes = []
+    for count in (2, 4):
+        more = jax.eval_shape(lambda n=count: method.init(jax.random.key(0), variables, n))
+        given = jax.eval_shape(lambda n=count: batches_of((8,) * n))
+        program = method.round.lower(more, given, jax.random.key(0)).compile()
+        rest = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(given))
+        sizes.append(program.memory_analysis().argument_size_in_bytes - rest)
+    rows = 2 * (head + moments + 4)  # and the weights of the last round
+    assert 0 <= sizes[1] - sizes[0] - rows < 64
+
+
+def _but_head(variables):
+    return jax.tree.map_with_path(lambda path, _: path[1].key != "c", variables)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_batch_norm_in_a_frozen_part_keeps_its_statistics_or_moves_them(moves):
+    """Kept, they normalize in training too: a step is that of a network that predicts."""
+    net, variables, batches = NormNet(), variables_of(NormNet()), batches_of((4,))
+    frozen = sharing.all_but("c", statistics=not moves)
+    method = fedavg(net, SGD, frozen=frozen)
+    state = begun(method, jax.random.key(0), variables, 1)
+    state, _ = method.round(state, batches, jax.random.key(0))
+    after = global_variables(state)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), after, variables)
+    assert all(jax.tree.leaves(same["batch_stats"])) != moves
+    assert all(jax.tree.leaves({k: v for k, v in same["params"].items() if k != "c"}))
+
+    def loss(head):
+        given = {**variables, "params": {**variables["params"], "c": head}}
+        logits = net.apply(given, batches["image"][0, 0])
+        label = batches["label"][0, 0]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, label).mean()
+
+    head = variables["params"]["c"]
+    step = jax.tree.map(lambda w, g: w - 0.1 * g, head, jax.grad(loss)(head))
+    if not moves:
+        assert_close(after["params"]["c"], step, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (sharing.at("bodi"), "begins with a, b, bn, c, norm: give"),
+        (sharing.everything, "every parameter"),
+        (sharing.nothing, "no leaf"),
+        ("body", "rule of frozen leaves"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused(rule, message):
+    with pytest.raises(ValueError, match=message):
+        fedavg(NormNet(), SGD, frozen=rule).init(jax.random.key(0), variables_of(NormNet()), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "message"),
+    [
+        ("hbn", sharing.at("norm"), "moves the running statistics"),
+        ("copa", sharing.at("out"), "freezes the classifier"),
+    ],
+)
+def test_methods_refuse_what_they_need_unfrozen(name, rule, message):
+    method, variables = getattr(methods, name)(Net(), SGD, frozen=rule), variables_of(Net())
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: method.init(jax.random.key(0), variables, 2))
