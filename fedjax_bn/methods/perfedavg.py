@@ -19,6 +19,7 @@ from fedjax_bn.local_step import (
     gradient_step,
 )
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.models.hooks import predicting
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
@@ -89,6 +90,7 @@ def personalize(
       The adapted collections.
     """
     key, statistics = options.pop("key", None), options.pop("statistics", None)
+    variables = predicting(variables)
     learned, unknown = learning(model, **options)
     unknown.pop("learned")
     if unknown:
