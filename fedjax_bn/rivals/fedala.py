@@ -56,9 +56,10 @@ def fedala(
       optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: at `init`, there is no such module, or the classifier is not found.
+      ValueError: the task has no classifier, and `names` is empty; at `init`, there is no such
+        module, or the classifier is not found.
     """
-    learned, rest = learning(model, **options)
+    learned, rest = learning(model, classifier="" if names else "fedala", **options)
     gradient = differentiate(of_shared(supervised(learned)))
 
     def start(key: jax.Array, variables: Variables) -> Variables:

@@ -44,9 +44,10 @@ def fedrep(  # type: ignore[misc] # its own default
       optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: at `init`, the classifier is not found.
+      ValueError: the task has no classifier, and `share` is not given; at `init`, the classifier is
+        not found.
     """
-    learned, rest = learning(model, **options)
+    learned, rest = learning(model, classifier="" if share else "fedrep", **options)
     step = gradient_step(differentiate(supervised(learned)), optimizer)
     epochs = rest.get("local_epochs", 1)
     rest["train"] = _head_first(rest.get("train") or run_steps, head_epochs, epochs)
