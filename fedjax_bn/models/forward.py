@@ -73,7 +73,7 @@ def forward(
         reaches; the model is an nnx module without `from_nnx`.
     """
     require_floats(images)
-    plain, own = masks.take(variables)
+    plain, own = masks.take(hooks.predicting(variables))
     plain, hooked = hooks.take(plain, images, key if train else None)
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)

@@ -51,7 +51,7 @@ def take(
       images: f[B, ...], prepared as the model expects.
       key: random key of a training pass; None at test.
     """
-    variables, done = predicting(variables), Hooked(images)
+    done = Hooked(images)
     for name, module in _HOOKS.items():
         if name in variables:
             new = importlib.import_module(module).hook(variables[name], done.images, key)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.federation import FederatedMethod, check_choices
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import sizes_of
@@ -63,6 +63,7 @@ def gperxan(  # type: ignore[misc] # its own default
       ValueError: at `init`, the model has no batch norm; at `round`, it has no single dense layer
         that classifies.
     """
+    check_choices(share=share)
     learned, rest = learning(model, classifier="gperxan", **options)
     trained = ("params", COLLECTION)
 
@@ -127,8 +128,9 @@ def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
         own = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), own)
         factor = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
         shift = own["bias"] - mean * factor
+        x = x.astype(mean.dtype)
         instance = x * positioned(factor, x) + positioned(shift, x)
         batch_share, instance_share = jax.nn.softmax(own["scores"])
-        return (batch_share * y + instance_share * instance).astype(y.dtype)
+        return (batch_share * y.astype(x.dtype) + instance_share * instance).astype(y.dtype)
 
     return intercepting(add, lambda call: call.normalize is not None and call.method == "__call__")

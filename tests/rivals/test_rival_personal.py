@@ -21,6 +21,7 @@ from federations import (
     variables_of,
 )
 from fedjax_bn.methods import apfl, ditto, fedala, fedavg, fedrep, gperxan, singleset
+from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
@@ -148,7 +149,7 @@ def test_apfl_is_two_rounds_of_the_papers_steps(reference):
         same(r, client(state.personal[OWN]["model"], k)["params"], mixed[k])
 
 
-@pytest.mark.parametrize("names", ["", "body,head"])
+@pytest.mark.parametrize("names", ["", pytest.param("body,head", marks=pytest.mark.slow)])
 def test_fedala_weighs_the_last_layers_as_the_paper_does(reference, names):
     r, rate = reference, 5.0
     w, own = r.start, [r.start, r.start]
@@ -182,7 +183,7 @@ def test_fedala_weighs_the_last_layers_as_the_paper_does(reference, names):
         same(r, client(state.personal[OWN]["model"], k)["params"], own[k])
 
 
-@pytest.mark.parametrize("head_epochs", [0, 2])
+@pytest.mark.parametrize("head_epochs", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_fedrep_trains_heads_first_and_then_the_body(reference, head_epochs):
     r = reference
     head, body = ([n for n in r.names if n[0] == part] for part in ("head", "body"))
@@ -281,6 +282,16 @@ def test_a_client_predicts_with_its_own_model_and_an_unseen_one_with_the_shared(
         assert np.abs(predict(mine) - predict({"params": mine["params"]})).max() > 1e-3
     unseen = global_variables(state)
     assert_close(predict(unseen), predict({"params": state.shared["params"]}), 0, 0)
+
+
+def test_personalization_adapts_the_own_model_and_then_predicts_with_it(x64):
+    state, batches = ours_after(ditto(HeadNet(), SGD)), batches_of(SIZES)
+    mine = client(client_variables(state), 0)
+    data = batches["image"][0, 0], batches["label"][0, 0]
+    ours = personalize(HeadNet(), mine, *data, inner_rate=0.5)
+    theirs = personalize(HeadNet(), mine[OWN]["model"], *data, inner_rate=0.5)
+    assert jax.tree.structure(ours) == jax.tree.structure(mine)
+    assert_close(*(forward(HeadNet(), v, data[0]).outputs for v in (ours, theirs)), 0, 0)
 
 
 def test_heads_stay_or_travel_by_name():
