@@ -51,7 +51,7 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbn", "fedrdn"])
+@pytest.mark.parametrize("name", ["fedbn", "fedrdn", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     folder, tmp_path, monkeypatch, name
 ):
