@@ -36,7 +36,7 @@ def write_report(sweep: Sweep, workdir: Path) -> Path:
     apart = {run.name: differences(workdir, run) for run in runs if run.name in done}
     parts = [
         f"# {sweep.paper}: measured beside published",
-        f"{len(done)} of {len(runs)} runs have finished. Accuracies in percent, mean (standard "
+        f"{len(done)} of {len(runs)} runs have finished. Scores in percent, mean (standard "
         "deviation) over seeds; a dash where nothing is known. A letter marks numbers whose runs "
         "differ from the plan; the sweep's file states where the plan differs from the paper.",
     ]
