@@ -77,6 +77,10 @@ PASSES = {
     "fedsam": Passes(2, 2, 2),  # the gradient where the first one leads, too
     "harmofl": Passes(2, 2, 2),  # likewise
     "fedig": Passes(2, 2, 2),  # the mixed pass
+    **dict.fromkeys(("apfl", "ditto"), Passes(2, 2, 2)),  # the client's own model too
+    # A pass before training, for the last layers or the head; its other gradients are not used.
+    **dict.fromkeys(("fedala", "fedrep"), Passes(2, 1, 1)),
+    "gperxan": Passes(),  # instance norms beside the batch norms, as many passes
     "fediga": Passes(3, 3, 2),  # the adapter's pass, with the weights frozen
     "l2d": Passes(4, 4, 2),  # two styles, for the model and again for the stylist
     "feddg": Passes(4, 4, 4),  # two gradients, and the derivative of the inner one

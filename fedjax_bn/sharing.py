@@ -24,6 +24,10 @@ SharingRule = Callable[[Variables], PyTree]
 STATISTICS = "batch_stats"
 # What a client has measured of its own data: personal, and zeros in what an unseen client receives.
 MEASURED = "measured"
+# The model with which a client predicts instead of the shared one: personal, likewise zeros.
+OWN = "own"
+# Entries of that collection with collections of the network, which lack frozen leaves too.
+OWN_MODELS = ("model", "local")
 # {collection: tree}, the frozen leaves, None elsewhere; only where a rule freezes some.
 FROZEN = "frozen"
 
@@ -63,6 +67,35 @@ def all_but_statistics(variables: Variables) -> PyTree:
     """
     _paths_or_error(variables)
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
+
+
+def all_but_norms(variables: Variables) -> PyTree:
+    """Keeps every norm local: batch, layer, group, instance and RMS norm of linen and nnx.
+
+    A norm is a module with running statistics, or one whose only parameters are `scale` f[C] and
+    optionally `bias` f[C], as flax's norms have them.
+
+    Raises:
+      ValueError: the model has no norm, so that the rule would silently share everything.
+    """
+    modules: dict[tuple[str, ...], set[tuple[str, int]]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables.get("params", {})):
+        *module, name = path_names(path)
+        modules.setdefault(tuple(module), set()).add((name, leaf.ndim))
+    only = {("scale", 1), ("bias", 1)}
+    found = {path for path, leaves in modules.items() if ("scale", 1) in leaves <= only}
+    norms = batch_norm_paths(variables) | found
+    if not norms:
+        raise ValueError(
+            "all_but_norms keeps norms local, but the model has no norm: it has neither "
+            f"'{STATISTICS}' nor a module whose parameters are scale and bias; use share=everything"
+        )
+
+    def shared(path: tuple, leaf: Any) -> bool:
+        del leaf
+        return path[0].key != STATISTICS and path_names(path[1:-1]) not in norms
+
+    return jax.tree_util.tree_map_with_path(shared, variables)
 
 
 def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> SharingRule:
@@ -154,6 +187,13 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
             "sharing.all_but('head'), or leave frozen out"
         )
     frozen, rest = split(variables, mask)
+    if OWN in rest:
+        models = {
+            name: {kept: split(leaves, mask[kept])[1] for kept, leaves in tree.items()}
+            for name, tree in rest[OWN].items()
+            if name in OWN_MODELS
+        }
+        rest[OWN] = {**rest[OWN], **models}
     return rest, {name: tree for name, tree in frozen.items() if jax.tree.leaves(tree)}
 
 

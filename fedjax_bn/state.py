@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.weighing import weighted_mean
-from fedjax_bn.sharing import FROZEN, MEASURED, Variables, filled, join, with_frozen, without
+from fedjax_bn.sharing import (
+    FROZEN,
+    MEASURED,
+    OWN,
+    Variables,
+    filled,
+    join,
+    with_frozen,
+    without,
+)
 
 PyTree = Any
 
@@ -194,12 +203,12 @@ def global_variables(state: FederatedState) -> Variables:
 def unseen_personal(personal: PyTree, weights: jax.Array) -> PyTree:
     """Returns what an unseen client has for personal leaves [K, ...]: their weighted mean.
 
-    What clients have measured of their own data (`sharing.MEASURED`) is 0 instead.
+    What clients have measured of their own data (`sharing.MEASURED`) and the models with which they
+    predict instead of the shared one (`sharing.OWN`) are 0 instead.
     """
     mean = weighted_mean(personal, weights)
-    if MEASURED not in mean:
-        return mean
-    return {**mean, MEASURED: jax.tree.map(jnp.zeros_like, mean[MEASURED])}
+    own = {name: mean[name] for name in (MEASURED, OWN) if name in mean}
+    return {**mean, **jax.tree.map(jnp.zeros_like, own)} if own else mean
 
 
 def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:

@@ -41,6 +41,8 @@ _STREAMS = {
     "mean amplitude": 2**31 + 4,
     "sent amplitudes": 2**31 + 5,
     "image statistics": 2**31 + 6,
+    "epochs of the head": 2**31 + 7,
+    "weights of last layers": 2**31 + 8,
     # of an augmented sample or batch
     "mosaic partners": 2**31 + 5,
     "mosaic tiles": 2**31 + 6,

@@ -38,6 +38,7 @@ from fedjax_bn.run.files.workdir import CLAIM, NUMBER, TEXT
 from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training.records import Record, out_of_patience, select_round
 from fedjax_bn.run.training.train import resume
+from fedjax_bn.sharing import OWN
 
 _SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
 _POLL = 2.0  # seconds between two searches for clients that are not connected yet
@@ -228,7 +229,10 @@ def _write_served(
     state = host.alone()._replace(round=kept.state.round, shared=kept.state.shared)
     state = state._replace(frozen=kept.state.frozen)
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
-    state = state._replace(personal={**state.personal, **dict(mean)})
+    # Zeros, so that the shared model predicts and not the own model of the start.
+    own = {name: tree for name, tree in state.personal.items() if name == OWN}
+    own = jax.tree.map(jnp.zeros_like, own)
+    state = state._replace(personal={**state.personal, **own, **dict(mean)})
     config, name = deployed(host.config), host.order.federation
     config.target = ""
     about = {

@@ -37,7 +37,7 @@ from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.experiment.start import Keys, prepare
 from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.run.training.stream import megabytes
-from fedjax_bn.sharing import MEASURED, Variables, without
+from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
 
 _OWN = "own-{:08d}.npz"
@@ -94,9 +94,10 @@ def adds_noise(config: ConfigDict, side: str) -> bool:
 def sent_personal(personal: Variables) -> Variables:
     """Returns what a client sends of its personal leaves if it serves unseen clients.
 
-    What it has measured of its own data stays: an unseen client measures its own.
+    What it has measured of its own data stays: an unseen client measures its own. So does the model
+    with which it predicts instead of the shared one.
     """
-    return without(personal, MEASURED)
+    return without(personal, MEASURED, OWN)
 
 
 def _training_keys(config: ConfigDict, keys: Keys) -> Keys:

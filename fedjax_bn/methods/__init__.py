@@ -23,17 +23,22 @@ from fedjax_bn.methods.perfedavg import perfedavg
 from fedjax_bn.methods.scaffold import scaffold
 
 if TYPE_CHECKING:
+    from fedjax_bn.rivals.apfl import apfl
     from fedjax_bn.rivals.copa import copa
     from fedjax_bn.rivals.csac import csac
     from fedjax_bn.rivals.csd import csd
+    from fedjax_bn.rivals.ditto import ditto
     from fedjax_bn.rivals.fedadg import fedadg
+    from fedjax_bn.rivals.fedala import fedala
     from fedjax_bn.rivals.feddg import feddg
     from fedjax_bn.rivals.fedfa import fedfa
     from fedjax_bn.rivals.fedrdn import fedrdn
+    from fedjax_bn.rivals.fedrep import fedrep
     from fedjax_bn.rivals.fedsam import fedsam
     from fedjax_bn.rivals.fedsr import fedsr
     from fedjax_bn.rivals.fedwon import fedwon
     from fedjax_bn.rivals.fixbn import fixbn
+    from fedjax_bn.rivals.gperxan import gperxan
     from fedjax_bn.rivals.harmofl import harmofl
     from fedjax_bn.rivals.hbn import hbn
     from fedjax_bn.rivals.jigen import jigen
@@ -47,10 +52,11 @@ if TYPE_CHECKING:
     from fedjax_bn.rivals.snr import snr
 
 __all__ = [
-    "copa", "csac", "csd", "fedadagrad", "fedadam", "fedadg", "fedavg", "fedavgm", "fedbn", "fedcd",
-    "feddc", "feddg", "fedfa", "fedig", "fediga", "fednova", "fedprox", "fedrdn", "fedsam", "fedsr",
-    "fedwon", "fedyogi", "fixbn", "harmofl", "hbn", "jigen", "l2d", "mixstyle", "moon", "perfedavg",
-    "pn", "randconv", "rsc", "scaffold", "selfreg", "sfa", "silobn", "singleset", "snr",
+    "apfl", "copa", "csac", "csd", "ditto", "fedadagrad", "fedadam", "fedadg", "fedala", "fedavg",
+    "fedavgm", "fedbn", "fedcd", "feddc", "feddg", "fedfa", "fedig", "fediga", "fednova", "fedprox",
+    "fedrdn", "fedrep", "fedsam", "fedsr", "fedwon", "fedyogi", "fixbn", "gperxan", "harmofl",
+    "hbn", "jigen", "l2d", "mixstyle", "moon", "perfedavg", "pn", "randconv", "rsc", "scaffold",
+    "selfreg", "sfa", "silobn", "singleset", "snr",
 ]  # fmt: skip
 
 USUAL = "fedbn"  # the method if a configuration does not name one

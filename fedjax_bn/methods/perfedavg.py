@@ -19,7 +19,8 @@ from fedjax_bn.local_step import (
     gradient_step,
 )
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import Variables
+from fedjax_bn.models.hooks import predicting
+from fedjax_bn.sharing import OWN, Variables
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -89,6 +90,7 @@ def personalize(
       The adapted collections.
     """
     key, statistics = options.pop("key", None), options.pop("statistics", None)
+    given, variables = variables, predicting(variables)
     learned, unknown = learning(model, **options)
     unknown.pop("learned")
     if unknown:
@@ -99,7 +101,9 @@ def personalize(
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
         variables = _adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
-    return variables
+    # Zeros, so that the adapted collections predict and not the client's own model.
+    own = {name: jax.tree.map(jnp.zeros_like, given[name]) for name in (OWN,) if name in given}
+    return {**variables, **own}
 
 
 def _adapt(

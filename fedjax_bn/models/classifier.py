@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, Path, intercepting, name_of, takes_train
-from fedjax_bn.sharing import Variables, path_names
+from fedjax_bn.sharing import SharingRule, Variables, path_names
 
 _Source = tuple[Path, int]  # the path of a dense layer and the number of its call
 _OTHER: _Source = ((), 0)  # a value that no dense layer returns
@@ -78,6 +78,40 @@ def features_read(model: Any, variables: Variables, images: jax.Array | None = N
     if shows_features(model):
         return _classify_traced(model, variables)[0][0][1]
     return _kernel(variables, last_dense(model, variables, images)).shape[0]
+
+
+def all_but_head(model: Any) -> SharingRule:
+    """Returns the rule that keeps the classifier local (FedPer, Arivazhagan et al. 2019).
+
+    The head is all dense layers in `classify`, or the dense layer that `last_dense` finds;
+    `models.with_classifier` names another. The rule raises ValueError if there is no classifier.
+    """
+
+    def rule(variables: Variables) -> Any:
+        heads = _head_paths(model, variables)
+
+        def shared(path: tuple, leaf: Any) -> bool:
+            del leaf
+            return path[0].key != "params" or path_names(path[1:-1]) not in heads
+
+        return jax.tree_util.tree_map_with_path(shared, variables)
+
+    return rule
+
+
+def only_head(model: Any) -> SharingRule:
+    """Returns the rule that shares the classifier alone (LG-FedAvg, Liang et al. 2020).
+
+    It is the complement of `all_but_head`: the layers before, with their statistics, stay local.
+    """
+    rest = all_but_head(model)
+    return lambda variables: jax.tree.map(lambda shared: not shared, rest(variables))
+
+
+def _head_paths(model: Any, variables: Variables) -> frozenset[Path]:
+    if not shows_features(model):
+        return frozenset({last_dense(model, variables)})
+    return frozenset(path for path, _ in _classify_traced(model, variables)[0])
 
 
 def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path, int]], Any]:

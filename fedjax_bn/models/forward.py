@@ -85,7 +85,7 @@ def forward(
     fixed = batch_norm_paths(frozen_leaves) if train else frozenset()
     if fixed:
         statistics = _fixing(fixed, statistics)
-    plain, own = masks.take(complete(variables))
+    plain, own = masks.take(complete(hooks.predicting(variables)))
     plain, hooked = hooks.take(plain, images, key if train else None)
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)

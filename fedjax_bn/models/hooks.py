@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.models.features import Around
-from fedjax_bn.sharing import MEASURED, Variables, without
+from fedjax_bn.sharing import MEASURED, OWN, Variables, join, without
 
 PyTree = Any
 # Collection -> module with its `hook`. Modules are imported at first use, because `rivals` imports
 # `models`, and because variables read from a file may need a hook that is not imported yet.
 _HOOKS = {
     "restitution": "fedjax_bn.rivals.snr",
+    "instance_norms": "fedjax_bn.rivals.gperxan",
     "amplitude": "fedjax_bn.rivals.harmofl",
     "latent": "fedjax_bn.rivals.fedsr",
     MEASURED: "fedjax_bn.rivals.fedrdn",
@@ -55,6 +57,17 @@ def take(
             new = importlib.import_module(module).hook(variables[name], done.images, key)
             done = Hooked(new.images, new.around or done.around, done.contexts + new.contexts)
     return without(variables, *_HOOKS), done
+
+
+def predicting(variables: Variables) -> Variables:
+    """Returns the collections that predict: a client's own model (`sharing.OWN`) if it has one."""
+    if OWN not in variables:
+        return variables
+    own, rest = variables[OWN], without(variables, OWN)
+    shared = {name: rest[name] for name in own["model"]}
+    model = join(own["model"], shared)  # frozen leaves may be among the shared ones only
+    # An unseen client has zeros, and so predicts with the shared model.
+    return {**rest, **where_tree(own["present"] > 0, model, shared)}
 
 
 def follow(

@@ -97,6 +97,13 @@ ENTRIES: dict[str, Entry] = {
     "L2D": _plain("l2d"),
     "CSAC": _plain("csac"),
     "FedADG": _plain("fedadg"),
+    "FedPer": _plain("fedavg", share="all_but_head"),
+    "FedRep": _plain("fedrep"),
+    "LG-FedAvg": _plain("fedavg", share="only_head"),
+    "Ditto": _plain("ditto"),
+    "APFL": _plain("apfl"),
+    "FedALA": _plain("fedala"),
+    "gPerXAN": _plain("gperxan"),
 }
 
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from federations import (
     SGD,
@@ -19,10 +20,10 @@ from federations import (
 from fedjax_bn import sharing
 from fedjax_bn.federation import client_variables
 from fedjax_bn.methods import fedbn, silobn
-from fedjax_bn.models import DenseNet121, ResNet18, ResNet50
+from fedjax_bn.models import DenseNet121, ResNet18, ResNet50, from_nnx
 from fedjax_bn.normalization import BatchNorm
 
-OF_NORMS = (sharing.all_but_batch_norm, sharing.all_but_statistics)
+OF_NORMS = (sharing.all_but_batch_norm, sharing.all_but_statistics, sharing.all_but_norms)
 RULES = (sharing.everything, sharing.nothing, *OF_NORMS)
 
 
@@ -66,6 +67,33 @@ def test_fedbn_keeps_exactly_the_leaves_of_batch_norms_whatever_their_names():
             ("batch_stats", "var"),
         )
     } | {"batch_stats/scale/mean", "batch_stats/scale/var"}
+
+
+def test_all_but_norms_keeps_every_norm_of_linen_and_nnx():
+    class Every(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.RMSNorm(name="c")(nn.LayerNorm(name="a")(nn.Dense(4, name="dense")(x)))
+            return BatchNorm(name="d")(nn.GroupNorm(2, name="b")(x)) * self.param(
+                "scales", nn.initializers.ones, (4,)
+            )
+
+    class InNnx(nnx.Module):
+        def __init__(self, rngs):
+            self.a, self.b = nnx.LayerNorm(4, rngs=rngs), nnx.GroupNorm(4, num_groups=2, rngs=rngs)
+            self.c, self.d = nnx.RMSNorm(4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
+            self.dense = nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.d(self.c(self.b(self.a(self.dense(x)))))
+
+    for model in (Every(), from_nnx(InNnx(nnx.Rngs(0)))):
+        variables = model.init(jax.random.key(0), jnp.ones((2, 4)))
+        mask = sharing.all_but_norms(variables)
+        kept = {path.split("/")[1] for path in paths(variables, mask, False)}
+        travel = {path.split("/")[1] for path in paths(variables, mask, True)}
+        assert kept == {"a", "b", "c", "d"}
+        assert travel == {"dense"} | ({"scales"} if isinstance(model, Every) else set())
 
 
 def test_silobn_keeps_statistics_only():

@@ -80,8 +80,7 @@ def test_frozen_leaves_are_sent_once_with_their_hash(folder, tmp_path):
         grid.nodes[10](last)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbn", "fedrdn"])
+@pytest.mark.parametrize("name", ["fedbn", "fedrdn", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     folder, tmp_path, monkeypatch, name
 ):

@@ -16,6 +16,7 @@ from fedjax_bn.models import from_nnx
 
 KEY = jax.random.key(2)
 NEED_BATCH_NORM = {"fedbn", "silobn", "fedig", "fediga", "fixbn", "hbn", "copa", "csac", "pn"}
+NEED_BATCH_NORM |= {"gperxan"}
 OTHERS = sorted(set(methods.__all__) - NEED_BATCH_NORM - set(NEED_MAPS))
 
 

@@ -29,6 +29,7 @@ TASK = task.segmentation(2)
 REFUSING = (
     *("copa", "csac", "csd", "fedadg", "fedig", "fediga", "fedsr", "jigen", "l2d", "moon"),
     *("randconv", "rsc", "selfreg", "sfa", "snr"),
+    *("fedala", "fedrep", "gperxan"),
 )
 TRAINED = tuple(sorted(set(methods.__all__) - set(REFUSING)))
 # One objective, statistics rule and upload of each kind, which are traced in the usual suite.

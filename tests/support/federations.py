@@ -19,6 +19,7 @@ RIVALS = (
     *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
     *("harmofl", "selfreg", "sfa", "csac", "fedadg", "feddg", "l2d", "snr"),
     *("fedfa", "fedrdn", "pn"),
+    *("apfl", "ditto", "fedala", "fedrep", "gperxan"),
 )
 NEED_MAPS = ("feddg", "fedfa", "fedrdn", "harmofl", "jigen", "l2d", "mixstyle", "randconv", "snr")
 # What a user has to name: it says what a client shows of its data.

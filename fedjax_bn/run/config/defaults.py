@@ -116,8 +116,9 @@ _KEYS = {
     ),
     "share": _key(
         "",
-        "what leaves the client: everything, nothing, all_but_batch_norm, all_but_statistics, or "
-        "your own; empty: the method's own rule",
+        "what leaves the client: everything, nothing, all_but_batch_norm, all_but_statistics, "
+        "all_but_norms, all_but_head (FedPer), only_head (LG-FedAvg), or your own; empty: the "
+        "method's own rule",
     ),
     "frozen": _key(
         "",

@@ -24,6 +24,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import by_round
 from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, validation_score
 from fedjax_bn.models import SmallCNN
+from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
@@ -38,8 +39,12 @@ SHARING = {
         sharing.nothing,
         sharing.all_but_batch_norm,
         sharing.all_but_statistics,
+        sharing.all_but_norms,
+        all_but_head,
+        only_head,
     )
 }
+OF_THE_MODEL = (all_but_head, only_head)  # functions of the model that return a rule
 WEIGHING = {
     rule.__name__: rule
     for rule in (
@@ -113,6 +118,8 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         given = options | {"prepare": prepare, "load": load}
         if not task.classifies:  # classification is the default of every method
             given["task"] = task
+        if (share := options.get("share")) in OF_THE_MODEL:
+            given["share"] = share(model)
         if mesh is not None:
             known = inspect.signature(method).parameters.values()
             if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in known):

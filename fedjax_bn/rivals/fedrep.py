@@ -1,0 +1,98 @@
+"""FedRep (Collins et al., ICML 2021): a head for each client, trained before the shared body."""
+
+from typing import Annotated, Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.arguments.ranges import StepsOr0, bounded
+from fedjax_bn.client import Load, Train, Trained, run_steps
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, LocalStep, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.models.classifier import all_but_head
+from fedjax_bn.sharing import SharingRule, Variables, join, split_like
+from fedjax_bn.state import Received
+
+PyTree = Any
+
+
+@bounded
+def fedrep(  # type: ignore[misc] # its own default
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    head_epochs: StepsOr0 = 1,
+    share: Annotated[SharingRule | None, all_but_head] = None,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    """FedPer's sharing rule, with the personal parameters trained first, and then the shared ones.
+
+    A round of a client is `head_epochs` passes over the batches of its first local epoch, in which
+    its head alone trains, and then `local_epochs` epochs in which the rest alone trains (Algorithm
+    1 of the paper). Running statistics move in both. Each part has a fresh optimizer; with
+    `keep_optimizer` that of the second part is kept. The reported loss is the second part's.
+    FedPer itself is `fedavg` with `share=all_but_head(model)`.
+
+    Args:
+      model: images -> outputs, with a classifier, see `models.classifier`.
+      head_epochs: passes in which the head trains, at least 0; 0 never trains it.
+      share: the sharing rule, whose personal parameters are the head; by default
+        `models.classifier.all_but_head(model)`.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: the task has no classifier, and `share` is not given; at `init`, the classifier is
+        not found.
+    """
+    learned, rest = learning(model, classifier="" if share else "fedrep", **options)
+    step = gradient_step(differentiate(supervised(learned)), optimizer)
+    epochs = rest.get("local_epochs", 1)
+    rest["train"] = _head_first(rest.get("train") or run_steps, head_epochs, epochs)
+    return method_of(step, share=share or all_but_head(model), **rest)
+
+
+def _head_first(train: Train, head_epochs: int, local_epochs: int) -> Train:
+    """Returns the training of personal parameters for some epochs, and then of the shared ones."""
+
+    def trained(
+        step: LocalStep,
+        received: Received,
+        variables: Variables,
+        state: PyTree,
+        batches: Batch,
+        key: jax.Array,
+        load: Load | None = None,
+    ) -> Trained:
+        if head_epochs:
+            source = {name: batches[name] for name in ("source",) if name in batches}
+            steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+            epoch = batches["valid"].shape[0] // local_epochs
+            rows = jnp.arange(head_epochs * epoch) % epoch
+            passes = jax.tree.map(lambda leaf: leaf[rows], steps) | source
+            head = _only(step, personal=True)
+            own = head.init(variables)
+            own_key = stream(key, "epochs of the head")
+            variables = run_steps(head, received, variables, own, passes, own_key, load).variables
+        return train(_only(step, personal=False), received, variables, state, batches, key, load)
+
+    return trained
+
+
+def _only(step: LocalStep, personal: bool) -> LocalStep:
+    """Returns the step that moves only the personal, or only the shared, parameters."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        after, state, loss = step.update(variables, state, batch, received, key)
+        parts = [
+            split_like(tree["params"], received.shared["params"]) for tree in (variables, after)
+        ]
+        (shared, head), (new_shared, new_head) = parts
+        params = join(shared, new_head) if personal else join(new_shared, head)
+        return {**after, "params": params}, state, loss
+
+    return step._replace(update=update)

@@ -1,0 +1,136 @@
+"""gPerXAN (Le et al., CVPR 2024): batch norm that stays, instance norm that travels."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
+from fedjax_bn.federation import FederatedMethod, check_choices
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
+from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.normalization.calls import Call, intercepting
+from fedjax_bn.normalization.instance import instance_moments, positioned
+from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.sharing import (
+    STATISTICS,
+    SharingRule,
+    Variables,
+    all_but_batch_norm,
+    batch_norm_paths,
+    join,
+    keeping,
+)
+from fedjax_bn.state import Received
+
+PyTree = Any
+COLLECTION = "instance_norms"  # path of a batch norm -> {"scale", "bias" f[C], "scores" f[2]}
+_EPSILON = 1e-5  # PyTorch's default for instance norm
+
+
+@bounded
+def gperxan(  # type: ignore[misc] # its own default
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    weight: AtLeast0 = 0.5,
+    share: SharingRule = all_but_batch_norm,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""FedBN whose batch norms also normalize by instance, with a loss through the global head.
+
+    $y = s_B BN(x) + s_I IN(x)$ with $(s_B, s_I) = \mathrm{softmax}(scores)$ for each layer
+
+    $CE(h(z)) + weight \; CE(h_g(z))$ for features z, the own head h and the received head h_g
+
+    h_g is frozen in a round. Both norms have a scale and a bias. Batch norms stay with the client
+    (`share`); instance norms and scores, the collection `instance_norms`, travel. A layer without
+    spatial axes is a plain batch norm. The reported loss is the first term.
+
+    This is the authors' code (lhkhiem28/gPerXAN), whose weight is 0.5 and whose scores start at 1.
+
+    Args:
+      model: images -> logits, with at least one batch norm and one dense layer that classifies.
+      weight: weight of the loss through the received head, at least 0.
+      share: the sharing rule of the model's own collections.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: at `init`, the model has no batch norm; at `round`, it has no single dense layer
+        that classifies.
+    """
+    check_choices(share=share)
+    learned, rest = learning(model, classifier="gperxan", **options)
+    trained = ("params", COLLECTION)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        require_batch_norm("gperxan", variables)
+        return (
+            variables if COLLECTION in variables else {**variables, COLLECTION: _norms(variables)}
+        )
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        path = sizes_of(learned.model, variables).path
+        if not path:
+            raise ValueError(
+                "gperxan applies the received classifier of one dense layer, but the model's "
+                "method classify has several: move all but the last one into its method features"
+            )
+        loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
+        head = join(received.shared, received.personal)["params"]
+        for name in path:
+            head = head[name]
+        logits = out.features @ head["kernel"].astype(out.features.dtype)
+        if "bias" in head:
+            logits += head["bias"].astype(logits.dtype)
+        return loss + weight * learned.task.loss(logits, batch["label"], valid), (loss, out.moved)
+
+    return method_of(
+        gradient_step(differentiate(objective, trained), optimizer, trained),
+        share=keeping(share, COLLECTION, shared=True),
+        start=start,
+        **rest,
+    )
+
+
+def _norms(variables: Variables) -> PyTree:
+    """Returns the instance norms and scores before training, for every batch norm."""
+    norms = {}
+    for path in sorted(batch_norm_paths(variables)):
+        layer = variables[STATISTICS]
+        for name in path:
+            layer = layer[name]
+        ones = jnp.ones_like(layer["mean"])
+        scores = jnp.ones(2, ones.dtype)
+        norms["/".join(path)] = {"scale": ones, "bias": jnp.zeros_like(ones), "scores": scores}
+    return norms
+
+
+def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Adds instance norms to the batch norms named in the tree, see `models.hooks`."""
+    del key
+    return Hooked(images, contexts=(_normalizing_instances(tree),))
+
+
+def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
+    def add(function: Any, call: Call, args: tuple, kwargs: dict) -> jax.Array:
+        y, x = function(*args, **kwargs), args[0] if args else kwargs["x"]
+        if not is_spatial(x):
+            return y
+        own = norms["/".join(call.path)]
+        mean, var = instance_moments(x)
+        own = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), own)
+        factor = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
+        shift = own["bias"] - mean * factor
+        x = x.astype(mean.dtype)
+        instance = x * positioned(factor, x) + positioned(shift, x)
+        batch_share, instance_share = jax.nn.softmax(own["scores"])
+        return (batch_share * y.astype(x.dtype) + instance_share * instance).astype(y.dtype)
+
+    return intercepting(add, lambda call: call.normalize is not None and call.method == "__call__")

@@ -1,0 +1,311 @@
+"""Personal parts: sharing rules with names, own models, and gPerXAN, beside PyTorch in float64."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import (
+    CLASSES,
+    SGD,
+    PlainNet,
+    assert_close,
+    batches_of,
+    client,
+    client_variables,
+    global_variables,
+    in_float64,
+    run_rounds,
+    variables_of,
+)
+from fedjax_bn.methods import apfl, ditto, fedala, fedavg, fedrep, gperxan, singleset
+from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.models.classifier import all_but_head, only_head
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.sharing import OWN, path_names
+
+SIZES, RATE = (8, 4), 0.1  # two steps and one
+
+
+class HeadNet(nn.Module):
+    """A body and a head."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES, name="head")(jnp.tanh(nn.Dense(5, name="body")(x)))
+
+
+class Maps(nn.Module):
+    """A batch norm that sees maps f[B, 3, 2]."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = jnp.tanh(BatchNorm(name="norm")(x.reshape(len(x), 3, 2)))
+        return nn.Dense(CLASSES, name="head")(x.mean(1))
+
+
+def logits_of(w, x):
+    body, head = w["body"], w["head"]
+    return (x @ body["kernel"] + body["bias"]).tanh() @ head["kernel"] + head["bias"]
+
+
+class Reference:
+    """Leaves, gradients and batches of `HeadNet` in PyTorch."""
+
+    def __init__(self):
+        self.torch = pytest.importorskip("torch")
+        self.start = self.tree(in_float64(variables_of(HeadNet()))["params"])
+        self.names = list(self.start)
+
+    def tree(self, params):
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        return {path_names(p): self.torch.tensor(np.asarray(leaf)) for p, leaf in leaves}
+
+    def batches(self, k):
+        batches = batches_of(SIZES)
+        for s in range(2):
+            valid = np.asarray(batches["valid"][k, s])
+            if valid.any():
+                x, y = (np.asarray(batches[name][k, s])[valid] for name in ("image", "label"))
+                yield self.torch.tensor(x), self.torch.tensor(y, dtype=self.torch.long)
+
+    def gradient(self, w, x, y):
+        w = {name: leaf.clone().requires_grad_() for name, leaf in w.items()}
+        nested = {part: {n: w[part, n] for n in ("kernel", "bias")} for part in ("body", "head")}
+        loss = self.torch.nn.functional.cross_entropy(logits_of(nested, x), y)
+        return dict(zip(w, self.torch.autograd.grad(loss, list(w.values())), strict=True))
+
+    def moved(self, w, g, names=None, rate=RATE):
+        return {n: w[n] - rate * g[n] if names is None or n in names else w[n] for n in w}
+
+    def mean(self, each):
+        return {n: (2 * each[0][n] + each[1][n]) / 3 for n in each[0]}
+
+
+@pytest.fixture
+def reference(x64):
+    return Reference()
+
+
+def ours_after(method, rounds=2):
+    state, _ = run_rounds(method, in_float64(variables_of(HeadNet())), batches_of(SIZES), rounds)
+    return state
+
+
+def same(reference, tree, expected):
+    found = reference.tree(tree)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_ditto_is_two_rounds_of_the_papers_steps(reference):
+    r, weight = reference, 0.7
+    w, own = r.start, [r.start, r.start]
+    for _ in range(2):
+        each = []
+        for k in range(2):
+            local, v = w, own[k]
+            for x, y in r.batches(k):
+                local = r.moved(local, r.gradient(local, x, y))
+                g = r.gradient(v, x, y)
+                v = r.moved(v, {n: g[n] + weight * (v[n] - w[n]) for n in g})
+            each.append(local)
+            own[k] = v
+        w = r.mean(each)
+    state = ours_after(ditto(HeadNet(), optax.sgd(RATE), weight=weight))
+    same(r, state.shared["params"], w)
+    for k in range(2):
+        same(r, client(state.personal[OWN]["model"], k)["params"], own[k])
+
+
+def test_apfl_is_two_rounds_of_the_papers_steps(reference):
+    r, alpha_rate = reference, 0.5
+    w, local, alphas = r.start, [r.start, r.start], [0.3, 0.3]
+    mix = lambda a, v, w: {n: a * v[n] + (1 - a) * w[n] for n in v}  # noqa: E731
+    for _ in range(2):
+        each = []
+        for k in range(2):
+            shared, v, a = w, local[k], alphas[k]
+            for step, (x, y) in enumerate(r.batches(k)):
+                g = r.gradient(mix(a, v, shared), x, y)
+                slope = sum(float((g[n] * (v[n] - shared[n])).sum()) for n in g)
+                old, a = a, a if step else min(max(a - alpha_rate * slope, 0.0), 1.0)
+                v, shared = (
+                    r.moved(v, g, rate=RATE * old),
+                    r.moved(shared, r.gradient(shared, x, y)),
+                )
+            each.append(shared)
+            local[k], alphas[k] = v, a
+        mixed = [mix(a, v, s) for a, v, s in zip(alphas, local, each, strict=True)]
+        w = r.mean(each)
+    assert alphas[0] != 0.3
+    state = ours_after(apfl(HeadNet(), optax.sgd(RATE), alpha=0.3, alpha_rate=alpha_rate))
+    same(r, state.shared["params"], w)
+    np.testing.assert_allclose(state.personal[OWN]["alpha"], alphas, rtol=1e-9)
+    for k in range(2):
+        same(r, client(state.personal[OWN]["model"], k)["params"], mixed[k])
+
+
+@pytest.mark.parametrize("names", ["", pytest.param("body,head", marks=pytest.mark.slow)])
+def test_fedala_weighs_the_last_layers_as_the_paper_does(reference, names):
+    r, rate = reference, 5.0
+    w, own = r.start, [r.start, r.start]
+    chosen = [n for n in r.names if n[0] in (names or "head")]
+    weights = [{n: r.torch.ones_like(w[n]) for n in chosen} for _ in range(2)]
+    for _ in range(3):
+        each = []
+        for k in range(2):
+
+            def at(w, k=k):
+                mine = own[k]
+                part = {n: mine[n] + (w[n] - mine[n]) * weights[k][n] for n in chosen}
+                return w | part
+
+            for x, y in r.batches(k):
+                g = r.gradient(at(w), x, y)
+                weights[k] = {
+                    n: (weights[k][n] - rate * g[n] * (w[n] - own[k][n])).clamp(0, 1)
+                    for n in chosen
+                }
+            local = at(w)
+            for x, y in r.batches(k):
+                local = r.moved(local, r.gradient(local, x, y))
+            each.append(local)
+            own[k] = local
+        w = r.mean(each)
+    assert min(float(leaf.min()) for leaf in weights[1].values()) < 1
+    state = ours_after(fedala(HeadNet(), optax.sgd(RATE), rate=rate, names=names), rounds=3)
+    same(r, state.shared["params"], w)
+    for k in range(2):
+        same(r, client(state.personal[OWN]["model"], k)["params"], own[k])
+
+
+@pytest.mark.parametrize("head_epochs", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_fedrep_trains_heads_first_and_then_the_body(reference, head_epochs):
+    r = reference
+    head, body = ([n for n in r.names if n[0] == part] for part in ("head", "body"))
+    w, own = r.start, [r.start, r.start]
+    for _ in range(2):
+        each = []
+        for k in range(2):
+            local = {n: own[k][n] if n in head else w[n] for n in w}
+            for part in [head] * head_epochs + [body]:
+                for x, y in r.batches(k):
+                    local = r.moved(local, r.gradient(local, x, y), part)
+            each.append(local)
+            own[k] = local
+        w = r.mean(each)
+    state = ours_after(fedrep(HeadNet(), optax.sgd(RATE), head_epochs=head_epochs))
+    same(r, state.shared["params"], {n: w[n] for n in body})
+    for k in range(2):
+        same(r, client(state.personal["params"], k), {n: own[k][n] for n in head})
+
+
+def test_gperxan_is_two_rounds_of_its_formulas(x64):
+    torch = pytest.importorskip("torch")
+    variables = in_float64(variables_of(Maps()))
+    state, _ = run_rounds(gperxan(Maps(), optax.sgd(RATE)), variables, batches_of(SIZES), 2)
+    as_tensors = lambda tree: jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf)), tree)  # noqa: E731
+    head, norm = (as_tensors(variables["params"][name]) for name in ("head", "norm"))
+    one, zero = torch.ones(2, dtype=float), torch.zeros(2, dtype=float)
+    shared = [head["kernel"], head["bias"], one, zero, one]
+    own = [[norm["scale"], norm["bias"]] for _ in range(2)]
+    reference = Reference()
+    for _ in range(2):
+        each = []
+        for k in range(2):
+            leaves = shared + own[k]
+            for x, y in reference.batches(k):
+                leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+                kernel, bias, scale, shift, scores, gain, offset = leaves
+                x = x.reshape(len(x), 3, 2)
+                batch, instance = (
+                    (x - x.mean(axes, keepdim=True))
+                    / (x.var(axes, keepdim=True, correction=0) + 1e-5).sqrt()
+                    for axes in ((0, 1), 1)
+                )
+                share = scores.softmax(0)
+                z = share[0] * (gain * batch + offset) + share[1] * (scale * instance + shift)
+                z = z.tanh().mean(1)
+                entropy = torch.nn.functional.cross_entropy
+                loss = entropy(z @ kernel + bias, y)
+                loss = loss + 0.5 * entropy(z @ shared[0].detach() + shared[1].detach(), y)
+                grads = torch.autograd.grad(loss, leaves)
+                leaves = [leaf - RATE * g for leaf, g in zip(leaves, grads, strict=True)]
+            each.append(leaves[:5])
+            own[k] = leaves[5:]
+        shared = [(2 * a + b) / 3 for a, b in zip(*each, strict=True)]
+    found = state.shared["params"]["head"], state.shared["instance_norms"]["norm"]
+    ours = [found[0]["kernel"], found[0]["bias"]]
+    ours += [found[1][name] for name in ("scale", "bias", "scores")]
+    for mine, theirs in zip(ours, shared, strict=True):
+        np.testing.assert_allclose(mine, theirs.detach(), rtol=1e-8, atol=1e-11)
+    kept = state.personal["params"]["norm"]
+    for k in range(2):
+        np.testing.assert_allclose(kept["scale"][k], own[k][0].detach(), rtol=1e-8)
+        np.testing.assert_allclose(kept["bias"][k], own[k][1].detach(), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "alone"),
+    [
+        (ditto, {"weight": 0.0}, True),
+        (apfl, {"alpha": 1.0, "alpha_rate": 0.0}, True),
+        (apfl, {"alpha": 0.0, "alpha_rate": 0.0}, False),
+        (fedala, {"rate": 0.0}, False),
+    ],
+)
+def test_without_its_part_a_method_is_fedavg_and_the_own_model_singlesets(
+    x64, method, options, alone
+):
+    variables, batches = in_float64(variables_of(HeadNet())), batches_of(SIZES)
+    state, _ = run_rounds(method(HeadNet(), SGD, **options), variables, batches, 2)
+    plain, _ = run_rounds(fedavg(HeadNet(), SGD), variables, batches, 2)
+    assert_close(state.shared["params"], plain.shared["params"], 1e-12, 1e-14)
+    if alone:
+        single, _ = run_rounds(singleset(HeadNet(), SGD), variables, batches, 2)
+        own = state.personal[OWN]["model"]["params"]
+        assert_close(own, single.personal["params"], 1e-12, 1e-14)
+
+
+def test_a_client_predicts_with_its_own_model_and_an_unseen_one_with_the_shared(x64):
+    state = ours_after(ditto(HeadNet(), SGD))
+    images = batches_of(SIZES)["image"][0, 0]
+    predict = lambda variables: forward(HeadNet(), variables, images).outputs  # noqa: E731
+    models = client_variables(state)
+    for k in range(2):
+        mine = client(models, k)
+        assert_close(predict(mine), predict(mine[OWN]["model"]), 0, 0)
+        assert np.abs(predict(mine) - predict({"params": mine["params"]})).max() > 1e-3
+    unseen = global_variables(state)
+    assert_close(predict(unseen), predict({"params": state.shared["params"]}), 0, 0)
+
+
+def test_personalization_adapts_the_own_model_and_then_predicts_with_it(x64):
+    state, batches = ours_after(ditto(HeadNet(), SGD)), batches_of(SIZES)
+    mine = client(client_variables(state), 0)
+    data = batches["image"][0, 0], batches["label"][0, 0]
+    ours = personalize(HeadNet(), mine, *data, inner_rate=0.5)
+    theirs = personalize(HeadNet(), mine[OWN]["model"], *data, inner_rate=0.5)
+    assert jax.tree.structure(ours) == jax.tree.structure(mine)
+    assert_close(*(forward(HeadNet(), v, data[0]).outputs for v in (ours, theirs)), 0, 0)
+
+
+def test_heads_stay_or_travel_by_name():
+    variables = variables_of(HeadNet())
+    head, rest = ({"bias": b, "kernel": b} for b in (False, True))
+    assert all_but_head(HeadNet())(variables) == {"params": {"head": head, "body": rest}}
+    assert only_head(HeadNet())(variables) == {"params": {"head": rest, "body": head}}
+
+
+def test_fedala_names_the_modules_that_it_knows():
+    with pytest.raises(ValueError, match="no such module: name some of body, head"):
+        run_rounds(fedala(HeadNet(), SGD, names="tail"), variables_of(HeadNet()), batches_of(SIZES))
+
+
+def test_gperxan_needs_batch_norm():
+    with pytest.raises(ValueError, match="gperxan needs batch norm"):
+        run_rounds(gperxan(PlainNet(), SGD), variables_of(PlainNet()), batches_of(SIZES))
