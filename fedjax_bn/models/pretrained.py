@@ -2,8 +2,9 @@
 
 They are PyTorch's tensors by torchvision's names, read from a `.safetensors` file, from the Hugging
 Face hub (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. ViT and
-ConvNeXt have timm's names. A YOLOv5 or a UNet starts from the user's own file. Code in a file is never run. Every tensor is used once; a
-tensor that is missing, left over or of another shape is an error.
+ConvNeXt have timm's names. A YOLOv5 or a UNet starts from the user's own file. Code in a file is
+never run. Every tensor is used once; a tensor that is missing, left over or of another shape is an
+error.
 """
 
 import importlib

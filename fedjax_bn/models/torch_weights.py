@@ -2,8 +2,8 @@
 
 ResNet and DenseNet have torchvision's names, DigitCNN and AlexNet the names in FedBN's code, and
 MLP similar ones (fc1, bn1, fc2, bn2, fc3). UNet has the names of the PyTorch hub's
-mateuszbuda/brain-segmentation-pytorch; ViT and ConvNeXt have timm's names. YOLOv5's names number its layers from 0 to 24; its state
-dict also has a tensor with the anchors, in cells.
+mateuszbuda/brain-segmentation-pytorch; ViT and ConvNeXt have timm's names. YOLOv5's names number
+its layers from 0 to 24; its state dict also has a tensor with the anchors, in cells.
 """
 
 import re

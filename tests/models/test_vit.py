@@ -126,13 +126,15 @@ def test_weights_go_to_timm_and_back_and_a_file_without_a_classifier_leaves_it_f
     with pytest.raises(ValueError, match=r"lacks 1 tensor\(s\): norm.weight"):
         pretrained.load(write(short), model, before)
     more = before["params"] | {"pos_embed": jnp.zeros((1, 26, 12))}
-    with pytest.raises(ValueError, match="pos_embed has shape .*: build the model with image_size"):
+    with pytest.raises(
+        ValueError, match=r"pos_embed has shape .*: build the model with image_size"
+    ):
         pretrained.load(write(state), model, {"params": more})
 
 
 def test_sides_that_patches_do_not_fill_and_other_norms_are_refused():
     images = jax.ShapeDtypeStruct((1, 18, 16, 3), jnp.float32)
-    with pytest.raises(ValueError, match="ViT reads images .* whose sides 4 divides"):
+    with pytest.raises(ValueError, match=r"ViT reads images .* whose sides 4 divides"):
         jax.eval_shape(models.ViTS16(**VIT).init, jax.random.key(0), images)
     for make in (models.ViTS16, models.ConvNeXtT):
         with pytest.raises(ValueError, match="layer norms alone, but was given norm='group'"):
