@@ -1,7 +1,7 @@
 """Low-rank factors on the dense layers of any model (Hu et al., ICLR 2022, LoRA).
 
     model = lora(ViTS16(3), rank=8, where=lambda path: path.endswith("qkv"))
-    variables = model.init(key, images)                 # or with_factors(key, model, loaded, images)
+    variables = model.init(key, images)  # or with_factors(key, model, loaded, images)
     method = fedavg(model, optax.sgd(0.1), frozen=all_but_factors("head"))
 
 A layer x W + b computes x W + b + (x A) B (Eq. 3, with alpha = r) with A f[inputs, r] and
