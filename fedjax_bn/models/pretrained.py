@@ -18,6 +18,7 @@ import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedjax_bn.models.keras_weights import read_keras
 from fedjax_bn.models.networks import AlexNet, DenseNet, ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
 from fedjax_bn.models.unet import UNet
@@ -61,6 +62,7 @@ def load(
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
         hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
+        For a ResNet with `keras=True`, a folder with `model.json` (see `keras_weights`).
       model: a ResNet, DenseNet, AlexNet, ViT, ConvNeXt, UNet or YOLOv5 of this package.
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
@@ -84,6 +86,12 @@ def load(
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
     found = _read(source)
+    keras = Path(source).is_dir()
+    if keras != getattr(model, "keras", False):
+        raise ValueError(
+            f"pretrained weights {source} are {'' if keras else 'not '}in Keras' form: build the "
+            f"ResNet with keras={keras}"
+        )
     if isinstance(model, ViT):
         found.pop("mask_token", None)  # replaces hidden patches in DINOv2's own training alone
     try:
@@ -164,6 +172,8 @@ def _read(source: str | Path) -> _Tensors:
     path = Path(source)
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)
+    if (path / "model.json").is_file():
+        return read_keras(path)
     choices = "give a .safetensors or .pth file, or a hub id such as timm/resnet18.tv_in1k"
     if path.exists():
         kinds = ", ".join(_SUFFIXES)
