@@ -115,6 +115,10 @@ class ViT(Classifier):
     def setup(self) -> None:
         """Makes the classifier."""
         _require_usual_norm(self)
+        if self.width % self.heads:
+            raise ValueError(
+                f"heads={self.heads} must divide width={self.width}: choose another of the two"
+            )
         self.head = _dense(self, self.num_classes)
 
     @nn.compact
