@@ -75,7 +75,9 @@ def _torch_layer(name: str) -> str:
     usual = {"conv1": "conv1", "bn_conv1": "bn1", "fc1000": "fc"}.get(layer)
     found = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
     if leaf not in _LEAVES or not (usual or found):
-        raise ValueError(f"{name} is no array of a ResNet of Keras: give the folder of a ResNet50")
+        raise ValueError(
+            f"{name} is not an array of a ResNet of Keras: give the folder of a ResNet50"
+        )
     if usual or not found:
         return usual or ""
     kind, stage, block, branch = found.groups()

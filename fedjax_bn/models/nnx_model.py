@@ -86,7 +86,7 @@ class NnxModel:
         _fill(net, variables)
         if rngs:
             _reseed(net, rngs["dropout"])
-        if "rngs" in inspect.signature(net.__call__).parameters:
+        if "rngs" in inspect.signature(net).parameters:
             setattr(net, _RNGS, nnx.Rngs(rngs["dropout"] if rngs else 0))
         modes = net.train if train else net.eval
         modes()

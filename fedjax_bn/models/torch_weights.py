@@ -162,8 +162,8 @@ def convert(
     for path, leaf in leaves.items():
         name, shape = names[path], leaf.shape
         same = len(shape) < 2 or path[-1] in _SAME
-        expected = shape if same else (*shape[:-3:-1], *shape[:-2])
-        tensor = _checked(name, _swapped(name, state_dict[name]), expected)
+        theirs = shape if same else (*shape[:-3:-1], *shape[:-2])
+        tensor = _checked(name, _swapped(name, state_dict[name]), theirs)
         if path in maps:
             # PyTorch flattens a map channel by channel, and flax position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)

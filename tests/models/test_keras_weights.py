@@ -113,7 +113,7 @@ def test_what_is_damaged_or_of_another_form_is_named(tmp_path):
     with pytest.raises(ValueError, match="are in Keras' form: build the ResNet with keras=True"):
         load(ResNet18())
     write(tmp_path, {"block_1/kernel": arrays["conv1/kernel"]})
-    with pytest.raises(ValueError, match="block_1/kernel is no array of a ResNet of Keras"):
+    with pytest.raises(ValueError, match="block_1/kernel is not an array of a ResNet of Keras"):
         load()
     write(tmp_path, {"conv1/kernel": arrays["conv1/kernel"]}, cut=1000)
     (tmp_path / "group1-shard2.bin").write_bytes(b"")
