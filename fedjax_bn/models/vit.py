@@ -1,7 +1,8 @@
 """Vision transformers (Dosovitskiy et al. 2021) and ConvNeXt (Liu et al. 2022), as timm has them.
 
 Names of layers, initial values, the exact GELU and the layer norms' epsilon of 1e-6 are timm's. The
-networks have layer norms only and no running statistics; `norm` must keep its default. Dropout and stochastic depth are left out: timm's rates are 0.
+networks have layer norms only and no running statistics; `norm` must keep its default. Dropout and
+stochastic depth are left out: timm's rates are 0.
 """
 
 from collections.abc import Sequence
