@@ -19,6 +19,7 @@ _STREAMS = {
     "attention": 14,
     "generator and judge": 15,
     "stylist": 17,
+    "low-rank factors": 22,
     # of a step
     "mixed statistics": 1,
     "adapted statistics": 2,

@@ -26,6 +26,7 @@ from fedjax_bn.models.networks import (
     TwoLayer,
 )
 from fedjax_bn.models.unet import UNet
+from fedjax_bn.models.vit import ConvNeXt, ConvNeXtT, DINOv2S14, ViT, ViTB16, ViTS16
 from fedjax_bn.models.yolo import TinyDetector, YOLOv5, YOLOv5n, YOLOv5s
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = [
     "MLP",
     "AlexNet",
+    "ConvNeXt",
+    "ConvNeXtT",
+    "DINOv2S14",
     "DenseNet",
     "DenseNet121",
     "DigitCNN",
@@ -46,6 +50,9 @@ __all__ = [
     "TinyDetector",
     "TwoLayer",
     "UNet",
+    "ViT",
+    "ViTB16",
+    "ViTS16",
     "YOLOv5",
     "YOLOv5n",
     "YOLOv5s",

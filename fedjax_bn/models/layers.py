@@ -124,9 +124,17 @@ class Network(nn.Module, kw_only=True):
 
     @nn.nowrap
     def normalize_and_pool(
-        self, x: jax.Array, name: str, window: int, strides: int, padding: int = 0
+        self,
+        x: jax.Array,
+        name: str,
+        window: int,
+        strides: int,
+        padding: int = 0,
+        **options: Any,
     ) -> jax.Array:
         """Applies the network's norm, a ReLU and `max_pool`, f[B, H, W, C] -> f[B, H', W', C].
+
+        Only `BatchNorm` takes options.
 
         On accelerators the maximum comes before the normalization, which is monotone, so that less
         is normalized. The values are the same, and so is the gradient, but for another subgradient
@@ -137,8 +145,9 @@ class Network(nn.Module, kw_only=True):
         read = outputs_are_read() or self.is_mutable_collection("intermediates")
         usual = self.norm == "batch" and type(self).normalize is Network.normalize
         if on_cpu() or read or not usual:
-            return pool(nn.relu(self.normalize(x, name)))
-        return nn.relu(BatchNorm(param_dtype=self.param_dtype, name=name)(x, pool=pool))
+            return pool(nn.relu(self.normalize(x, name, **options)))
+        layer = BatchNorm(param_dtype=self.param_dtype, name=name, **options)
+        return nn.relu(layer(x, pool=pool))
 
     @nn.nowrap
     def part(self, kind: Callable[..., nn.Module], *args: Any, **fields: Any) -> nn.Module:

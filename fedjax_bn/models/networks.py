@@ -197,6 +197,11 @@ class AlexNet(Classifier):
         return _hidden_layers(self, adaptive_average_pool(x, 6), norms=5)
 
 
+def _epsilon(keras: bool) -> dict[str, float]:
+    """The options of a ResNet's batch norms."""
+    return {"epsilon": 1e-3} if keras else {}
+
+
 class _ResidualBlock(Network):
     """ReLU of the sum of a shortcut and a branch of convolutions, each followed by batch norm.
 
@@ -206,6 +211,7 @@ class _ResidualBlock(Network):
     width: int
     strides: int = 1
     bottleneck: bool = False
+    keras: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -213,7 +219,8 @@ class _ResidualBlock(Network):
         # (channels, kernel, strides) of each convolution in the branch.
         branch = [(self.width, 3, self.strides), (self.width, 3, 1)]
         if self.bottleneck:
-            branch = [(self.width, 1, 1), branch[0], (4 * self.width, 1, 1)]
+            first, second = (self.strides, 1) if self.keras else (1, self.strides)
+            branch = [(self.width, 1, first), (self.width, 3, second), (4 * self.width, 1, 1)]
         out, channels = branch[-1][0], x.shape[-1]
         made = read = 1
         if not self.bottleneck:
@@ -221,6 +228,7 @@ class _ResidualBlock(Network):
             height, width = (-(-side // self.strides) for side in x.shape[1:3])
             made = columns.fitting((x.shape[0], height, width, out))
             read = math.gcd(columns.fitting(x.shape), self.strides * made)
+        options = _epsilon(self.keras)
         # Packed once for both readers, so that XLA adds their gradients packed.
         x = shortcut = columns.pack(x, read)
         # Where the branch changes the shape, a 1x1 convolution gives the shortcut the same shape.
@@ -234,7 +242,7 @@ class _ResidualBlock(Network):
                 name="shortcut_conv",
                 columns=(read, made),
             )
-            shortcut = self.normalize(shortcut, "shortcut_norm", made)
+            shortcut = self.normalize(shortcut, "shortcut_norm", made, **options)
         for i, (width, kernel, strides) in enumerate(branch, start=1):
             x = self.convolve(
                 x,
@@ -246,7 +254,7 @@ class _ResidualBlock(Network):
                 name=f"conv{i}",
                 columns=(read, made),
             )
-            x, read = self.normalize(x, f"norm{i}", made), made
+            x, read = self.normalize(x, f"norm{i}", made, **options), made
             x = nn.relu(x if i < len(branch) else x + shortcut)
         x = columns.unpack(x, made)
         # Otherwise XLA:CPU would recompute the sums of all earlier blocks in every later block.
@@ -264,12 +272,15 @@ class ResNet(Classifier):
       bottleneck: whether the blocks are bottlenecks.
       num_classes: number of logits.
       width: channels of the stem and inside the blocks of the first stage.
+      keras: whether it is in the form of Keras: a bottleneck has its stride in the first 1x1
+        convolution, as in He et al. 2016, and batch norms have an epsilon of 1e-3.
     """
 
     stage_sizes: Sequence[int]
     bottleneck: bool = False
     num_classes: int = 10
     width: Units = 64
+    keras: bool = False
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -280,12 +291,13 @@ class ResNet(Classifier):
     def maps(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / 32, W / 32, F] with four stages, the last block's output."""
         x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
-        x = self.normalize_and_pool(x, "norm1", 3, 2, 1)
+        x = self.normalize_and_pool(x, "norm1", 3, 2, 1, **_epsilon(self.keras))
         for stage, size in enumerate(self.stage_sizes):
             for block in range(size):
                 strides = 2 if stage > 0 and block == 0 else 1
                 name, width = f"layer{stage + 1}_{block}", self.width * 2**stage
-                x = self.part(_ResidualBlock, width, strides, self.bottleneck, name=name)(x)
+                form = strides, self.bottleneck, self.keras
+                x = self.part(_ResidualBlock, width, *form, name=name)(x)
         return x
 
     def features(self, images: jax.Array) -> jax.Array:

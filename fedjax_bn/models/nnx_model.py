@@ -9,6 +9,7 @@ class, whose `__call__` goes through the handlers of `normalization.calls`. The 
 change.
 """
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from fedjax_bn.sharing import STATISTICS, Variables
 
 _COLLECTIONS: dict[str, type[nnx.Variable]] = {"params": nnx.Param, STATISTICS: nnx.BatchStat}
 _PASS = "fedjax_bn_pass"  # attribute of a module in a pass: (path, moving, recording)
+_RNGS = "fedjax_bn_rngs"  # attribute of the net in a pass: streams for a net that takes `rngs=`
 
 
 class _Recorded(nnx.Variable):
@@ -71,6 +73,7 @@ class NnxModel:
           mutable: collections to return, among "batch_stats" and "recorded".
           rngs: random keys; every stream of `net` gets its own key from `rngs["dropout"]`. Without
             `rngs`, every pass starts from the streams' state at `from_nnx`.
+            A `net` whose call has an argument `rngs` gets `nnx.Rngs` of this key, or of 0.
           method: `method(net, images)` is called instead of `net(images)`.
 
         Returns:
@@ -83,6 +86,8 @@ class NnxModel:
         _fill(net, variables)
         if rngs:
             _reseed(net, rngs["dropout"])
+        if "rngs" in inspect.signature(net).parameters:
+            setattr(net, _RNGS, nnx.Rngs(rngs["dropout"] if rngs else 0))
         modes = net.train if train else net.eval
         modes()
         for path, module in list(nnx.iter_graph(net)):
@@ -116,7 +121,8 @@ def from_nnx(net: nnx.Module) -> NnxModel:
     `normalization.calls`).
 
     Args:
-      net: images f[B, ...] -> outputs, with its weights; it is copied.
+      net: images f[B, ...] -> outputs, with its weights; it is copied. Its call may take `rngs`,
+        the streams of a pass.
 
     Raises:
       ValueError: `net` is not an nnx module, or one of its modules has running statistics but no
@@ -144,6 +150,8 @@ def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
     @wraps(kind.__call__)
     def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
         path, _, _ = getattr(self, _PASS)
+        if hasattr(self, _RNGS):
+            kwargs = {"rngs": getattr(self, _RNGS)} | kwargs
         kernel = self.kernel[...] if isinstance(self, nnx.Linear) else None
         # A derived class with its own `__call__` is left alone: a rule would bypass that code.
         ours = kind.__call__ is nnx.BatchNorm.__call__

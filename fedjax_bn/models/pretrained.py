@@ -1,9 +1,10 @@
 """Loads weights that others trained on ImageNet, as the start of a federation.
 
 They are PyTorch's tensors by torchvision's names, read from a `.safetensors` file, from the Hugging
-Face hub (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. A YOLOv5
-or a UNet starts from the user's own file. Code in a file is never run. Every tensor is used once; a
-tensor that is missing, left over or of another shape is an error.
+Face hub (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. ViT and
+ConvNeXt have timm's names. A YOLOv5 or a UNet starts from the user's own file. Code in a file is
+never run. Every tensor is used once; a tensor that is missing, left over or of another shape is an
+error.
 """
 
 import importlib
@@ -17,9 +18,11 @@ import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedjax_bn.models.keras_weights import read_keras
 from fedjax_bn.models.networks import AlexNet, DenseNet, ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
 from fedjax_bn.models.unet import UNet
+from fedjax_bn.models.vit import ConvNeXt, ViT
 from fedjax_bn.models.yolo import YOLOv5
 
 _Tensors = dict[str, np.ndarray]
@@ -36,8 +39,10 @@ _RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
         for i, number in enumerate(numbers, start=1)
     ),
     DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
+    ConvNeXt: (),
     ResNet: (),
     UNet: (),
+    ViT: (),
     YOLOv5: (),
 }
 _SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -48,7 +53,8 @@ def load(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the variables of `model` with pretrained weights.
 
-    The classifier is unchanged if the file's classifier has another number of classes. AlexNet
+    The classifier is unchanged if the file's classifier has another number of classes, or if the
+    file of a ViT or ConvNeXt has none, as DINOv2's; its `mask_token` is not used. AlexNet
     takes torchvision's convolutions and dense layers; its batch norms, which torchvision's network
     lacks, are unchanged (UniFed, section 4.1.1), and so are dense layers of another width. A file
     with the names of FedBN's AlexNet provides every tensor.
@@ -56,7 +62,8 @@ def load(
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
         hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
-      model: a ResNet, DenseNet, AlexNet, UNet or YOLOv5 of this package.
+        For a ResNet with `keras=True`, a folder with `model.json` (see `keras_weights`).
+      model: a ResNet, DenseNet, AlexNet, ViT, ConvNeXt, UNet or YOLOv5 of this package.
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
     Returns:
@@ -73,11 +80,20 @@ def load(
     if type(model) not in _RENAMED:
         raise ValueError(
             f"there are no pretrained weights for {type(model).__name__}: choose ResNet18, "
-            "ResNet50, DenseNet121, AlexNet, UNet or YOLOv5, or leave pretrained empty"
+            "ResNet50, DenseNet121, AlexNet, ViT, ConvNeXt, UNet or YOLOv5, or leave pretrained "
+            "empty"
         )
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
     found = _read(source)
+    keras = Path(source).is_dir()
+    if keras != getattr(model, "keras", False):
+        raise ValueError(
+            f"pretrained weights {source} are {'' if keras else 'not '}in Keras' form: build the "
+            f"ResNet with keras={keras}"
+        )
+    if isinstance(model, ViT):
+        found.pop("mask_token", None)  # replaces hidden patches in DINOv2's own training alone
     try:
         tensors = _rename(model, found)
         if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
@@ -105,6 +121,8 @@ def _fresh_classifier(
     head = {names["params", layer, leaf] for layer in layers for leaf in ("kernel", "bias")}
     kernel = "params", layers[0], "kernel"
     ours, theirs = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
+    if isinstance(model, ViT | ConvNeXt) and not head & tensors.keys():
+        return head, ["the classifier starts fresh, because the file has none"]
     if not theirs or theirs[0] == ours:  # `convert` reports a missing or otherwise unfit tensor
         return set(), []
     return head, [
@@ -154,6 +172,8 @@ def _read(source: str | Path) -> _Tensors:
     path = Path(source)
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)
+    if (path / "model.json").is_file():
+        return read_keras(path)
     choices = "give a .safetensors or .pth file, or a hub id such as timm/resnet18.tv_in1k"
     if path.exists():
         kinds = ", ".join(_SUFFIXES)

@@ -2,8 +2,8 @@
 
 ResNet and DenseNet have torchvision's names, DigitCNN and AlexNet the names in FedBN's code, and
 MLP similar ones (fc1, bn1, fc2, bn2, fc3). UNet has the names of the PyTorch hub's
-mateuszbuda/brain-segmentation-pytorch. YOLOv5's names number its layers from 0 to 24; its state
-dict also has a tensor with the anchors, in cells.
+mateuszbuda/brain-segmentation-pytorch; ViT and ConvNeXt have timm's names. YOLOv5's names number
+its layers from 0 to 24; its state dict also has a tensor with the anchors, in cells.
 """
 
 import re
@@ -18,6 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.models.networks import MLP, AlexNet, DenseNet, DigitCNN, ResNet
 from fedjax_bn.models.unet import UNet
+from fedjax_bn.models.vit import ConvNeXt, ViT
 from fedjax_bn.models.yolo import YOLOv5
 
 Path = tuple[str, ...]
@@ -52,6 +53,23 @@ _NAMES = {
         (r"^up(\d+)$", r"upconv\1"),
         (r"^head$", "conv"),
     ),
+    ViT: (
+        (r"^block(\d+)/", r"blocks.\1."),
+        (r"(qkv|proj)$", r"attn.\1"),
+        (r"(fc\d)$", r"mlp.\1"),
+        (r"^patch_embed$", "patch_embed.proj"),
+    ),
+    ConvNeXt: (
+        (r"^stem_conv$", "stem.0"),
+        (r"^stem_norm$", "stem.1"),
+        (r"^down(\d+)_norm$", r"stages.\1.downsample.0"),
+        (r"^down(\d+)_conv$", r"stages.\1.downsample.1"),
+        (r"^stage(\d+)_block(\d+)/", r"stages.\1.blocks.\2."),
+        (r"(fc\d)$", r"mlp.\1"),
+        (r"\.ls$", ""),
+        (r"^norm$", "head.norm"),
+        (r"^head$", "head.fc"),
+    ),
     YOLOv5: (
         (r"^predict(\d)$", r"model.24.m.\1"),
         (r"^layer(\d+)/", r"model.\1."),
@@ -67,7 +85,12 @@ _LEAVES = {
     "bias": "bias",
     "mean": "running_mean",
     "var": "running_var",
+    "gamma": "gamma",
+    "cls_token": "cls_token",
+    "pos_embed": "pos_embed",
 }
+# Leaves of the same layout in both, whatever their number of axes.
+_SAME = ("cls_token", "pos_embed")
 _COUNTER = "num_batches_tracked"
 
 
@@ -138,13 +161,13 @@ def convert(
     converted = {}
     for path, leaf in leaves.items():
         name, shape = names[path], leaf.shape
-        tensor = _checked(name, _swapped(name, state_dict[name]), shape)
+        same = len(shape) < 2 or path[-1] in _SAME
+        theirs = shape if same else (*shape[:-3:-1], *shape[:-2])
+        tensor = _checked(name, _swapped(name, state_dict[name]), theirs)
         if path in maps:
             # PyTorch flattens a map channel by channel, and flax position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
-        converted[path] = jnp.asarray(
-            tensor if len(shape) < 2 else np.moveaxis(tensor, (1, 0), (-2, -1))
-        )
+        converted[path] = jnp.asarray(tensor if same else np.moveaxis(tensor, (1, 0), (-2, -1)))
     return converted
 
 
@@ -166,7 +189,7 @@ def to_torch(
     state_dict = {}
     for path, leaf in flatten_dict(variables).items():
         tensor, name = np.asarray(leaf), torch_name(model, path)
-        if tensor.ndim > 1:
+        if tensor.ndim > 1 and path[-1] not in _SAME:
             tensor = np.moveaxis(tensor, (-2, -1), (1, 0))
         if path in maps:
             channels, height, width = maps[path]
@@ -189,7 +212,7 @@ def torch_name(model: nn.Module, path: Path) -> str:
     name = "/".join(layer)
     for pattern, replacement in _NAMES[type(model)]:
         name = re.sub(pattern, replacement, name)
-    return f"{name}.{_LEAVES[leaf]}"
+    return f"{name}.{_LEAVES[leaf]}".removeprefix(".")
 
 
 def _swapped(name: str, tensor: Any) -> Any:
@@ -236,12 +259,12 @@ def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[st
     return {name: tensor for name, tensor in state_dict.items() if name != _ANCHORS}
 
 
-def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """PyTorch's tensor for a leaf of `shape`; raises ValueError if shape or values do not fit."""
+def _checked(name: str, tensor: Any, expected: tuple[int, ...]) -> np.ndarray:
+    """PyTorch's tensor as an array; raises ValueError if shape or values do not fit."""
     tensor = np.asarray(tensor)
-    expected = (*shape[:-3:-1], *shape[:-2]) if len(shape) > 1 else shape
     if tensor.shape != expected:
-        raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {expected}")
+        fit = ": build the model with image_size of the file's" if name == "pos_embed" else ""
+        raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {expected}{fit}")
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise ValueError(f"{name} holds {tensor.dtype}; weights are floating-point numbers")
     kept = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 unless JAX has float64

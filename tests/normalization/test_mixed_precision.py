@@ -26,12 +26,26 @@ from fedjax_bn.normalization.batch_instance import with_gates
 KEY, HALF = jax.random.key(0), jnp.bfloat16
 # Networks of many equal blocks, with one of each.
 LARGE = {
+    "ConvNeXt": {"depths": (1, 1)},
     "DenseNet": {"block_sizes": (1, 1)},
     "DenseNet121": {"block_sizes": (1, 1)},
+    "DINOv2S14": {"patch": 16, "depth": 1},
     "ResNet": {"stage_sizes": (1, 1)},
     "ResNet50": {"stage_sizes": (1, 1)},
+    "ViT": {"depth": 1},
 }
-TELLING = ("AlexNet", "DenseNet", "DigitCNN", "MLP", "ResNet", "TinyDetector", "UNet")  # all layers
+# Together they have all layers.
+TELLING = (
+    "AlexNet",
+    "ConvNeXt",
+    "DenseNet",
+    "DigitCNN",
+    "MLP",
+    "ResNet",
+    "TinyDetector",
+    "UNet",
+    "ViT",
+)
 IMAGES = nets.images_of(6).astype(jnp.float32)
 
 
@@ -112,7 +126,7 @@ def test_every_model_of_ours_gives_logits_in_float32(name):
     passed = jax.eval_shape(logits, variables, images)
     found = jax.tree.leaves((passed.outputs, passed.features))
     assert {leaf.dtype for leaf in found} == {jnp.dtype(jnp.float32)}
-    assert dtypes(passed.moved["batch_stats"]) == dtypes(variables["batch_stats"])
+    assert dtypes(passed.moved) == dtypes({k: v for k, v in variables.items() if k != "params"})
 
 
 @pytest.mark.parametrize("kind", flax_nets.THEIRS)

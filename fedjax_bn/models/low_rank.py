@@ -1,0 +1,156 @@
+"""Low-rank factors on the dense layers of any model (Hu et al., ICLR 2022, LoRA).
+
+    model = lora(ViTS16(3), rank=8, where=lambda path: path.endswith("qkv"))
+    variables = model.init(key, images)  # or with_factors(key, model, loaded, images)
+    method = fedavg(model, optax.sgd(0.1), frozen=all_but_factors("head"))
+
+A layer x W + b computes x W + b + (x A) B (Eq. 3, with alpha = r) with A f[inputs, r] and
+B f[r, outputs]. B starts at 0, so that the model is unchanged at the start. A and B are parameters
+beside the layer's kernel; `merged` adds A B to the kernel.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fedjax_bn.arguments.ranges import Units, bounded
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.models.features import Wrapped
+from fedjax_bn.models.layers import fan_in_uniform
+from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, path_names
+
+FACTORS = ("lora_a", "lora_b")
+
+
+@dataclass(frozen=True)
+class _LowRank(Wrapped):
+    """A model with low-rank factors on some dense layers; see `lora`."""
+
+    rank: int
+    where: Callable[[str], bool]
+
+    def init(self, key: jax.Array, images: jax.Array, **options: Any) -> Variables:
+        """Returns the network's initial variables with factors."""
+        return with_factors(key, self, self.network.init(key, images, **options), images)
+
+    def apply(self, variables: Variables, images: jax.Array, **options: Any) -> Any:
+        """Applies the network; each layer with factors adds their product."""
+        plain, factors = _parts(variables)
+
+        def added(function: Callable, call: Call, args: tuple, kwargs: dict) -> jax.Array:
+            y, x = function(*args, **kwargs), args[0] if args else next(iter(kwargs.values()))
+            a, b = factors[call.path]
+            x, a, b = nn.dtypes.promote_dtype(x, a, b)
+            return y + (x @ a @ b).astype(y.dtype)
+
+        def concerns(call: Call) -> bool:
+            return call.is_dense and call.path in factors
+
+        with intercepting(added, concerns, reads_outputs=False):
+            return self.network.apply(plain, images, **options)
+
+
+@bounded
+def lora(model: Any, *, rank: Units, where: Callable[[str], bool]) -> _LowRank:
+    """Returns the model with factors of a rank on some dense layers, with `init` and `apply`.
+
+    Args:
+      model: a linen module, or the result of `from_nnx`.
+      rank: r, the number of columns of A.
+      where: chooses layers by their path, such as "block0/qkv"; it may choose other modules too, of
+        which only `nn.Dense` and `nnx.Linear` have factors.
+    """
+    return _LowRank(model, rank, where)
+
+
+def with_factors(
+    key: jax.Array,
+    model: _LowRank,
+    variables: Variables,
+    images: jax.Array | jax.ShapeDtypeStruct,
+) -> Variables:
+    """Adds factors to the variables of the network in `model`, such as pretrained ones.
+
+    A is drawn as the kernel of PyTorch's `Linear`, as in the authors' code, and B is 0.
+
+    Args:
+      key: random key.
+      model: the result of `lora`.
+      variables: the collections of the network, in whose dtypes the factors are made.
+      images: f[B, ...], prepared as the model expects; only the shape counts.
+
+    Raises:
+      ValueError: `where` chooses no dense layer.
+    """
+    kernels: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
+
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        kernels[call.path] = jax.ShapeDtypeStruct(call.kernel.shape, call.kernel.dtype)
+        return function(*args, **kwargs)
+
+    with intercepting(note, lambda call: call.is_dense):
+        shapes_of(model.network, variables, images)
+    chosen = [path for path in sorted(kernels) if model.where("/".join(path))]
+    if not chosen:
+        known = ", ".join("/".join(path) for path in sorted(kernels)[:8])
+        raise ValueError(
+            f"where chooses no dense layer of {name_of(model)}, which has "
+            f"{known or 'no dense layer'}: choose paths such as these"
+        )
+    new = flatten_dict(variables["params"])
+    keys = jax.random.split(stream(key, "low-rank factors"), len(chosen))
+    for own, path in zip(keys, chosen, strict=True):
+        (inputs, outputs), dtype = kernels[path].shape, kernels[path].dtype
+        new[*path, FACTORS[0]] = fan_in_uniform(own, (inputs, model.rank), dtype)
+        new[*path, FACTORS[1]] = jnp.zeros((model.rank, outputs), dtype)
+    return {**variables, "params": unflatten_dict(new)}
+
+
+def merged(variables: Variables) -> Variables:
+    """Returns the variables of the plain network, with A B added to the kernels.
+
+    Args:
+      variables: the collections of a model made by `lora`.
+    """
+    plain, factors = _parts(variables)
+    leaves = flatten_dict(plain["params"])
+    for path, (a, b) in factors.items():
+        leaves[*path, "kernel"] += a @ b
+    return {**plain, "params": unflatten_dict(leaves)}
+
+
+def all_but_factors(*paths: str) -> SharingRule:
+    """Returns the rule that is True for all leaves but factors and some modules, for `frozen=`.
+
+    Args:
+      paths: modules that are trained as well, such as "head".
+    """
+    kept = [tuple(path.split("/")) for path in paths]
+
+    def rule(variables: Variables) -> PyTree:
+        def chosen(path: tuple, leaf: Any) -> bool:
+            del leaf
+            names = path_names(path)[1:]
+            return names[-1] not in FACTORS and not any(names[: len(p)] == p for p in kept)
+
+        return jax.tree_util.tree_map_with_path(chosen, variables)
+
+    return rule
+
+
+def _parts(variables: Variables) -> tuple[Variables, dict[tuple, tuple[jax.Array, jax.Array]]]:
+    """The network's variables, and path of a layer -> its factors (A, B)."""
+    leaves = flatten_dict(variables["params"])
+    factors = {
+        path[:-1]: (leaf, leaves[*path[:-1], FACTORS[1]])
+        for path, leaf in leaves.items()
+        if path[-1] == FACTORS[0]
+    }
+    plain = {path: leaf for path, leaf in leaves.items() if path[-1] not in FACTORS}
+    return {**variables, "params": unflatten_dict(plain)}, factors

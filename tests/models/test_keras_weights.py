@@ -1,0 +1,127 @@
+"""Keras' ResNet against its own form written in PyTorch, in float64."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_bn.models import ResNet18, ResNet50, pretrained
+
+STAGES, WIDTH, CLASSES = (2, 1), 4, 7
+BGR_MEANS = np.array((103.939, 116.779, 123.68))
+MEAN, STD = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
+MODEL = ResNet50(CLASSES, stage_sizes=STAGES, width=WIDTH, keras=True)
+
+
+def arrays_of_keras():
+    """Random arrays by Keras' names."""
+    rng, arrays = np.random.default_rng(0), {}
+
+    def layer(name, norm, side, inputs, outputs):
+        arrays[f"{name}/kernel"] = rng.normal(size=(side, side, inputs, outputs)) / side
+        arrays[f"{name}/bias"] = rng.normal(size=outputs)
+        for leaf in ("gamma", "beta", "moving_mean"):
+            arrays[f"{norm}/{leaf}"] = rng.normal(size=outputs)
+        arrays[f"{norm}/moving_variance"] = rng.uniform(0.001, 1, outputs)
+
+    layer("conv1", "bn_conv1", 7, 3, WIDTH)
+    inputs = WIDTH
+    for stage, size in enumerate(STAGES):
+        width = WIDTH * 2**stage
+        for block in range(size):
+            place = f"{stage + 2}{'abc'[block]}_branch"
+            shapes = {
+                "2a": (1, inputs, width),
+                "2b": (3, width, width),
+                "2c": (1, width, 4 * width),
+            }
+            if block == 0:
+                shapes["1"] = (1, inputs, 4 * width)
+            for branch, shape in shapes.items():
+                layer(f"res{place}{branch}", f"bn{place}{branch}", *shape)
+            inputs = 4 * width
+    arrays["fc1000/kernel"] = rng.normal(size=(inputs, CLASSES))
+    arrays["fc1000/bias"] = rng.normal(size=CLASSES)
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def write(folder, arrays, cut=300):
+    """Writes the arrays as shards of `cut` bytes and a manifest."""
+    joined = b"".join(array.tobytes() for array in arrays.values())
+    paths = [f"group1-shard{i}.bin" for i in range(-(-len(joined) // cut))]
+    for i, path in enumerate(paths):
+        (folder / path).write_bytes(joined[i * cut : (i + 1) * cut])
+    weights = [
+        {"name": name, "shape": list(array.shape), "dtype": "float32"}
+        for name, array in arrays.items()
+    ]
+    manifest = {"weightsManifest": [{"paths": paths, "weights": weights}]}
+    (folder / "model.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def logits_of_keras(arrays, images):
+    """Logits of RGB images u8[B, H, W, 3]; the border has the mean of the standardization."""
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    given = {name: torch.tensor(array.astype(np.float64)) for name, array in arrays.items()}
+
+    def convolved(x, name, norm, stride=1, padding=0):
+        kernel = given[f"{name}/kernel"].permute(3, 2, 0, 1)
+        x = functional.conv2d(x, kernel, given[f"{name}/bias"], stride, padding)
+        leaves = ("moving_mean", "moving_variance", "gamma", "beta")
+        return functional.batch_norm(x, *(given[f"{norm}/{leaf}"] for leaf in leaves), eps=1e-3)
+
+    wide = np.empty((len(images), images.shape[1] + 6, images.shape[2] + 6, 3))
+    wide[:] = 255 * MEAN
+    wide[:, 3:-3, 3:-3] = images
+    x = torch.tensor((wide[..., ::-1] - BGR_MEANS).transpose(0, 3, 1, 2).copy())
+    x = functional.max_pool2d(
+        functional.pad(convolved(x, "conv1", "bn_conv1", 2).relu(), [1] * 4), 3, 2
+    )
+    for stage, size in enumerate(STAGES):
+        for block in range(size):
+            stride = 2 if stage and not block else 1
+            res, bn = (f"{kind}{stage + 2}{'abc'[block]}_branch" for kind in ("res", "bn"))
+            y = convolved(x, f"{res}2a", f"{bn}2a", stride).relu()
+            y = convolved(y, f"{res}2b", f"{bn}2b", padding=1).relu()
+            y = convolved(y, f"{res}2c", f"{bn}2c")
+            x = (y + (x if block else convolved(x, f"{res}1", f"{bn}1", stride))).relu()
+    return (x.mean((2, 3)) @ given["fc1000/kernel"] + given["fc1000/bias"]).numpy()
+
+
+@pytest.mark.usefixtures("x64")
+def test_logits_are_those_of_kerass_form(tmp_path):
+    arrays = arrays_of_keras()
+    images = np.random.default_rng(1).integers(0, 256, (2, 32, 40, 3))
+    ours = jnp.asarray((images / 255 - MEAN) / STD)
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), ours.astype(jnp.float32))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, float), shapes)
+    variables, notes = pretrained.load(write(tmp_path, arrays), MODEL, shapes)
+    assert len(notes) == 1
+    expected = logits_of_keras(arrays, images)
+    np.testing.assert_allclose(jax.jit(MODEL.apply)(variables, ours), expected, rtol=1e-9)
+
+
+def test_what_is_damaged_or_of_another_form_is_named(tmp_path):
+    arrays = arrays_of_keras()
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    load = lambda model=MODEL: pretrained.load(tmp_path, model, shapes)  # noqa: E731
+    write(tmp_path, arrays)
+    with pytest.raises(ValueError, match="are in Keras' form: build the ResNet with keras=True"):
+        load(ResNet18())
+    write(tmp_path, {"block_1/kernel": arrays["conv1/kernel"]})
+    with pytest.raises(ValueError, match="block_1/kernel is not an array of a ResNet of Keras"):
+        load()
+    write(tmp_path, {"conv1/kernel": arrays["conv1/kernel"]}, cut=1000)
+    (tmp_path / "group1-shard2.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match="end within conv1/kernel"):
+        load()
+    (tmp_path / "group1-shard2.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"group1-shard2\.bin"):
+        load()
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"model\.json is damaged or of another form"):
+        load()

@@ -1,0 +1,110 @@
+"""Low-rank factors on dense layers, against NumPy in float64."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_bn.models import ViTS16, from_nnx
+from fedjax_bn.models.low_rank import all_but_factors, lora, merged, with_factors
+
+KEY = jax.random.key(0)
+VIT = ViTS16(3, width=8, depth=1, heads=2, patch=4, image_size=8, param_dtype=float)
+
+
+class Linen(nn.Module):
+    """Two dense layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = jnp.tanh(nn.Dense(4, param_dtype=float, name="first")(x))
+        return nn.Dense(2, param_dtype=float, name="out")(inputs=x)
+
+
+class Nnx(nnx.Module):
+    """The same in nnx."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(5, 4, param_dtype=float, rngs=rngs)
+        self.out = nnx.Linear(4, 2, param_dtype=float, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(self.first(x)))
+
+
+def random_like(tree, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), tree)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("make", [Linen, lambda: from_nnx(Nnx(nnx.Rngs(0)))])
+def test_outputs_and_gradients_are_numpys_and_merging_keeps_the_outputs(make):
+    network = make()
+    model = lora(network, rank=3, where=lambda path: True)
+    x = np.random.default_rng(0).normal(size=(6, 5))
+    start = model.init(KEY, jnp.asarray(x))
+    plain = network.init(KEY, jnp.asarray(x))
+    np.testing.assert_array_equal(model.apply(start, x), network.apply(plain, x))
+    variables = random_like(start, 1)
+
+    def loss(variables):
+        y = model.apply(variables, jnp.asarray(x))
+        return y.sum(), y
+
+    (_, y), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables)
+    first, out = (
+        {k: np.asarray(v) for k, v in variables["params"][n].items()} for n in ("first", "out")
+    )
+    whole = [layer["kernel"] + layer["lora_a"] @ layer["lora_b"] for layer in (first, out)]
+    hidden = np.tanh(x @ whole[0] + first["bias"])
+    np.testing.assert_allclose(y, hidden @ whole[1] + out["bias"], rtol=1e-12, atol=1e-12)
+    by_output = np.ones((6, 2))
+    by_hidden = by_output @ whole[1].T * (1 - hidden**2)
+    for name, layer, inputs, by in (
+        ("first", first, x, by_hidden),
+        ("out", out, hidden, by_output),
+    ):
+        ours, by_kernel = slopes["params"][name], inputs.T @ by
+        np.testing.assert_allclose(ours["lora_a"], by_kernel @ layer["lora_b"].T, rtol=1e-10)
+        np.testing.assert_allclose(ours["lora_b"], layer["lora_a"].T @ by_kernel, rtol=1e-10)
+    joined = merged(variables)
+    assert jax.tree.structure(joined) == jax.tree.structure(plain)
+    np.testing.assert_allclose(network.apply(joined, x), y, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_factors_are_on_the_chosen_layers_of_a_vit_and_the_rest_can_be_frozen():
+    images = jax.random.normal(KEY, (2, 8, 8, 3), float)
+    model = lora(VIT, rank=2, where=lambda path: path.endswith(("qkv", "fc1")))
+    plain = VIT.init(KEY, images)
+    variables = with_factors(KEY, model, plain, images)
+    block = variables["params"]["block0"]
+    assert {name for name, layer in block.items() if "lora_a" in layer} == {"qkv", "fc1"}
+    assert block["qkv"]["lora_b"].shape == (2, 24)
+    np.testing.assert_array_equal(
+        jax.jit(model.apply)(variables, images), jax.jit(VIT.apply)(plain, images)
+    )
+    frozen = all_but_factors("head")(variables)
+    trained = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)
+        if not leaf
+    ]
+    assert trained == [
+        *(f"params/block0/{layer}/lora_{ab}" for layer in ("fc1", "qkv") for ab in "ab"),
+        "params/head/bias",
+        "params/head/kernel",
+    ]
+    moved = random_like(variables, 2)
+    features = model.apply(moved, images, method=lambda net, x: net.features(x))
+    expected = VIT.apply(merged(moved), images, method="features")
+    np.testing.assert_allclose(features, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_choice_of_no_layer_names_the_layers():
+    model = lora(Linen(), rank=2, where=lambda path: "block" in path)
+    with pytest.raises(ValueError, match="no dense layer of Linen, which has first, out"):
+        model.init(KEY, jnp.zeros((1, 5)))
