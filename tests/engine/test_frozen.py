@@ -26,6 +26,7 @@ from fedjax_bn.federation import (
     traffic,
 )
 from fedjax_bn.methods import fedavg
+from fedjax_bn.models import hooks
 from fedjax_bn.normalization import BatchNorm
 
 OFTEN = ("fedbn",)
@@ -72,7 +73,8 @@ def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x
         state = begun(method, jax.random.key(1), start, 2)
         for _ in range(2):
             state, metrics = method.round(state, batches_of((8, 6)), jax.random.key(1))
-        models = jax.jit(global_variables)(state), jax.jit(client_variables)(state)
+        one, all_ = jax.jit(global_variables)(state), jax.jit(client_variables)(state)
+        models = hooks.predicting(one), jax.vmap(hooks.predicting)(all_)
         found[zeroed] = *models, metrics
         if not zeroed:
             (kept,) = jax.tree.leaves(state.frozen)
