@@ -8,6 +8,7 @@ import fedcd
 import fedcd_small
 import fedig
 import numpy as np
+import pacs_imagenet
 import plan
 import pytest
 import report
@@ -32,7 +33,8 @@ from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (
     *PAPERS,
-    *(fedcd_small.SWEEP, segmentation.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP),
+    *(fedcd_small.SWEEP, pacs_imagenet.SWEEP, segmentation.SWEEP, signs.SWEEP),
+    *(unifed_small.SWEEP, unseen.SWEEP),
 )
 NAMES = [one.name for one in ALL]
 # What internal clients' cells have, and what launch/joining.py writes.
