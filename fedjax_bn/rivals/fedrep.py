@@ -3,11 +3,11 @@
 from typing import Annotated, Any, Unpack
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import StepsOr0, bounded
 from fedjax_bn.client import Load, Train, Trained, run_steps
+from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep, differentiate, gradient_step
@@ -67,11 +67,7 @@ def _head_first(train: Train, head_epochs: int, local_epochs: int) -> Train:
         load: Load | None = None,
     ) -> Trained:
         if head_epochs:
-            source = {name: batches[name] for name in ("source",) if name in batches}
-            steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-            epoch = batches["valid"].shape[0] // local_epochs
-            rows = jnp.arange(head_epochs * epoch) % epoch
-            passes = jax.tree.map(lambda leaf: leaf[rows], steps) | source
+            passes = first_epoch(batches, local_epochs, head_epochs)
             head = _only(step, personal=True)
             own = head.init(variables)
             own_key = stream(key, "epochs of the head")

@@ -22,6 +22,7 @@ from fedjax_bn.sharing import (
     Variables,
     all_but_batch_norm,
     batch_norm_paths,
+    complete,
     join,
     keeping,
 )
@@ -83,7 +84,7 @@ def gperxan(  # type: ignore[misc] # its own default
                 "method classify has several: move all but the last one into its method features"
             )
         loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
-        head = join(received.shared, received.personal)["params"]
+        head = complete(join(received.shared, received.personal))["params"]
         for name in path:
             head = head[name]
         logits = out.features @ head["kernel"].astype(out.features.dtype)

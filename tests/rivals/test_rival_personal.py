@@ -302,7 +302,7 @@ def test_heads_stay_or_travel_by_name():
 
 
 def test_fedala_names_the_modules_that_it_knows():
-    with pytest.raises(ValueError, match="no such module: name some of body, head"):
+    with pytest.raises(ValueError, match="no module or leaf 'tail'; it begins with body, head"):
         run_rounds(fedala(HeadNet(), SGD, names="tail"), variables_of(HeadNet()), batches_of(SIZES))
 
 
