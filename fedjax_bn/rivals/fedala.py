@@ -1,6 +1,5 @@
 """FedALA (Zhang et al., AAAI 2023): clients weigh the global and their own last layers."""
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
@@ -13,11 +12,11 @@ from fedjax_bn.client import Load, Train, Trained, run_steps
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import only_head
 from fedjax_bn.rivals.own import of_shared, with_model, with_own
-from fedjax_bn.sharing import OWN, Variables, at, everything, keeping, without
+from fedjax_bn.sharing import OWN, Variables, at, everything, keeping, split, without
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -62,35 +61,25 @@ def fedala(
         module, or the classifier is not found; at `round`, a module to weigh is frozen.
     """
     learned, rest = learning(model, classifier="" if names else "fedala", **options)
-    gradient = differentiate(supervised(learned))
+    objective = supervised(learned)
     chosen = at(*names_in(names)) if names else only_head(model)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
-        params = variables["params"]
-        ones = jax.tree.map(
-            lambda leaf, weighed: jnp.ones_like(leaf) if weighed else None,
-            params,
-            chosen(variables)["params"],
-        )
-        return with_own(variables, weights=ones)
+        last, _ = split(variables, chosen(variables))
+        return with_own(variables, weights=jax.tree.map(jnp.ones_like, last["params"]))
 
     epochs = rest.get("local_epochs", 1)
-    rest["train"] = _weighed_first(rest.get("train") or run_steps, gradient, rate, epochs)
+    rest["train"] = _weighed_first(rest.get("train") or run_steps, objective, rate, epochs)
     return method_of(
-        of_shared(gradient_step(gradient, optimizer)),
+        of_shared(gradient_step(differentiate(objective), optimizer)),
         share=keeping(rest.pop("share", everything), OWN),
         start=start,
         **rest,
     )
 
 
-def _each(function: Callable[..., Any], weights: PyTree, *trees: PyTree) -> PyTree:
-    """Maps over parameters; a parameter that is not weighed has None as its weight."""
-    return jax.tree.map(function, weights, *trees, is_leaf=lambda leaf: leaf is None)
-
-
-def _weighed(variables: Variables) -> Variables:
+def _weighed(variables: Variables, weights: PyTree) -> Variables:
     """Returns the shared model with w_k + (w - w_k) W where a parameter has weights W."""
 
     def one(weight: jax.Array | None, w: jax.Array | None, mine: jax.Array) -> Any:
@@ -103,25 +92,25 @@ def _weighed(variables: Variables) -> Variables:
         # At weight 1 exactly w, which mine + (w - mine) is not.
         return w + (1 - weight) * (mine - w)
 
-    own = variables[OWN]
-    params = _each(one, own["weights"], variables["params"], own["model"]["params"])
+    trees = weights, variables["params"], variables[OWN]["model"]["params"]
+    params = jax.tree.map(one, *trees, is_leaf=lambda leaf: leaf is None)
     return {**without(variables, OWN), "params": params}
 
 
-def _weighed_first(train: Train, gradient: Gradient, rate: float, local_epochs: int) -> Train:
+def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs: int) -> Train:
     """Returns local training that begins with the weights of a client's last layers."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        gradients, (loss, _) = gradient(_weighed(variables), batch, received, key)
-
-        def moved(weight: jax.Array | None, g: jax.Array, w: jax.Array, mine: jax.Array) -> Any:
-            return None if weight is None else jnp.clip(weight - rate * g * (w - mine), 0, 1)
+        def value(weights: PyTree) -> tuple[jax.Array, jax.Array]:
+            value, (loss, _) = objective(_weighed(variables, weights), batch, received, key)
+            return value, loss
 
         own = variables[OWN]
-        trees = gradients["params"], variables["params"], own["model"]["params"]
-        weights = _each(moved, own["weights"], *trees)
+        # The gradient of W is that at the weighed parameters times w - w_k.
+        slopes, loss = jax.grad(value, has_aux=True)(own["weights"])
+        weights = jax.tree.map(lambda W, g: jnp.clip(W - rate * g, 0, 1), own["weights"], slopes)
         return {**variables, OWN: {**own, "weights": weights}}, state, loss
 
     weighing = LocalStep(lambda variables: (), update)
@@ -137,7 +126,7 @@ def _weighed_first(train: Train, gradient: Gradient, rate: float, local_epochs: 
     ) -> Trained:
         first, own_key = first_epoch(batches, local_epochs), stream(key, "weights of last layers")
         variables = run_steps(weighing, received, variables, (), first, own_key, load).variables
-        variables |= _weighed(variables)
+        variables |= _weighed(variables, variables[OWN]["weights"])
         done = train(step, received, variables, state, batches, key, load)
         return done._replace(variables=with_model(done.variables, done.variables))
 

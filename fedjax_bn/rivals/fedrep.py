@@ -10,7 +10,14 @@ from fedjax_bn.client import Load, Train, Trained, run_steps
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, differentiate, gradient_step
+from fedjax_bn.local_step import (
+    Batch,
+    LocalStep,
+    Objective,
+    Value,
+    differentiate,
+    gradient_step,
+)
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import all_but_head
 from fedjax_bn.sharing import SharingRule, Variables, join, split_like
@@ -48,14 +55,28 @@ def fedrep(  # type: ignore[misc] # its own default
         not found.
     """
     learned, rest = learning(model, classifier="" if share else "fedrep", **options)
-    step = gradient_step(differentiate(supervised(learned)), optimizer)
+    objective = supervised(learned)
+    step = gradient_step(differentiate(objective), optimizer)
+    head = gradient_step(differentiate(_of_head(objective)), optimizer)
     epochs = rest.get("local_epochs", 1)
-    rest["train"] = _head_first(rest.get("train") or run_steps, head_epochs, epochs)
+    rest["train"] = _head_first(rest.get("train") or run_steps, head, head_epochs, epochs)
     return method_of(step, share=share or all_but_head(model), **rest)
 
 
-def _head_first(train: Train, head_epochs: int, local_epochs: int) -> Train:
+def _of_head(objective: Objective) -> Objective:
+    """Returns the objective whose gradient is 0 for shared parameters, and so costs no pass."""
+
+    def of_head(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        shared, head = split_like(variables["params"], received.shared["params"])
+        params = join(jax.lax.stop_gradient(shared), head)
+        return objective({**variables, "params": params}, batch, received, key)
+
+    return of_head
+
+
+def _head_first(train: Train, head: LocalStep, head_epochs: int, local_epochs: int) -> Train:
     """Returns the training of personal parameters for some epochs, and then of the shared ones."""
+    only_head = _only(head, personal=True)
 
     def trained(
         step: LocalStep,
@@ -68,10 +89,9 @@ def _head_first(train: Train, head_epochs: int, local_epochs: int) -> Train:
     ) -> Trained:
         if head_epochs:
             passes = first_epoch(batches, local_epochs, head_epochs)
-            head = _only(step, personal=True)
-            own = head.init(variables)
+            given = received, variables, only_head.init(variables), passes
             own_key = stream(key, "epochs of the head")
-            variables = run_steps(head, received, variables, own, passes, own_key, load).variables
+            variables = run_steps(only_head, *given, own_key, load).variables
         return train(_only(step, personal=False), received, variables, state, batches, key, load)
 
     return trained
