@@ -56,27 +56,14 @@ def fedrep(  # type: ignore[misc] # its own default
     """
     learned, rest = learning(model, classifier="" if share else "fedrep", **options)
     objective = supervised(learned)
-    step = gradient_step(differentiate(objective), optimizer)
-    head = gradient_step(differentiate(_of_head(objective)), optimizer)
+    head, body = (_part(objective, optimizer, personal) for personal in (True, False))
     epochs = rest.get("local_epochs", 1)
     rest["train"] = _head_first(rest.get("train") or run_steps, head, head_epochs, epochs)
-    return method_of(step, share=share or all_but_head(model), **rest)
-
-
-def _of_head(objective: Objective) -> Objective:
-    """Returns the objective whose gradient is 0 for shared parameters, and so costs no pass."""
-
-    def of_head(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        shared, head = split_like(variables["params"], received.shared["params"])
-        params = join(jax.lax.stop_gradient(shared), head)
-        return objective({**variables, "params": params}, batch, received, key)
-
-    return of_head
+    return method_of(body, share=share or all_but_head(model), **rest)
 
 
 def _head_first(train: Train, head: LocalStep, head_epochs: int, local_epochs: int) -> Train:
     """Returns the training of personal parameters for some epochs, and then of the shared ones."""
-    only_head = _only(head, personal=True)
 
     def trained(
         step: LocalStep,
@@ -89,26 +76,38 @@ def _head_first(train: Train, head: LocalStep, head_epochs: int, local_epochs: i
     ) -> Trained:
         if head_epochs:
             passes = first_epoch(batches, local_epochs, head_epochs)
-            given = received, variables, only_head.init(variables), passes
+            given = received, variables, head.init(variables), passes
             own_key = stream(key, "epochs of the head")
-            variables = run_steps(only_head, *given, own_key, load).variables
-        return train(_only(step, personal=False), received, variables, state, batches, key, load)
+            variables = run_steps(head, *given, own_key, load).variables
+        return train(step, received, variables, state, batches, key, load)
 
     return trained
 
 
-def _only(step: LocalStep, personal: bool) -> LocalStep:
+def _part(
+    objective: Objective, optimizer: optax.GradientTransformation, personal: bool
+) -> LocalStep:
     """Returns the step that moves only the personal, or only the shared, parameters."""
+
+    def halves(variables: Variables, received: Received) -> tuple[PyTree, PyTree]:
+        """Returns the parameters that move, and the others."""
+        shared, own = split_like(variables["params"], received.shared["params"])
+        return (own, shared) if personal else (shared, own)
+
+    def of_part(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        moving, still = halves(variables, received)
+        # No pass computes the gradient of parameters that do not move.
+        params = join(moving, jax.lax.stop_gradient(still))
+        return objective({**variables, "params": params}, batch, received, key)
+
+    step = gradient_step(differentiate(of_part), optimizer)
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         after, state, loss = step.update(variables, state, batch, received, key)
-        parts = [
-            split_like(tree["params"], received.shared["params"]) for tree in (variables, after)
-        ]
-        (shared, head), (new_shared, new_head) = parts
-        params = join(shared, new_head) if personal else join(new_shared, head)
+        # An optimizer with weight decay moves parameters whose gradient is 0 too.
+        params = join(halves(after, received)[0], halves(variables, received)[1])
         return {**after, "params": params}, state, loss
 
     return step._replace(update=update)

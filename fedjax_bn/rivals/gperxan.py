@@ -71,9 +71,7 @@ def gperxan(  # type: ignore[misc] # its own default
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         require_batch_norm("gperxan", variables)
-        return (
-            variables if COLLECTION in variables else {**variables, COLLECTION: _norms(variables)}
-        )
+        return {COLLECTION: _norms(variables), **variables}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
