@@ -25,7 +25,7 @@ from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.sharing import OWN, path_names
+from fedjax_bn.sharing import OWN, at, path_names
 
 SIZES, RATE = (8, 4), 0.1  # two steps and one
 
@@ -316,6 +316,12 @@ def test_heads_stay_or_travel_by_name():
 def test_fedala_names_the_modules_that_it_knows():
     with pytest.raises(ValueError, match="no module or leaf 'tail'; it begins with body, head"):
         run_rounds(fedala(HeadNet(), SGD, names="tail"), variables_of(HeadNet()), batches_of(SIZES))
+
+
+def test_fedala_weighs_no_frozen_module():
+    method = fedala(HeadNet(), SGD, frozen=at("head"))
+    with pytest.raises(ValueError, match="weighs a module that is frozen"):
+        run_rounds(method, variables_of(HeadNet()), batches_of(SIZES))
 
 
 def test_gperxan_needs_batch_norm():
