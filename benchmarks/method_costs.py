@@ -78,7 +78,7 @@ PASSES = {
     "harmofl": Passes(2, 2, 2),  # likewise
     "fedig": Passes(2, 2, 2),  # the mixed pass
     **dict.fromkeys(("apfl", "ditto"), Passes(2, 2, 2)),  # the client's own model too
-    # A pass before training, for the last layers or the head; its other gradients are not used.
+    # A pass before training, with the gradients of the last layers or the head alone.
     **dict.fromkeys(("fedala", "fedrep"), Passes(2, 1, 1)),
     "gperxan": Passes(),  # instance norms beside the batch norms, as many passes
     "fediga": Passes(3, 3, 2),  # the adapter's pass, with the weights frozen

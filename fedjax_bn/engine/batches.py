@@ -103,6 +103,17 @@ def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
     return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last
 
 
+def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
+    """Returns the steps of a client's first local epoch, one or more times in a row.
+
+    `batches` are of one client, with S steps of E equal epochs; their "source" has no axis S.
+    """
+    steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+    count = batches["valid"].shape[0] // epochs
+    first = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:count]] * times), steps)
+    return batches | first
+
+
 class Admission:
     """Checks the labels of batches against the number of classes, found once for each shape.
 

@@ -12,10 +12,10 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.optimizers import descend
 from fedjax_bn.engine.optimizers import start as start_optimizer
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step, in_turn
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.rivals.own import with_own
-from fedjax_bn.sharing import FROZEN, OWN, Variables, everything, keeping, without
+from fedjax_bn.rivals.own import of_shared, with_model, with_own
+from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -59,67 +59,64 @@ def apfl(
         share = jnp.asarray(alpha, parameter_dtype(variables))
         return with_own(variables, alpha=share, local={"params": variables["params"]})
 
-    rest["train"] = _marking_first(rest.get("train") or run_steps)
+    rest["train"] = _beginning(rest.get("train") or run_steps)
+    gradient = differentiate(supervised(learned))
+    own = _of_mixture(gradient, optimizer, alpha_rate)
     return method_of(
-        _mixing(differentiate(supervised(learned)), optimizer, alpha_rate),
+        in_turn(of_shared(gradient_step(gradient, optimizer)), own),
         share=keeping(rest.pop("share", everything), OWN),
         start=start,
         **rest,
     )
 
 
-def _marking_first(train: Train) -> Train:
-    def marked(
+def _mixed(variables: Variables, model: Variables, alpha: jax.Array, local: PyTree) -> Variables:
+    """Returns the variables with a new alpha and v, and the own model's parameters mixed."""
+    params = jax.tree.map(
+        lambda v, w: alpha.astype(v.dtype) * v + (1 - alpha).astype(w.dtype) * w,
+        local["params"],
+        variables["params"],
+    )
+    return with_model(variables, {**model, "params": params}, alpha=alpha, local=local)
+
+
+def _beginning(train: Train) -> Train:
+    """Returns training that mixes the received model in first, and marks its first step."""
+
+    def begun(
         step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
         *rest: Any,
     ) -> Trained:  # fmt: skip
+        own = variables[OWN]
+        variables = _mixed(variables, own["model"], own["alpha"], own["local"])
         first = jnp.arange(batches["valid"].shape[0]) == 0
         return train(step, received, variables, state, batches | {_FIRST: first}, *rest)
 
-    return marked
+    return begun
 
 
-def _mixture(alpha: jax.Array, local: PyTree, shared: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda v, w: alpha.astype(v.dtype) * v + (1 - alpha).astype(w.dtype) * w, local, shared
-    )
-
-
-def _mixing(
+def _of_mixture(
     gradient: Gradient, optimizer: optax.GradientTransformation, alpha_rate: float
 ) -> LocalStep:
-    """Returns the step of `apfl`, which trains w, v and alpha."""
-    shared = gradient_step(gradient, optimizer)
-
-    def init(variables: Variables) -> PyTree:
-        mine = start_optimizer(optimizer, variables[OWN]["local"])
-        return shared.init(without(variables, OWN)), mine
+    """Returns the step that trains v and alpha, after that of w on the same batch."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        own, before = variables[OWN], without(variables, OWN)
-        alpha, local = own["alpha"], own["local"]["params"]
-        mixed = {**before, **own["model"], "params": _mixture(alpha, local, before["params"])}
-        gradients, (own_loss, moved) = gradient(mixed, batch, received, key)
+        own, alpha = variables[OWN], variables[OWN]["alpha"]
+        mixed = {**without(variables, OWN), **own["model"]}
+        gradients, (loss, moved) = gradient(mixed, batch, received, key)
+        # alpha moves in the first step alone, before which w is the received model.
         slopes = jax.tree.map(
             lambda g, v, w: jnp.vdot(g, v - w).astype(alpha.dtype),
             gradients["params"],
-            local,
-            before["params"],
+            own["local"]["params"],
+            join(received.shared, received.personal)["params"],
         )
         new_alpha = jnp.clip(alpha - alpha_rate * sum(jax.tree.leaves(slopes)), 0, 1)
         scaled = jax.tree.map(lambda g: alpha.astype(g.dtype) * g, gradients)
-        after, first, loss = shared.update(before, state[0], batch, received, key)
-        trained, second = descend(
-            optimizer, scaled, state[1], {"params": local}, received.round, own_loss
-        )
-        alpha, local = jnp.where(batch[_FIRST], new_alpha, alpha), trained["params"]
-        mixed = {**mixed, **moved, "params": _mixture(alpha, local, after["params"])}
-        mixed = without(mixed, FROZEN)
-        kept = {**own, "model": mixed, "alpha": alpha, "local": trained}
-        return {**after, OWN: kept}, (first, second), loss
+        local, state = descend(optimizer, scaled, state, own["local"], received.round, loss)
+        new_alpha = jnp.where(batch[_FIRST], new_alpha, alpha)
+        return _mixed(variables, {**own["model"], **moved}, new_alpha, local), state, loss
 
-    return LocalStep(
-        init, update, lambda variables, *rest: shared.check(without(variables, OWN), *rest)
-    )
+    return LocalStep(lambda variables: start_optimizer(optimizer, variables[OWN]["local"]), update)

@@ -14,10 +14,11 @@ from fedjax_bn.local_step import (
     LocalStep,
     differentiate,
     gradient_step,
+    in_turn,
 )
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.rivals.own import with_own
-from fedjax_bn.sharing import FROZEN, OWN, Variables, everything, join, keeping, without
+from fedjax_bn.rivals.own import of_shared, with_model, with_own
+from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -48,11 +49,9 @@ def ditto(
     """
     learned, rest = learning(model, **options)
     gradient = differentiate(supervised(learned))
-    step = _both(
-        gradient_step(gradient, optimizer), gradient_step(_pulled(gradient, weight), optimizer)
-    )
+    own = gradient_step(_pulled(gradient, weight), optimizer)
     return method_of(
-        step,
+        in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(own)),
         share=keeping(rest.pop("share", everything), OWN),
         start=lambda key, variables: with_own(variables),
         **rest,
@@ -73,20 +72,14 @@ def _pulled(gradient: Gradient, weight: float) -> Gradient:
     return pulled
 
 
-def _both(shared: LocalStep, own: LocalStep) -> LocalStep:
-    """Returns the step that trains the shared and the client's own model on the same batch."""
-
-    def init(variables: Variables) -> PyTree:
-        return shared.init(without(variables, OWN)), own.init(variables[OWN]["model"])
+def _of_own(step: LocalStep) -> LocalStep:
+    """Returns the step of the client's own model."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        mine, before, rest = variables[OWN], without(variables, OWN), (batch, received, key)
-        new, first, loss = shared.update(before, state[0], *rest)
-        moved, second, _ = own.update({**before, **mine["model"]}, state[1], *rest)
-        return {**new, OWN: {**mine, "model": without(moved, FROZEN)}}, (first, second), loss
+        mine = {**without(variables, OWN), **variables[OWN]["model"]}
+        moved, state, loss = step.update(mine, state, batch, received, key)
+        return with_model(variables, moved), state, loss
 
-    return LocalStep(
-        init, update, lambda variables, *rest: shared.check(without(variables, OWN), *rest)
-    )
+    return LocalStep(lambda variables: step.init(variables[OWN]["model"]), update)

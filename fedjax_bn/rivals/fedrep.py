@@ -3,14 +3,21 @@
 from typing import Annotated, Any, Unpack
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import StepsOr0, bounded
 from fedjax_bn.client import Load, Train, Trained, run_steps
+from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, differentiate, gradient_step
+from fedjax_bn.local_step import (
+    Batch,
+    LocalStep,
+    Objective,
+    Value,
+    differentiate,
+    gradient_step,
+)
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import all_but_head
 from fedjax_bn.sharing import SharingRule, Variables, join, split_like
@@ -48,13 +55,14 @@ def fedrep(  # type: ignore[misc] # its own default
         not found.
     """
     learned, rest = learning(model, classifier="" if share else "fedrep", **options)
-    step = gradient_step(differentiate(supervised(learned)), optimizer)
+    objective = supervised(learned)
+    head, body = (_part(objective, optimizer, personal) for personal in (True, False))
     epochs = rest.get("local_epochs", 1)
-    rest["train"] = _head_first(rest.get("train") or run_steps, head_epochs, epochs)
-    return method_of(step, share=share or all_but_head(model), **rest)
+    rest["train"] = _head_first(rest.get("train") or run_steps, head, head_epochs, epochs)
+    return method_of(body, share=share or all_but_head(model), **rest)
 
 
-def _head_first(train: Train, head_epochs: int, local_epochs: int) -> Train:
+def _head_first(train: Train, head: LocalStep, head_epochs: int, local_epochs: int) -> Train:
     """Returns the training of personal parameters for some epochs, and then of the shared ones."""
 
     def trained(
@@ -67,32 +75,39 @@ def _head_first(train: Train, head_epochs: int, local_epochs: int) -> Train:
         load: Load | None = None,
     ) -> Trained:
         if head_epochs:
-            source = {name: batches[name] for name in ("source",) if name in batches}
-            steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-            epoch = batches["valid"].shape[0] // local_epochs
-            rows = jnp.arange(head_epochs * epoch) % epoch
-            passes = jax.tree.map(lambda leaf: leaf[rows], steps) | source
-            head = _only(step, personal=True)
-            own = head.init(variables)
+            passes = first_epoch(batches, local_epochs, head_epochs)
+            given = received, variables, head.init(variables), passes
             own_key = stream(key, "epochs of the head")
-            variables = run_steps(head, received, variables, own, passes, own_key, load).variables
-        return train(_only(step, personal=False), received, variables, state, batches, key, load)
+            variables = run_steps(head, *given, own_key, load).variables
+        return train(step, received, variables, state, batches, key, load)
 
     return trained
 
 
-def _only(step: LocalStep, personal: bool) -> LocalStep:
+def _part(
+    objective: Objective, optimizer: optax.GradientTransformation, personal: bool
+) -> LocalStep:
     """Returns the step that moves only the personal, or only the shared, parameters."""
+
+    def halves(variables: Variables, received: Received) -> tuple[PyTree, PyTree]:
+        """Returns the parameters that move, and the others."""
+        shared, own = split_like(variables["params"], received.shared["params"])
+        return (own, shared) if personal else (shared, own)
+
+    def of_part(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        moving, still = halves(variables, received)
+        # No pass computes the gradient of parameters that do not move.
+        params = join(moving, jax.lax.stop_gradient(still))
+        return objective({**variables, "params": params}, batch, received, key)
+
+    step = gradient_step(differentiate(of_part), optimizer)
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         after, state, loss = step.update(variables, state, batch, received, key)
-        parts = [
-            split_like(tree["params"], received.shared["params"]) for tree in (variables, after)
-        ]
-        (shared, head), (new_shared, new_head) = parts
-        params = join(shared, new_head) if personal else join(new_shared, head)
+        # An optimizer with weight decay moves parameters whose gradient is 0 too.
+        params = join(halves(after, received)[0], halves(variables, received)[1])
         return {**after, "params": params}, state, loss
 
     return step._replace(update=update)

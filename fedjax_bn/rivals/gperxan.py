@@ -22,6 +22,7 @@ from fedjax_bn.sharing import (
     Variables,
     all_but_batch_norm,
     batch_norm_paths,
+    complete,
     join,
     keeping,
 )
@@ -70,9 +71,7 @@ def gperxan(  # type: ignore[misc] # its own default
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         require_batch_norm("gperxan", variables)
-        return (
-            variables if COLLECTION in variables else {**variables, COLLECTION: _norms(variables)}
-        )
+        return {COLLECTION: _norms(variables), **variables}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
@@ -83,7 +82,7 @@ def gperxan(  # type: ignore[misc] # its own default
                 "method classify has several: move all but the last one into its method features"
             )
         loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
-        head = join(received.shared, received.personal)["params"]
+        head = complete(join(received.shared, received.personal))["params"]
         for name in path:
             head = head[name]
         logits = out.features @ head["kernel"].astype(out.features.dtype)

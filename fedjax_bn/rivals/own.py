@@ -1,4 +1,4 @@
-"""A client's own model beside the one that it shares: the collection `own`, see `hook`.
+"""A client's own model beside the one that it shares: the collection `own`, see `models.hooks`.
 
 It is {"model": collections, "present": f[] of 1, ...} and stays with its client. Such a client
 predicts with its own model; an unseen client, which receives zeros, with the shared one.
@@ -6,11 +6,13 @@ predicts with its own model; an unseen client, which receives zeros, with the sh
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.dtypes import parameter_dtype
-from fedjax_bn.local_step import Objective, Value
-from fedjax_bn.sharing import OWN, Variables, without
+from fedjax_bn.local_step import Batch, LocalStep
+from fedjax_bn.sharing import FROZEN, OWN, Variables, without
+from fedjax_bn.state import Received
 
 PyTree = Any
 
@@ -22,10 +24,22 @@ def with_own(variables: Variables, **more: PyTree) -> Variables:
     return {**variables, OWN: {"model": variables, "present": present, **more}}
 
 
-def of_shared(objective: Objective) -> Objective:
-    """Returns the objective of the shared model, which does not see `own`."""
+def with_model(variables: Variables, model: Variables, **more: PyTree) -> Variables:
+    """Returns the variables with another own model, of which frozen leaves are left out."""
+    return {**variables, OWN: {**variables[OWN], "model": without(model, OWN, FROZEN), **more}}
 
-    def seen(variables: Variables, *rest: Any) -> Value:
-        return objective(without(variables, OWN), *rest)
 
-    return seen
+def of_shared(step: LocalStep) -> LocalStep:
+    """Returns the step of the shared model, which neither sees nor changes `own`."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        new, state, loss = step.update(without(variables, OWN), state, batch, received, key)
+        return {**new, OWN: variables[OWN]}, state, loss
+
+    return LocalStep(
+        lambda variables: step.init(without(variables, OWN)),
+        update,
+        lambda variables, *rest: step.check(without(variables, OWN), *rest),
+    )

@@ -100,6 +100,7 @@ ENTRIES: dict[str, Entry] = {
     "FedPer": _plain("fedavg", share="all_but_head"),
     "FedRep": _plain("fedrep"),
     "LG-FedAvg": _plain("fedavg", share="only_head"),
+    "FedAvg, group norms stay": _plain("fedavg", share="all_but_norms")._replace(norm="group"),
     "Ditto": _plain("ditto"),
     "APFL": _plain("apfl"),
     "FedALA": _plain("fedala"),

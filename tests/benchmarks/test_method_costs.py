@@ -68,7 +68,10 @@ TRACED = [
     *("feddg", "fediga", "l2d", "scaffold"),
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("fedcd", "fedig", "fedsam", "hbn", "moon", "perfedavg", "randconv")
+        for name in (
+            *("apfl", "ditto", "fedala", "fedcd", "fedig", "fedrep", "fedsam", "gperxan", "hbn"),
+            *("moon", "perfedavg", "randconv"),
+        )
     ),
 ]
 

@@ -9,7 +9,18 @@ import pytest
 import runs
 from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
 from fedjax_bn.local_step import by_round
-from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, scaffold
+from fedjax_bn.methods import (
+    apfl,
+    ditto,
+    fedala,
+    fedavg,
+    feddc,
+    fednova,
+    fedrep,
+    fedsam,
+    gperxan,
+    scaffold,
+)
 from fedjax_bn.normalization.batch_instance import keep_gates
 from fedjax_bn.run.experiment.method import _learning_rates
 
@@ -24,7 +35,9 @@ def started(method, clients):
 
 @pytest.mark.slow
 # SCAFFOLD trains as FedAvg does, and finds its variates' rate as the others do theirs.
-@pytest.mark.parametrize("make", [scaffold, fedavg, fednova, feddc])
+@pytest.mark.parametrize(
+    "make", [scaffold, fedavg, fednova, feddc, ditto, apfl, fedala, fedrep, gperxan]
+)
 def test_a_rate_of_the_round_is_that_of_methods_built_for_each_round(make):
     """The methods built by hand have a plain rate each, that of the first round and the second."""
     method = make(NET, by_round(lambda round: optax.sgd(DECAY(round), momentum=0.9)))
@@ -35,6 +48,7 @@ def test_a_rate_of_the_round_is_that_of_methods_built_for_each_round(make):
         expected, _ = make(NET, optax.sgd(rate, momentum=0.9)).round(expected, batches, KEY)
     assert method.round._cache_size() == 1  # nothing is compiled again
     assert_close(state.shared, expected.shared, rtol=1e-5, atol=1e-6)
+    assert_close(state.personal, expected.personal, rtol=1e-5, atol=1e-6)
     assert_close(state.memory, expected.memory, rtol=1e-4, atol=1e-5)
 
 

@@ -25,7 +25,7 @@ from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.sharing import OWN, path_names
+from fedjax_bn.sharing import OWN, at, path_names
 
 SIZES, RATE = (8, 4), 0.1  # two steps and one
 
@@ -247,6 +247,18 @@ def test_gperxan_is_two_rounds_of_its_formulas(x64):
     for k in range(2):
         np.testing.assert_allclose(kept["scale"][k], own[k][0].detach(), rtol=1e-8)
         np.testing.assert_allclose(kept["bias"][k], own[k][1].detach(), rtol=1e-8)
+    # A prediction normalizes by the client's running statistics and by the image's own.
+    mine = client(client_variables(state), 1)
+    x = np.random.default_rng(0).normal(size=(4, 3, 2))
+    mean, var = (mine["batch_stats"]["norm"][name] for name in ("mean", "var"))
+    kernel, bias, scale, shift, scores = (leaf.detach().numpy() for leaf in shared)
+    gain, offset = (leaf.detach().numpy() for leaf in own[1])
+    batch = gain * (x - mean) / np.sqrt(var + 1e-5) + offset
+    instance = scale * (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    share = np.exp(scores) / np.exp(scores).sum()
+    z = np.tanh(share[0] * batch + share[1] * (instance + shift)).mean(1)
+    found = forward(Maps(), mine, jnp.asarray(x.reshape(4, 6))).outputs
+    np.testing.assert_allclose(found, z @ kernel + bias, rtol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +314,14 @@ def test_heads_stay_or_travel_by_name():
 
 
 def test_fedala_names_the_modules_that_it_knows():
-    with pytest.raises(ValueError, match="no such module: name some of body, head"):
+    with pytest.raises(ValueError, match="no module or leaf 'tail'; it begins with body, head"):
         run_rounds(fedala(HeadNet(), SGD, names="tail"), variables_of(HeadNet()), batches_of(SIZES))
+
+
+def test_fedala_weighs_no_frozen_module():
+    method = fedala(HeadNet(), SGD, frozen=at("head"))
+    with pytest.raises(ValueError, match="weighs a module that is frozen"):
+        run_rounds(method, variables_of(HeadNet()), batches_of(SIZES))
 
 
 def test_gperxan_needs_batch_norm():

@@ -80,6 +80,8 @@ def test_three_clients_on_two_devices_have_the_numbers_of_one_device(spread):
         pytest.param(TWO_A_BATCH | STREAMED, marks=pytest.mark.slow),
         pytest.param(TWO | {"method": "scaffold"}, marks=pytest.mark.slow),
         pytest.param({"local_selection": 2}, marks=pytest.mark.slow),
+        pytest.param(TWO | {"method": "ditto"}, marks=pytest.mark.slow),
+        pytest.param({"method": "fedrep"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_on_a_mesh_has_the_numbers_of_one_device(changes):

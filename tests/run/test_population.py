@@ -160,7 +160,11 @@ def test_what_two_devices_trained_is_restored_on_one(tiny, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [{"method": "perfedavg"}, {"local_selection": 2}, {"method": "scaffold"}, {"method": "copa"}],
+    [
+        {"local_selection": 2},
+        *({"method": name} for name in ("perfedavg", "scaffold", "copa", "ditto", "fedrep")),
+        {"method": "apfl", "local_selection": 2},
+    ],
 )
 def test_so_does_what_adapts_selects_or_remembers(tiny, tmp_path, changes):
     assert_same_numbers(both_ways(tmp_path, personalize__samples=3, **changes))
