@@ -65,12 +65,12 @@ def differentiate(objective: Objective, collections: tuple[str, ...] = ("params"
     """
 
     def gradient(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
-        frozen = variables.get(FROZEN) or {}
+        frozen = variables.get(FROZEN)
+        variables = trainable(variables, frozen)  # complete where an objective differentiates
 
         def value(trained: Variables) -> Value:
             # Complete, because an objective may call `model.apply` itself.
-            whole = filled({**variables, **trained}, frozen)
-            return objective(whole, batch, received, key)
+            return objective(filled({**variables, **trained}, frozen), batch, received, key)
 
         trained = {name: variables[name] for name in collections}
         # The minimized value is not reported: a method's loss may differ from it.
@@ -107,7 +107,7 @@ def gradient_step(
         # rounds.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
         # The forward pass updates collections such as batch_stats, the optimizer the trained ones.
-        moved = trainable(moved, variables.get(FROZEN) or {})
+        moved = trainable(moved, variables.get(FROZEN))
         return {**variables, **moved, **trained}, state, loss
 
     def trained_of(variables: Variables) -> Variables:

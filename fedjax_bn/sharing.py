@@ -212,7 +212,8 @@ def filled(variables: Variables, frozen: PyTree) -> Variables:
 
 
 def trainable(variables: Variables, frozen: PyTree) -> Variables:
-    """Undoes `filled`: returns the variables with None for frozen leaves."""
+    """Undoes `filled`: returns the variables with None for frozen leaves; `frozen` may be None."""
+    frozen = frozen or {}
     return {
         name: split_like(tree, frozen[name])[1] if name in frozen else tree
         for name, tree in variables.items()
