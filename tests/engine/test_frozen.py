@@ -38,6 +38,8 @@ from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.state import Received
 
 OFTEN = ("fedbn",)
+MORE = {"perfedavg, second order": {"second_order": True}}
+NAMES = (*methods.__all__, *MORE)
 MOMENTUM = optax.sgd(0.1, momentum=0.5)
 
 
@@ -68,15 +70,16 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in methods.__all__],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES],
 )
 def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x64, name):
     found = {}
-    options = ON_MAPS.get(name, {}) | NAMED.get(name, {})
+    options = ON_MAPS.get(name, {}) | NAMED.get(name, {}) | MORE.get(name, {})
     for zeroed in (False, True):
         net = Net(zeroed, name != "fedwon")
         more = {} if zeroed else {"frozen": sharing.at("body")}
-        method = getattr(methods, name)(net, MOMENTUM, clients="map", **options, **more)
+        make = getattr(methods, name.partition(",")[0])
+        method = make(net, MOMENTUM, clients="map", **options, **more)
         start = in_float64(variables_of(Net(False, name != "fedwon")))
         state = begun(method, jax.random.key(1), start, 2)
         for _ in range(2):
