@@ -66,7 +66,7 @@ def differentiate(objective: Objective, collections: tuple[str, ...] = ("params"
 
     def gradient(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         frozen = variables.get(FROZEN)
-        variables = trainable(variables, frozen)  # complete where an objective differentiates
+        variables = trainable(variables)  # complete if an objective calls this
 
         def value(trained: Variables) -> Value:
             # Complete, because an objective may call `model.apply` itself.

@@ -8,8 +8,8 @@ whatever its name.
 Frozen leaves are a third kind. A rule of the same form chooses them: True for a leaf that nothing
 trains. There is one copy of them, in `FederatedState.frozen`; the shared and the personal leaves
 have None in their places, so that optimizers, memories and uploads do not contain them. Where a
-model is passed through, the collection `frozen` of its variables has them, and `models.forward`
-puts them back into their places.
+model is passed through, the collection `frozen` of its variables has them: `models.forward` puts
+them back into their places, and `local_step.differentiate` does so for an objective.
 """
 
 from collections.abc import Callable
@@ -211,9 +211,9 @@ def filled(variables: Variables, frozen: PyTree) -> Variables:
     }
 
 
-def trainable(variables: Variables, frozen: PyTree) -> Variables:
-    """Undoes `filled`: returns the variables with None for frozen leaves; `frozen` may be None."""
-    frozen = frozen or {}
+def trainable(variables: Variables, frozen: PyTree = None) -> Variables:
+    """Returns the variables with None for frozen leaves, by default for their own ones."""
+    frozen = frozen or variables.get(FROZEN) or {}
     return {
         name: split_like(tree, frozen[name])[1] if name in frozen else tree
         for name, tree in variables.items()

@@ -122,6 +122,7 @@ def _adapt(
 ) -> Variables:
     """Makes one gradient step over all parameters, and keeps the statistics that it moved."""
     gradients, (_, moved) = gradient(variables, batch, received, key)
+    variables = trainable(variables)
     params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients["params"])
     return {**variables, **moved, "params": params}
 
