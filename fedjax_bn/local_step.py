@@ -26,7 +26,7 @@ import optax
 from fedjax_bn.engine.backend import wait_for_all
 from fedjax_bn.engine.optimizers import by_round as by_round
 from fedjax_bn.engine.optimizers import check_optimizer, check_rounds, descend, start
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import FROZEN, Variables, filled, trainable
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -65,8 +65,12 @@ def differentiate(objective: Objective, collections: tuple[str, ...] = ("params"
     """
 
     def gradient(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
+        frozen = variables.get(FROZEN)
+        variables = trainable(variables)  # complete if an objective calls this
+
         def value(trained: Variables) -> Value:
-            return objective({**variables, **trained}, batch, received, key)
+            # Complete, because an objective may call `model.apply` itself.
+            return objective(filled({**variables, **trained}, frozen), batch, received, key)
 
         trained = {name: variables[name] for name in collections}
         # The minimized value is not reported: a method's loss may differ from it.
@@ -103,6 +107,7 @@ def gradient_step(
         # rounds.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
         # The forward pass updates collections such as batch_stats, the optimizer the trained ones.
+        moved = trainable(moved, variables.get(FROZEN))
         return {**variables, **moved, **trained}, state, loss
 
     def trained_of(variables: Variables) -> Variables:

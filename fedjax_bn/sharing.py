@@ -8,8 +8,8 @@ whatever its name.
 Frozen leaves are a third kind. A rule of the same form chooses them: True for a leaf that nothing
 trains. There is one copy of them, in `FederatedState.frozen`; the shared and the personal leaves
 have None in their places, so that optimizers, memories and uploads do not contain them. Where a
-model is passed through, the collection `frozen` of its variables has them, and `models.forward`
-puts them back into their places.
+model is passed through, the collection `frozen` of its variables has them: `models.forward` puts
+them back into their places, and `local_step.differentiate` does so for an objective.
 """
 
 from collections.abc import Callable
@@ -147,8 +147,9 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
             if not any(names[: len(path)] == path for names in known):
                 modules = sorted({names[0] for names in known})
                 raise ValueError(
-                    f"the model has no module or leaf {'/'.join(path)!r}; it begins with "
-                    f"{', '.join(modules)}: give a path such as encoder/block0"
+                    f"frozen names {'/'.join(path)!r}, but the model, which begins with "
+                    f"{', '.join(modules)}, has no such module or leaf: give a path such as "
+                    f"{'/'.join(known[-1])}"
                 )
 
         def chosen(path: tuple, leaf: Any) -> bool:
@@ -183,8 +184,8 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
     if not any(chosen) or all(jax.tree.leaves(mask["params"])):
         what = "every parameter" if any(chosen) else "no leaf"
         raise ValueError(
-            f"the rule of frozen leaves chooses {what}: give one that freezes a part, such as "
-            "sharing.all_but('head'), or leave frozen out"
+            f"frozen chooses {what}: give a rule that freezes a part, such as all but the "
+            "classifier, or leave frozen out"
         )
     frozen, rest = split(variables, mask)
     if OWN in rest:
@@ -206,6 +207,15 @@ def filled(variables: Variables, frozen: PyTree) -> Variables:
         return variables
     return {
         name: join(tree, frozen[name]) if name in frozen else tree
+        for name, tree in variables.items()
+    }
+
+
+def trainable(variables: Variables, frozen: PyTree = None) -> Variables:
+    """Returns the variables with None for frozen leaves, by default for their own ones."""
+    frozen = frozen or variables.get(FROZEN) or {}
+    return {
+        name: split_like(tree, frozen[name])[1] if name in frozen else tree
         for name, tree in variables.items()
     }
 

@@ -76,9 +76,10 @@ class _Task:
         """
         frozen = self._frozen()
         if not self.order.begin:
-            return jax.device_get(own_of(self.site.start(), 0))._replace(frozen=frozen)
-        like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
-        own = load_own(self.place, self.order.begin, like._replace(frozen=()))
+            own = jax.device_get(own_of(self.site.start(), 0))
+        else:
+            like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
+            own = load_own(self.place, self.order.begin, like._replace(frozen=()))
         return own._replace(frozen=frozen)
 
     def _frozen(self) -> Any:

@@ -20,7 +20,7 @@ from fedjax_bn.local_step import (
 )
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.hooks import predicting
-from fedjax_bn.sharing import OWN, Variables
+from fedjax_bn.sharing import FROZEN, OWN, Variables, complete, trainable
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -67,6 +67,7 @@ def personalize(
     *,
     inner_rate: AtLeast0 = 0.01,
     steps: int = 1,
+    frozen: PyTree = (),
     **options: Any,
 ) -> Variables:
     """Adapts a model to a client, seen or unseen, with a few of its labelled samples.
@@ -83,6 +84,7 @@ def personalize(
       valid: bool[B], marks the samples that count; all by default.
       inner_rate: learning rate, at least 0.
       steps: number of steps, at least 0.
+      frozen: `state.frozen`, the leaves that no step moves; () for none.
       **options: `prepare` and `task` as in `fedavg`; `statistics`, the method's
         `FederatedMethod.statistics`; and `key`, for a model with dropout.
 
@@ -91,6 +93,8 @@ def personalize(
     """
     key, statistics = options.pop("key", None), options.pop("statistics", None)
     given, variables = variables, predicting(variables)
+    if frozen:
+        variables = {**trainable(variables, frozen), FROZEN: frozen}
     learned, unknown = learning(model, **options)
     unknown.pop("learned")
     if unknown:
@@ -101,6 +105,8 @@ def personalize(
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
         variables = _adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
+    if frozen:
+        variables = complete(variables)
     # Zeros, so that the adapted collections predict and not the client's own model.
     own = {name: jax.tree.map(jnp.zeros_like, given[name]) for name in (OWN,) if name in given}
     return {**variables, **own}
@@ -116,6 +122,7 @@ def _adapt(
 ) -> Variables:
     """Makes one gradient step over all parameters, and keeps the statistics that it moved."""
     gradients, (_, moved) = gradient(variables, batch, received, key)
+    variables = trainable(variables)
     params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients["params"])
     return {**variables, **moved, "params": params}
 

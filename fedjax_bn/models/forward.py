@@ -23,7 +23,7 @@ from fedjax_bn.sharing import (
     Variables,
     batch_norm_paths,
     complete,
-    split_like,
+    trainable,
     without,
 )
 
@@ -121,9 +121,7 @@ def forward(
             around_layers.enter_context(context)
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
-    if STATISTICS in moved and fixed:
-        kept, _ = split_like(moved[STATISTICS], variables[STATISTICS])
-        moved = {**moved, STATISTICS: kept}
+    moved = trainable(moved, frozen_leaves)
     found, outputs = out if method else (None, out)
     features, recorded = found if shown or frozen else None, moved.get(RECORDED, {})
     return Output(found if instead else outputs, features, without(moved, RECORDED), recorded)

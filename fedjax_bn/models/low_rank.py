@@ -23,7 +23,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.models.features import Wrapped
 from fedjax_bn.models.layers import fan_in_uniform
 from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
-from fedjax_bn.sharing import PyTree, SharingRule, Variables, path_names
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, all_but, path_names
 
 FACTORS = ("lora_a", "lora_b")
 
@@ -130,18 +130,18 @@ def all_but_factors(*paths: str) -> SharingRule:
 
     Args:
       paths: modules that are trained as well, such as "head".
+
+    Raises:
+      ValueError: when the rule is used, a path is not in the variables.
     """
-    kept = [tuple(path.split("/")) for path in paths]
+    rule = all_but(*paths)
 
-    def rule(variables: Variables) -> PyTree:
-        def chosen(path: tuple, leaf: Any) -> bool:
-            del leaf
-            names = path_names(path)[1:]
-            return names[-1] not in FACTORS and not any(names[: len(p)] == p for p in kept)
+    def frozen(variables: Variables) -> PyTree:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, outside: outside and path_names(path)[-1] not in FACTORS, rule(variables)
+        )
 
-        return jax.tree_util.tree_map_with_path(chosen, variables)
-
-    return rule
+    return frozen
 
 
 def _parts(variables: Variables) -> tuple[Variables, dict[tuple, tuple[jax.Array, jax.Array]]]:

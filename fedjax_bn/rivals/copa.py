@@ -67,7 +67,7 @@ def copa(
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        require_linear("copa", learned.model, complete(variables), images)
+        require_linear("copa", learned.model, variables, images)
         loss, out = learned.trained(
             variables, images, batch, key, statistics=rule, wanted=["features"]
         )

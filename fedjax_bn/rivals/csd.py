@@ -14,7 +14,7 @@ from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, complete, everything, keeping, without
+from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -89,7 +89,7 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         plain = without(variables, SPECIFIC, OWN)
-        require_linear("csd", learned.model, complete(plain), images)
+        require_linear("csd", learned.model, plain, images)
         model, options = ClassifiedBy(learned.model, _with_weights), {"valid": valid, "key": key}
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
         # The rows after the batch are the logits of unit vectors and of 0, see `_with_weights`.

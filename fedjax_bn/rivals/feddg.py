@@ -21,7 +21,7 @@ from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.rivals.boundary import boundary_contrast
 from fedjax_bn.rivals.copa import renewed
 from fedjax_bn.rivals.parts import changing_outputs
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.sharing import Variables, join, trainable
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -156,7 +156,7 @@ def _episodic(
                 loss, out = learned.trained({**variables, "params": params}, x, batch, key)
             return loss, (out.moved, maps)
 
-        params = variables["params"]
+        params = trainable(variables)["params"]
         # The CPU kernels use another form if their gradient is differentiated again.
         with differentiated_twice():
             step = jax.value_and_grad(loss_of, has_aux=True)

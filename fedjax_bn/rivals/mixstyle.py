@@ -20,7 +20,7 @@ from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
 from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.rivals.parts import changing_outputs
-from fedjax_bn.sharing import STATISTICS, Variables, complete
+from fedjax_bn.sharing import STATISTICS, Variables
 from fedjax_bn.state import Received
 
 Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -125,7 +125,6 @@ def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "")
             found.extend(["/".join(call.path)] * styled)
         return output
 
-    variables = complete(variables)
     with intercepting(note), normalize_with(running_statistics):
         shapes_of(model, variables, images)
 

@@ -2,10 +2,13 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
+from collectives import collectives
 from federations import (
     CLASSES,
     NAMED,
@@ -19,17 +22,24 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import methods, sharing
+from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import (
+    broadcast_of,
     client_variables,
     global_variables,
     own_of,
     traffic,
 )
+from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import fedavg
-from fedjax_bn.models import hooks
+from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.models import ViTS16, hooks
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.state import Received
 
 OFTEN = ("fedbn",)
+MORE = {"perfedavg, second order": {"second_order": True}}
+NAMES = (*methods.__all__, *MORE)
 MOMENTUM = optax.sgd(0.1, momentum=0.5)
 
 
@@ -60,15 +70,16 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in methods.__all__],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES],
 )
 def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x64, name):
     found = {}
-    options = ON_MAPS.get(name, {}) | NAMED.get(name, {})
+    options = ON_MAPS.get(name, {}) | NAMED.get(name, {}) | MORE.get(name, {})
     for zeroed in (False, True):
         net = Net(zeroed, name != "fedwon")
         more = {} if zeroed else {"frozen": sharing.at("body")}
-        method = getattr(methods, name)(net, MOMENTUM, clients="map", **options, **more)
+        make = getattr(methods, name.partition(",")[0])
+        method = make(net, MOMENTUM, clients="map", **options, **more)
         start = in_float64(variables_of(Net(False, name != "fedwon")))
         state = begun(method, jax.random.key(1), start, 2)
         for _ in range(2):
@@ -111,6 +122,58 @@ def test_a_round_moves_the_bytes_of_the_trained_leaves_alone():
     assert 0 <= sizes[1] - sizes[0] - rows < 64
 
 
+AFFINE = 3 * 2 * 8  # scale and bias of a block's two layer norms and of the last one
+
+
+def vit_round(mesh=None):
+    """The shapes of a round that trains the layer norms of a small ViT."""
+    net, key = ViTS16(CLASSES, width=8, depth=1, heads=2, patch=4, image_size=8), jax.random.key(0)
+    variables = jax.eval_shape(net.init, key, jnp.zeros((1, 8, 8, 3)))
+    method = fedavg(net, optax.adam(0.1), frozen=sharing.all_but_norms, mesh=mesh)
+    state = jax.eval_shape(lambda tree: method.init(key, tree, 2), variables)
+    batches = jax.eval_shape(lambda: batches_of((8, 8)))
+    shape = (*batches["valid"].shape, 8, 8, 3)
+    return method, state, batches | {"image": jax.ShapeDtypeStruct(shape, jnp.float32)}
+
+
+def test_a_client_of_a_frozen_vit_receives_and_sends_the_bytes_of_its_layer_norms():
+    method, state, batches = vit_round()
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)
+    assert traffic(method, state, one) == {"down": AFFINE * 4 + 4, "up": AFFINE * 4 + 18}
+
+
+@pytest.mark.slow
+def test_devices_exchange_the_layer_norms_of_a_frozen_vit_alone():
+    method, state, batches = vit_round(Mesh(np.array(jax.devices()[:2]), ("clients",)))
+    text = method.round.lower(state, batches, jax.random.key(0)).compile().as_text()
+    # And, for each client, the round's record: losses, weights, sizes and flags.
+    assert AFFINE <= sum(one.numbers for one in collectives(text, devices=2)) < AFFINE + 30
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("scaffold", {}),
+        ("feddc", {}),
+        ("fedadam", {}),
+        ("fedavg", {"keep_optimizer": True}),
+        ("fedavg", {"privacy": gaussian(1.0, 0.5), "share": sharing.all_but_statistics}),
+    ],
+)
+def test_no_variate_moment_or_message_has_a_row_for_frozen_leaves(name, options):
+    method = getattr(methods, name)(NormNet(), MOMENTUM, frozen=sharing.at("bn"), **options)
+    variables, key = variables_of(NormNet()), jax.random.key(0)
+    state = jax.eval_shape(lambda: method.init(key, variables, 2))
+    batches = jax.tree.map(lambda leaf: leaf[0], batches_of((8, 6)))
+    batches |= {"client": jnp.zeros((), jnp.int32)}
+    sent, own = jax.eval_shape(lambda s: (broadcast_of(s), own_of(s, 0)), state)
+    kept, upload = jax.eval_shape(method.client, sent, own, batches, key)
+    for tree in (state._replace(frozen=()), sent, kept._replace(frozen=()), upload):
+        paths = [sharing.path_names(path) for path, _ in jax.tree.leaves_with_path(tree)]
+        assert not [path for path in paths if "bn" in path]
+    assert [path for path in paths if "norm" in path]
+
+
 def _but_head(variables):
     return jax.tree.map_with_path(lambda path, _: path[1].key != "c", variables)
 
@@ -143,7 +206,7 @@ def test_a_batch_norm_in_a_frozen_part_keeps_its_statistics_or_moves_them(moves)
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (sharing.at("bodi"), "begins with a, b, bn, c, norm: give"),
+        (sharing.at("bodi"), "names 'bodi', but .* begins with a, b, bn, c, norm"),
         (sharing.everything, "every parameter"),
         (sharing.nothing, "no leaf"),
         ("body", "rule of frozen leaves"),
@@ -165,3 +228,58 @@ def test_methods_refuse_what_they_need_unfrozen(name, rule, message):
     method, variables = getattr(methods, name)(Net(), SGD, frozen=rule), variables_of(Net())
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: method.init(jax.random.key(0), variables, 2))
+
+
+LABELS = jax.tree_util.tree_map_with_path(
+    lambda path, _: "moves" if path[0].key == "c" else "stays", variables_of(NormNet())["params"]
+)
+BY_MODULE = {name: "moves" if name == "c" else "stays" for name in LABELS}
+OF_TRAINED = LABELS | {"bn": {"kernel": "stays", "bias": None}, "a": {"scale": None, "bias": None}}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("labels", [LABELS, BY_MODULE, OF_TRAINED, lambda params: BY_MODULE])
+def test_labels_of_all_or_of_trained_parameters_are_taken(labels, wrapped):
+    if wrapped and not callable(labels):
+        labels = {"params": labels}
+    parts = {"moves": optax.adam(0.1), "stays": optax.set_to_zero()}
+    optimizer = optax.multi_transform(parts, labels)
+    method = fedavg(NormNet(), optimizer, frozen=sharing.at("bn/bias", "a"), keep_optimizer=True)
+    variables, key = variables_of(NormNet()), jax.random.key(0)
+    state = jax.eval_shape(lambda: method.init(key, variables, 2))
+    moments = [leaf for leaf in jax.tree.leaves(state.memory) if leaf.ndim > 1]
+    assert sorted(leaf.shape for leaf in moments) == [(2, 3), (2, 3), (2, 8, 3), (2, 8, 3)]
+    after, _ = jax.eval_shape(method.round, state, batches_of((8, 6)), key)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_an_own_objective_may_call_apply_and_gets_no_gradient_of_frozen_leaves():
+    net, variables, batches = NormNet(), variables_of(NormNet()), batches_of((4,))
+    batch = jax.tree.map(lambda leaf: leaf[0, 0], batches)
+    frozen = sharing.at("bn", "a", statistics=False)
+
+    def objective(variables, batch, received, key):
+        logits, moved = net.apply(variables, batch["image"], mutable=["batch_stats"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return losses.mean(), (losses.mean(), moved)
+
+    rest, kept = sharing.split_frozen(variables, frozen(variables))
+    given = {**rest, sharing.FROZEN: kept}
+    gradient = differentiate(objective)
+    found = jax.jit(lambda tree: gradient(tree, batch, Received((), ()), jax.random.key(0)))
+    (slopes, (loss, _)), (expected, (whole, _)) = found(given), found(variables)
+    np.testing.assert_allclose(loss, whole, rtol=1e-6)
+    assert slopes["params"]["bn"] == {"kernel": None, "bias": None}
+    assert_close(slopes, sharing.trainable(expected, kept), 1e-5, 1e-6)
+
+
+def test_personalizing_a_received_model_leaves_frozen_leaves_where_they_are():
+    net, variables = NormNet(), variables_of(NormNet())
+    batch = jax.tree.map(lambda leaf: leaf[0, 0], batches_of((4,)))
+    given = batch["image"], batch["label"]
+    _, frozen = sharing.split_frozen(variables, sharing.all_but("c")(variables))
+    adapt = jax.jit(lambda tree: personalize(net, tree, *given, frozen=frozen))
+    adapted = adapt(variables)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), adapted, variables)
+    assert not any(same["params"].pop("c").values())
+    assert all(jax.tree.leaves(same))

@@ -73,6 +73,16 @@ def test_three_clients_on_two_devices_have_the_numbers_of_one_device(spread):
     assert_close(numbers, after_two_rounds(mesh__clients=1)[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_frozen_leaves_have_one_copy_on_each_device():
+    state, numbers = after_two_rounds(mesh__clients=2, frozen="dense1,norm1")
+    for leaf in jax.tree.leaves(state.frozen):
+        assert leaf.sharding.is_fully_replicated
+        assert len(leaf.sharding.device_set) == 2
+    one = after_two_rounds(mesh__clients=1, frozen="dense1,norm1")[1]
+    assert_close(numbers, one, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

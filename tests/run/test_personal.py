@@ -108,9 +108,10 @@ def test_impossible_keys_are_refused(changes, message, monkeypatch):
         experiment.build(runs.config(**changes))
 
 
-def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(monkeypatch):
+@pytest.mark.parametrize("frozen", ["", pytest.param("dense1,norm1", marks=pytest.mark.slow)])
+def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(frozen, monkeypatch):
     runs.install(monkeypatch)
-    config = runs.config(method="fedbn", adaptations=("running",), **CHANGES)
+    config = runs.config(method="fedbn", frozen=frozen, adaptations=("running",), **CHANGES)
     built = experiment.build(config)
     key = jax.random.key(0)
     variables = experiment.initial_variables(built, key)
@@ -123,7 +124,7 @@ def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(m
     state = state._replace(shared=noisy[0], personal=noisy[1])
     record = evaluate.evaluator(built)(state)
     how = HOW._replace(seed=config.seed)
-    options = {"inner_rate": 0.5, "steps": 2, "prepare": built.prepare}
+    options = {"inner_rate": 0.5, "steps": 2, "prepare": built.prepare, "frozen": state.frozen}
     adapt = jax.jit(partial(personalize, built.model, **options))
     answer = jax.jit(lambda own, x: built.model.apply(own, built.prepare(x, np.float32)).argmax(-1))
 

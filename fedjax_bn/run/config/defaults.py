@@ -123,7 +123,7 @@ _KEYS = {
     "frozen": _key(
         "",
         "what nothing trains or sends: paths of modules, such as layer1,layer2; "
-        "all_but:paths=head; at:paths=layer1:statistics=false, whose running statistics move; a "
+        "all_but:paths=head; at:paths=layer1:statistics=False, whose running statistics move; a "
         "rule as for share, such as all_but_batch_norm; or your own; empty: nothing",
     ),
     "weigh": _key(

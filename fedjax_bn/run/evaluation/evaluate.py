@@ -20,9 +20,8 @@ import numpy as np
 from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.engine.devices import apart, padded
+from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
-from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.evaluation import scoring
 from fedjax_bn.run.evaluation.answers import (
     AnyAnswers,
@@ -33,12 +32,12 @@ from fedjax_bn.run.evaluation.answers import (
     measures_of,
 )
 from fedjax_bn.run.evaluation.groups import by_client, some_of
-from fedjax_bn.run.evaluation.personalization import set_aside
+from fedjax_bn.run.evaluation.personalization import adapted_rows, local_steps, set_aside
 from fedjax_bn.run.experiment.values import Evaluation, Experiment
 from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.run.training import population
-from fedjax_bn.sharing import Variables, join, with_frozen
+from fedjax_bn.sharing import Variables
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Task
 
@@ -110,7 +109,8 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     own = how.validate_with == "own"
     # If every client is tested on its validation samples, these are evaluated once.
     once = own and all(domain.test is domain.validation for domain in domains)
-    adapt = _adapted_rows(experiment) if how.personalization else None  # compiled once for all
+    steps = _steps(experiment) if how.personalization else None
+    adapt = adapted_rows(steps, experiment.mesh) if steps else None  # compiled once for all
     labelled, tests = aside([domain.test for domain in domains])
     # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
@@ -179,44 +179,8 @@ def _scoring(
 
 
 def _steps(experiment: Experiment) -> Callable[..., Variables]:
-    """Returns `adapt(variables, images, labels)`: the model after a client's gradient steps."""
-    how = experiment.evaluation.personalization
-    options = {"prepare": experiment.prepare, "statistics": experiment.method.statistics}
-    return partial(personalize, experiment.model, inner_rate=how.rate, steps=how.steps, **options)
-
-
-def _adapted_rows(
-    experiment: Experiment,
-) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
-    """Returns `adapt(state, labelled)`, the state after each client's steps.
-
-    All its leaves are personal. There is one labelled split for each row of the state.
-    """
-    steps = _steps(experiment)
-
-    def on_device(common: tuple, rows: tuple, _: None) -> Variables:
-        shared, frozen = common
-
-        def adapted(row: tuple) -> Variables:
-            variables = steps(with_frozen(join(shared, row[0]), frozen), *row[1:])
-            return with_frozen(variables, None)
-
-        # One client after another: side by side their gradients would need K times the memory.
-        return jax.lax.map(adapted, rows)
-
-    @jax.jit
-    def adapted(state: FederatedState, images: jax.Array, labels: Any) -> FederatedState:
-        rows = state.personal, images, labels
-        personal = apart(on_device, experiment.mesh, (state.shared, state.frozen), rows)
-        nothing = jax.tree.map(lambda leaf: None, state.shared)
-        return state._replace(shared=nothing, personal=personal)
-
-    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
-        images = np.stack([np.asarray(split.images) for split in labelled])
-        labels = jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
-        return adapted(state, images, labels)
-
-    return adapt
+    how, rule = experiment.evaluation.personalization, experiment.method.statistics
+    return local_steps(how, experiment.model, experiment.prepare, rule)
 
 
 def _models_of(
@@ -297,7 +261,9 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     def evaluate(state: FederatedState, keep: Keep | None = None) -> Record:
         received, scores, measures = serve(state), {}, {}
         for name, split in tested.items():
-            variables, found = adapt[name](received) if how else received, {}
+            variables, found = received, {}
+            if how:
+                variables = adapt[name](received, frozen=state.frozen)
             for text, choice in choices.items():
                 # If each batch depends on earlier ones, every device scores the whole stream.
                 carry = jax.eval_shape(choice.adaptation.init, variables)

@@ -5,14 +5,21 @@ internal and external clients (sections 4.1.2 and 4.1.3). The labelled samples a
 from the split that is evaluated, and never count in the accuracy.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_bn.data.division.by_class import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
+from fedjax_bn.engine.devices import apart
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.sharing import Variables, join, with_frozen
 
 
 class Personalization(NamedTuple):
@@ -82,3 +89,44 @@ def set_aside(
         for split in {id(split): split for split in parts}.values()
     }
     return tuple(zip(*(done[id(split)] for split in parts), strict=True))
+
+
+def local_steps(
+    how: Personalization, model: Any, prepare: Callable, statistics: Callable | None
+) -> Callable[..., Variables]:
+    """Returns `adapt(variables, images, labels)`: the model after a client's gradient steps."""
+    options = {"prepare": prepare, "statistics": statistics}
+    return partial(personalize, model, inner_rate=how.rate, steps=how.steps, **options)
+
+
+def adapted_rows(
+    steps: Callable[..., Variables], mesh: Mesh | None
+) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
+    """Returns `adapt(state, labelled)`, the state after each client's `steps`, on the mesh.
+
+    All its leaves but frozen ones are personal. There is one labelled split for each row.
+    """
+
+    def on_device(common: tuple, rows: tuple, _: None) -> Variables:
+        shared, frozen = common
+
+        def adapted(row: tuple) -> Variables:
+            variables = steps(with_frozen(join(shared, row[0]), frozen), *row[1:])
+            return with_frozen(variables, None)
+
+        # One client after another: side by side their gradients would need K times the memory.
+        return jax.lax.map(adapted, rows)
+
+    @jax.jit
+    def adapted(state: FederatedState, images: jax.Array, labels: Any) -> FederatedState:
+        rows = state.personal, images, labels
+        personal = apart(on_device, mesh, (state.shared, state.frozen), rows)
+        nothing = jax.tree.map(lambda leaf: None, state.shared)
+        return state._replace(shared=nothing, personal=personal)
+
+    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
+        images = np.stack([np.asarray(split.images) for split in labelled])
+        labels = jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
+        return adapted(state, images, labels)
+
+    return adapt

@@ -118,8 +118,8 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
         given = options | {"prepare": prepare, "load": load}
         if not task.classifies:  # classification is the default of every method
             given["task"] = task
-        if (share := options.get("share")) in OF_THE_MODEL:
-            given["share"] = share(model)
+        of_the_model = {key: options.get(key) for key in ("share", "frozen")}
+        given |= {k: rule(model) for k, rule in of_the_model.items() if rule in OF_THE_MODEL}
         if mesh is not None:
             known = inspect.signature(method).parameters.values()
             if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in known):
