@@ -1,7 +1,7 @@
 """Test-time adaptation: how a client outside the federation predicts with the received model.
 
 An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
-starts again for the next client. No adaptation trains anything.
+starts again for the next client. Those of `learning` and `rates` learn from unlabelled images.
 """
 
 from fedjax_bn.adaptation.adaptation import (
@@ -25,20 +25,28 @@ from fedjax_bn.adaptation.instance import (
     record_alphas,
     zero_shot_adapter,
 )
+from fedjax_bn.adaptation.learning import sar, shot, t3a, tent
+from fedjax_bn.adaptation.rates import atp, learn_rates
 
 __all__ = [
     "Adaptation",
+    "atp",
     "batch",
     "ensemble",
     "fixed_alpha",
     "iabn",
     "initial",
+    "learn_rates",
     "learned_alpha",
     "mixnorm",
     "random_alpha",
     "record_alphas",
     "running",
+    "sar",
+    "shot",
     "stateless",
+    "t3a",
+    "tent",
     "tsmobn",
     "with_clients",
     "without_affine",

@@ -1,0 +1,350 @@
+"""Adaptations that learn from a client's unlabelled images: Tent, SAR, SHOT's objective and T3A.
+
+The carry holds what learns. Each client starts from the received model, and a batch without a valid
+sample changes nothing. Tent, SAR and SHOT normalize by the statistics of the batch and return the
+outputs of the pass that gives the gradient, as their codes do: a batch is predicted before the
+network learns from it, so that the first batch is predicted as by `batch`.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.arguments.ranges import AtLeast0, Fraction, Views, bounded
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.models.classifier import require_linear, sizes_of
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import batch_statistics
+from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.segmentation.loss import as_classes
+from fedjax_bn.sharing import Variables, batch_norm_paths, join, path_names, split
+
+PyTree = Any
+_MOMENTUM = 0.9
+
+
+class _Learned(NamedTuple):
+    """The carry: the parameters that learn (None elsewhere) and the optimizer's state."""
+
+    own: PyTree
+    optimizer: PyTree
+
+
+@bounded
+def tent(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
+    r"""Learns scale and bias of the norms by the entropy of predictions (Tent, ICLR 2021, Eq. 1).
+
+    $H = - \sum_c p_c \log p_c$, a mean over the valid samples, or over their pixels
+
+    One step of Adam for each batch. With rate 0 it is `batch`. The norms are those with running
+    statistics and the modules with a leaf `scale`, such as flax's LayerNorm and GroupNorm.
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
+      rate: the learning rate, at least 0; 0.001 in Tent, except on ImageNet.
+
+    Raises:
+      ValueError: at `init`, if the model has no norm; at `predict`, if it returns no logits.
+    """
+
+    def objective(logits: jax.Array, seen: jax.Array) -> jax.Array:
+        return _mean(entropy(logits), seen)
+
+    return _by_gradient(model, partial(_norms, "tent", model), objective, optax.adam(rate))
+
+
+@bounded
+def shot(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
+    r"""Learns all parameters but the classifier's by information maximization (SHOT, ICML 2020).
+
+    $\frac{1}{n} \sum_i H(p_i) - H(\frac{1}{n} \sum_i p_i)$ (Eq. 3 and 4)
+
+    One step of SGD with momentum 0.9 for each batch. With rate 0 it is `batch`. A batch of one
+    sample gives the gradient 0. The second term expects frequent classes in each batch to be
+    equally frequent.
+
+    Differs from the paper: learns on the stream, without epochs, pseudo-labels and weight decay.
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits f[B, classes], with a classifier that
+        is one dense layer (`models.classifier`).
+      rate: the learning rate, at least 0; SHOT has 0.001 for a pretrained backbone.
+
+    Raises:
+      ValueError: at `init`, if the classifier cannot be found, or consists of several layers.
+    """
+
+    def objective(logits: jax.Array, seen: jax.Array) -> jax.Array:
+        logs, weight = jax.nn.log_softmax(logits), seen.astype(logits.dtype)
+        # The mean is taken in logs, because the gradient of p log p is not finite at 0.
+        sums = jax.nn.logsumexp(logs, axis=0, b=weight[:, None])
+        mean = sums - jnp.log(jnp.maximum(weight.sum(), 1))
+        return _mean(entropy(logits), seen) + (jnp.exp(mean) * mean).sum()
+
+    def learns(variables: Variables) -> PyTree:
+        path = _classifier("shot", model, variables)
+        return _chosen(variables, lambda module, name: module != path)
+
+    return _by_gradient(model, learns, objective, optax.sgd(rate, _MOMENTUM))
+
+
+def _by_gradient(
+    model: Any,
+    learns: Callable[[Variables], PyTree],
+    objective: Callable[[jax.Array, jax.Array], jax.Array],
+    optimizer: optax.GradientTransformation,
+) -> Adaptation:
+    """Returns the adaptation that takes a step along the gradient of an objective per batch."""
+
+    def init(variables: Variables) -> _Learned:
+        own = learns(variables)
+        return _Learned(own, optimizer.init(own))
+
+    def predict(
+        variables: Variables, carry: _Learned, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Learned]:
+        def loss(own: PyTree) -> tuple[jax.Array, jax.Array]:
+            outputs, logits, seen = _passed(model, variables, own, images, valid)
+            return objective(logits, seen), outputs
+
+        gradient, outputs = jax.grad(loss, has_aux=True)(carry.own)
+        updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
+        moved = _Learned(optax.apply_updates(carry.own, updates), state)
+        some = jnp.ones((), bool) if valid is None else valid.any()
+        return outputs, _choose(some, moved, carry)
+
+    return Adaptation(init, predict)
+
+
+class _Guarded(NamedTuple):
+    """The carry of `sar`; `average` f[] is the moving average of entropies, 0 before the first."""
+
+    own: PyTree
+    optimizer: PyTree
+    average: jax.Array
+
+
+@bounded
+def sar(
+    model: Any,
+    rate: AtLeast0 | jax.Array = 0.00025,
+    *,
+    margin: Fraction = 0.4,
+    rho: AtLeast0 = 0.05,
+    reset: AtLeast0 = 0.2,
+) -> Adaptation:
+    r"""Tent with sharpness, a filter of uncertain samples and a reset (SAR, ICLR 2023, Eq. 2 to 5).
+
+    $\nabla H(w + e)$ with $e = \rho g / \Vert g \Vert$ and $g = \nabla H(w)$
+
+    H is the mean entropy of the samples below $E_0$ = margin ln C at w; at w + e those above $E_0$
+    are left out too. SGD with momentum 0.9 takes one step for each batch. If the moving average of
+    H(w + e), with weight 0.9 for the past, falls below `reset`, the client starts again from the
+    received model. A batch whose samples are all left out changes nothing.
+
+    Differs from the code: no layer is frozen by its name, and after a reset the average starts
+    again too, as in the paper's Algorithm 1.
+
+    Args:
+      model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.
+      margin: E_0 as a share of ln C, in (0, 1].
+      rho: distance of the point from w, at least 0.
+      reset: the least average entropy, at least 0; 0 for no reset.
+
+    Raises:
+      ValueError: as in `tent`.
+    """
+    optimizer = optax.sgd(rate, _MOMENTUM)
+
+    def init(variables: Variables) -> _Guarded:
+        own = _norms("sar", model, variables)
+        average = jnp.zeros((), promote(parameter_dtype(variables), jnp.float32))
+        return _Guarded(own, optimizer.init(own), average)
+
+    def predict(
+        variables: Variables, carry: _Guarded, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Guarded]:
+        def certain(own: PyTree, kept: jax.Array | None) -> tuple[jax.Array, tuple]:
+            outputs, logits, seen = _passed(model, variables, own, images, valid)
+            each = entropy(logits)
+            below = seen & (each < margin * math.log(logits.shape[-1]))
+            kept = below if kept is None else below & kept
+            return _mean(each, kept), (outputs, kept)
+
+        gradient, (outputs, kept) = jax.grad(certain, has_aux=True)(carry.own, None)
+        length = rho / (optax.global_norm(gradient) + 1e-12)
+        point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), carry.own, gradient)
+        value, gradient = jax.value_and_grad(certain, has_aux=True)(point, kept)
+        level, (_, kept) = value
+        updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
+        level = level.astype(carry.average.dtype)
+        average = jnp.where(carry.average == 0, level, 0.9 * carry.average + 0.1 * level)
+        moved = _Guarded(optax.apply_updates(carry.own, updates), state, average)
+        moved = _choose(average < reset, init(variables), moved)
+        return outputs, _choose(kept.any(), moved, carry)
+
+    return Adaptation(init, predict)
+
+
+class _Supports(NamedTuple):
+    """The carry of `t3a`: unit features f[C, M, F] with entropies f[C, M], and bool[C, M]."""
+
+    features: jax.Array
+    entropy: jax.Array
+    held: jax.Array
+
+
+@bounded
+def t3a(model: Any, supports: Views = 20) -> Adaptation:
+    """Classifies by class centres of the client's features (T3A, NeurIPS 2021, Eq. 4 to 6).
+
+    A class is supported by the M features with the lowest entropy among its column of the
+    classifier's kernel and the features that the classifier assigned to it. Its centre is the
+    normalized sum of the normalized supports, its logit z . centre. Without a sample the centres
+    are the normalized columns of the kernel, without bias. Running statistics; no gradient.
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits f[B, classes], the outputs of a dense
+        layer.
+      supports: M, from 1 to 1000; the paper chooses among 1, 5, 20, 50, 100 and all. The carry
+        takes M times the memory of the classifier's kernel.
+
+    Raises:
+      ValueError: the model's outputs are not those of one dense layer.
+    """
+
+    def init(variables: Variables) -> _Supports:
+        layer = variables["params"]
+        for name in _classifier("t3a", model, variables):
+            layer = layer[name]
+        rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
+        logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows), rows.dtype))
+        first = jnp.arange(supports) == 0
+        features = jnp.where(first[:, None], _unit(rows)[:, None], 0)
+        entropies = jnp.where(first, entropy(logits)[:, None], 0)
+        return _Supports(features, entropies, jnp.broadcast_to(first, entropies.shape))
+
+    def predict(
+        variables: Variables, carry: _Supports, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Supports]:
+        require_linear("t3a", model, variables, images)
+        passed = forward(model, variables, images, wanted=["features"])
+        features, logits = passed.features.astype(carry.features.dtype), passed.outputs
+        seen = jnp.ones(len(images), bool) if valid is None else valid
+        assigned = (logits.argmax(-1) == jnp.arange(len(carry.held))[:, None]) & seen
+        held = jnp.concatenate([carry.held, assigned], 1)
+        each = jnp.broadcast_to(entropy(logits).astype(carry.entropy.dtype), assigned.shape)
+        each = jnp.concatenate([carry.entropy, each], 1)
+        best = jnp.argsort(jnp.where(held, each, jnp.inf), axis=1)[:, :supports]  # i[C, M]
+        held = jnp.take_along_axis(held, best, 1)
+        each = jnp.where(held, jnp.take_along_axis(each, best, 1), 0)
+        old = jnp.take_along_axis(carry.features, jnp.minimum(best, supports - 1)[..., None], 1)
+        new = _unit(features)[jnp.maximum(best - supports, 0)]
+        kept = jnp.where((best < supports)[..., None], old, new)
+        kept = jnp.where(held[..., None], kept, 0)
+        outputs = features @ _unit(kept.sum(1)).T
+        return outputs.astype(logits.dtype), _Supports(kept, each, held)
+
+    return Adaptation(init, predict)
+
+
+def entropy(logits: jax.Array) -> jax.Array:
+    """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
+    logs = jax.nn.log_softmax(logits)
+    return -(jnp.exp(logs) * logs).sum(-1)
+
+
+def logits_and_seen(
+    model: Any, outputs: Any, valid: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns logits f[..., C] of at least float32 and bool[...], the predictions that count.
+
+    Args:
+      model: for the error message.
+      outputs: f[B, C], or f[B, H, W, C] for segmentation.
+      valid: bool[B]; None for all.
+
+    Raises:
+      ValueError: the model has other outputs.
+    """
+    if getattr(outputs, "ndim", 0) not in (2, 4):
+        raise ValueError(
+            f"this adaptation learns from probabilities of classes, but {name_of(model)} has other "
+            "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
+        )
+    logits = outputs if outputs.ndim == 2 else as_classes(outputs)
+    seen = jnp.ones(len(logits), bool) if valid is None else valid
+    seen = jnp.broadcast_to(seen.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
+    logits = logits.astype(promote(logits.dtype, jnp.float32))
+    # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
+    return jnp.where(seen[..., None], logits, 0), seen
+
+
+def _passed(
+    model: Any, variables: Variables, own: PyTree, images: jax.Array, valid: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Outputs with the parameters `own`, by batch statistics, and `logits_and_seen` of them."""
+    mine = {**variables, "params": join(own, variables["params"])}
+    rule = batch_statistics if batch_norm_paths(variables) else None
+    outputs = forward(model, mine, images, statistics=rule, valid=valid).outputs
+    return outputs, *logits_and_seen(model, outputs, valid)
+
+
+def _norms(method: str, model: Any, variables: Variables) -> PyTree:
+    """The parameters of norms, with None for all others; raises ValueError if there are none."""
+    layers = set(batch_norm_paths(variables))
+    for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        *module, name = path_names(path)
+        layers |= {tuple(module)} if name == "scale" else set()
+    own = _chosen(variables, lambda module, name: module in layers and name in ("scale", "bias"))
+    if not jax.tree.leaves(own):
+        raise ValueError(
+            f"{method} learns the scale and bias of norms, of which {name_of(model)} has none: use "
+            "running, shot or t3a"
+        )
+    return own
+
+
+def _chosen(variables: Variables, learns: Callable[[tuple[str, ...], str], bool]) -> PyTree:
+    """The parameters for which `learns(module's path, leaf's name)` holds; None elsewhere."""
+
+    def asked(path: tuple, leaf: jax.Array) -> bool:
+        del leaf
+        *module, name = path_names(path)
+        return learns(tuple(module), name)
+
+    params = variables["params"]
+    return split(params, jax.tree_util.tree_map_with_path(asked, params))[0]
+
+
+def _classifier(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
+    """The path of the dense layer that classifies."""
+    path = sizes_of(model, variables).path
+    if not path:
+        raise ValueError(
+            f"{method} needs a classifier that is one dense layer, but the method classify of "
+            f"{name_of(model)} calls several: use tent, or name one by "
+            "fedjax_bn.models.with_classifier(model, NAME)"
+        )
+    return path
+
+
+def _mean(values: jax.Array, kept: jax.Array) -> jax.Array:
+    """The mean of the values that are kept; 0 if no value is."""
+    count = jnp.maximum(kept.sum(dtype=values.dtype), 1)
+    return jnp.where(kept, values, 0).sum() / count
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """x f[..., F] over its norm; zeros stay zeros."""
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def _choose(condition: jax.Array, one: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(partial(jnp.where, condition), one, other)
