@@ -114,8 +114,7 @@ def _by_gradient(
             return objective(logits, seen), outputs
 
         gradient, outputs = jax.grad(loss, has_aux=True)(carry.own)
-        updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
-        moved = _Learned(optax.apply_updates(carry.own, updates), state)
+        moved = _Learned(*_stepped(optimizer, gradient, carry))
         some = jnp.ones((), bool) if valid is None else valid.any()
         return outputs, _choose(some, moved, carry)
 
@@ -178,14 +177,15 @@ def sar(
             return _mean(each, kept), (outputs, kept)
 
         gradient, (outputs, kept) = jax.grad(certain, has_aux=True)(carry.own, None)
-        length = rho / (optax.global_norm(gradient) + 1e-12)
+        squares = sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))
+        length = rho / (jnp.sqrt(squares) + 1e-12)
         point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), carry.own, gradient)
         value, gradient = jax.value_and_grad(certain, has_aux=True)(point, kept)
         level, (_, kept) = value
         updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
         level = level.astype(carry.average.dtype)
         average = jnp.where(carry.average == 0, level, 0.9 * carry.average + 0.1 * level)
-        moved = _Guarded(optax.apply_updates(carry.own, updates), state, average)
+        moved = _Guarded(*_stepped(optimizer, gradient, carry), average)
         moved = _choose(average < reset, init(variables), moved)
         return outputs, _choose(kept.any(), moved, carry)
 
@@ -344,6 +344,15 @@ def _mean(values: jax.Array, kept: jax.Array) -> jax.Array:
 def _unit(x: jax.Array) -> jax.Array:
     """x f[..., F] over its norm; zeros stay zeros."""
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def _stepped(
+    optimizer: optax.GradientTransformation, gradient: PyTree, carry: _Learned | _Guarded
+) -> tuple[PyTree, PyTree]:
+    """The parameters after a step of the optimizer, and its state."""
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes its counter with floats
+        updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
+    return optax.apply_updates(carry.own, updates), state
 
 
 def _choose(condition: jax.Array, one: PyTree, other: PyTree) -> PyTree:

@@ -100,11 +100,12 @@ def learn_rates(
 ) -> Variables:
     r"""Returns the rates of `atp`, learned on labelled clients of the federation (Algorithm 1).
 
-    $\alpha_m \leftarrow \alpha_m - (\eta / \sqrt{d_m}) \, \partial L / \partial \alpha_m, \quad L = L(w + \alpha h)$
+    $\alpha_m \leftarrow \alpha_m - (\eta / \sqrt{d_m}) \, \partial L(\alpha) / \partial \alpha_m$
 
-    In a round each client starts from the rates of the last round, takes one step for each of its
-    batches, with L the cross entropy of its labels and d_m the size of leaf m, and the server takes
-    the mean over the clients. The rates start at 0 and may become negative. The model never moves.
+    In a round each client starts from the rates of the last round and takes one step for each of
+    its batches. L is the cross entropy of the batch at w + alpha h, and d_m the size of leaf m. The
+    server takes the mean over the clients. The rates start at 0 and may become negative; the model
+    never moves.
 
     Args:
       model: images -> logits f[B, classes].
