@@ -1,7 +1,8 @@
 """Test-time adaptation: how a client outside the federation predicts with the received model.
 
 An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
-starts again for the next client. Those of `learning` and `rates` learn from unlabelled images.
+starts again for the next client. Those of `learning`, `centres` and
+`rates` learn from unlabelled images.
 """
 
 from fedjax_bn.adaptation.adaptation import (
@@ -16,6 +17,7 @@ from fedjax_bn.adaptation.adaptation import (
     without_affine,
     without_mask,
 )
+from fedjax_bn.adaptation.centres import t3a
 from fedjax_bn.adaptation.instance import (
     fixed_alpha,
     iabn,
@@ -25,7 +27,7 @@ from fedjax_bn.adaptation.instance import (
     record_alphas,
     zero_shot_adapter,
 )
-from fedjax_bn.adaptation.learning import sar, shot, t3a, tent
+from fedjax_bn.adaptation.learning import sar, shot, tent
 from fedjax_bn.adaptation.rates import atp, learn_rates
 
 __all__ = [

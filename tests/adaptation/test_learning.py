@@ -132,8 +132,8 @@ def test_tent_and_shot_are_pytorchs_optimizers_on_their_formulas(name, variables
     [
         pytest.param(1.0, 0.0, marks=pytest.mark.slow),
         pytest.param(1e-6, 0.0, marks=pytest.mark.slow),
-        (0.6, 0.0),
-        (0.6, 0.6),
+        (0.3, 0.0),
+        (0.3, 0.6),
     ],
 )
 def test_sar_is_algorithm_1_in_pytorch(margin, reset, variables):
