@@ -1,4 +1,4 @@
-"""Adaptations that learn by gradients from a client's unlabelled images: Tent, SAR and SHOT's.
+"""Adaptations that learn by gradients from unlabelled images: Tent, SAR and SHOT's objective.
 
 The carry holds what learns. Each client starts from the received model, and a batch without a valid
 sample changes nothing. All three normalize by the statistics of the batch and return the outputs of
@@ -202,7 +202,7 @@ def _passed(
 
 
 def _norms(method: str, model: Any, variables: Variables) -> PyTree:
-    """The parameters of norms, with None for all others; raises ValueError if there are none."""
+    """The parameters of norms, with None for all others; raises ValueError without a norm."""
     layers = set(batch_norm_paths(variables))
     for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"]):
         *module, name = path_names(path)
