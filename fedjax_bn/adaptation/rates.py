@@ -19,10 +19,10 @@ PyTree = Any
 
 
 class _Direction(NamedTuple):
-    """The carry: the mean direction over the samples so far, and their number f[]."""
+    """The carry: the mean direction over the samples so far, and their number `size` f[]."""
 
     mean: Variables
-    count: jax.Array
+    size: jax.Array
 
 
 @bounded
@@ -77,12 +77,12 @@ def atp(
         towards = _direction(model, variables, images, valid)
         if online:
             new = jnp.ones(len(images), bool) if valid is None else valid
-            size = new.sum(dtype=carry.count.dtype)
-            share = size / jnp.maximum(carry.count + size, 1)
+            size = new.sum(dtype=carry.size.dtype)
+            share = size / jnp.maximum(carry.size + size, 1)
             mean = jax.tree.map(
                 lambda m, h: m + (share * (h - m)).astype(m.dtype), carry[0], towards
             )
-            towards, carry = mean, _Direction(mean, carry.count + size)
+            towards, carry = mean, _Direction(mean, carry.size + size)
         outputs = forward(model, _moved(variables, own, towards), images).outputs
         return outputs, carry
 

@@ -198,7 +198,7 @@ MAPS = [n for n in ADAPTATIONS if n not in OF_CLASSIFIERS]
 
 @pytest.mark.parametrize("name", OF_CLASSIFIERS)
 def test_an_adaptation_of_a_dense_classifier_refuses_a_unet(name):
-    with pytest.raises(ValueError, match="UNet does not end in an nn.Dense"):
+    with pytest.raises(ValueError, match=r"UNet does not end in an nn\.Dense"):
         ADAPTATIONS[name](MODEL).init(start_of())
 
 
