@@ -25,7 +25,7 @@ class _Supports(NamedTuple):
 
 @bounded
 def t3a(model: Any, supports: Views = 20) -> Adaptation:
-    """Classifies by class centres of the client's features (T3A, NeurIPS 2021, Eq. 4 to 6).
+    """Classifies by class centres of the client's features (T3A, Iwasawa and Matsuo, NeurIPS 2021).
 
     A class is supported by the M features with the lowest entropy among its column of the
     classifier's kernel and the features that the classifier assigned to it. Its centre is the
@@ -47,7 +47,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         for name in classifier_path("t3a", model, variables):
             layer = layer[name]
         rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
-        logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows), rows.dtype))
+        logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
         first = jnp.arange(supports) == 0
         features = jnp.where(first[:, None], _unit(rows)[:, None], 0)
         entropies = jnp.where(first, entropy(logits)[:, None], 0)

@@ -38,7 +38,7 @@ class _Learned(NamedTuple):
 
 @bounded
 def tent(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
-    r"""Learns scale and bias of the norms by the entropy of predictions (Tent, ICLR 2021, Eq. 1).
+    r"""Learns scale and bias of the norms by the entropy of predictions (Tent, Wang et al., ICLR 2021).
 
     $H = - \sum_c p_c \log p_c$, a mean over the valid samples, or over their pixels
 
@@ -63,7 +63,7 @@ def tent(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
 def shot(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
     r"""Learns all parameters but the classifier's by information maximization (SHOT, ICML 2020).
 
-    $\frac{1}{n} \sum_i H(p_i) - H(\frac{1}{n} \sum_i p_i)$ (Eq. 3 and 4)
+    $\frac{1}{n} \sum_i H(p_i) - H(\frac{1}{n} \sum_i p_i)$
 
     One step of SGD with momentum 0.9 for each batch. With rate 0 it is `batch`. A batch of one
     sample gives the gradient 0. The second term expects frequent classes in each batch to be
@@ -138,7 +138,7 @@ def sar(
     rho: AtLeast0 = 0.05,
     reset: AtLeast0 = 0.2,
 ) -> Adaptation:
-    r"""Tent with sharpness, a filter of uncertain samples and a reset (SAR, ICLR 2023, Eq. 2 to 5).
+    r"""Tent with sharpness, a filter of uncertain samples and a reset (SAR, ICLR 2023, Eq. 2 and 4).
 
     $\nabla H(w + e)$ with $e = \rho g / \Vert g \Vert$ and $g = \nabla H(w)$
 
@@ -147,8 +147,8 @@ def sar(
     H(w + e), with weight 0.9 for the past, falls below `reset`, the client starts again from the
     received model. A batch whose samples are all left out changes nothing.
 
-    Differs from the code: no layer is frozen by its name, and after a reset the average starts
-    again too, as in the paper's Algorithm 1.
+    Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, a batch without a
+    certain sample takes no step of momentum, and after a reset the average starts again too.
 
     Args:
       model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.

@@ -34,7 +34,7 @@ def atp(
     statistics: AtLeast0 = 0.1,
     online: bool = True,
 ) -> Adaptation:
-    r"""Moves each module along its direction by a rate of its own (ATP, Eq. 3 and Algorithm 2).
+    r"""Moves each module along its direction by a rate of its own (ATP, NeurIPS 2023).
 
     $w_m + \alpha_m h_m$ for every leaf m
 
@@ -43,8 +43,8 @@ def atp(
     Variances are at least 0. The batch is predicted after the move. All rates 0 give `running`.
 
     Every batch's h is taken at the received model. `online` moves along the mean of h over the
-    stream so far, each batch weighted by its valid samples (ATP-online); otherwise along the
-    batch's own h (ATP-batch).
+    stream so far, each batch weighted by its valid samples (`online_avg` in baowenxuan/ATP);
+    otherwise along the batch's own h (`batch` there).
 
     Args:
       model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
@@ -98,7 +98,7 @@ def learn_rates(
     rate: AtLeast0,
     rounds: Rounds = 1,
 ) -> Variables:
-    r"""Returns the rates of `atp`, learned on labelled clients of the federation (Algorithm 1).
+    r"""Returns the rates of `atp`, learned on labelled clients of the federation.
 
     $\alpha_m \leftarrow \alpha_m - (\eta / \sqrt{d_m}) \, \partial L(\alpha) / \partial \alpha_m$
 

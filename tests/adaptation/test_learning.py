@@ -136,7 +136,7 @@ def test_tent_and_shot_are_pytorchs_optimizers_on_their_formulas(name, variables
         (0.3, 0.6),
     ],
 )
-def test_sar_is_algorithm_1_in_pytorch(margin, reset, variables):
+def test_sar_is_its_formulas_in_pytorch(margin, reset, variables):
     net = Torch(variables)
     torch, least, rho = net.torch, margin * math.log(CLASSES), 0.3
     leaves, own = net.learning(of_a_norm)
@@ -241,7 +241,7 @@ def moved(net, rates, h):
     return found
 
 
-def test_learn_rates_is_algorithm_1_in_pytorch(variables):
+def test_learn_rates_is_the_authors_rule_in_pytorch(variables):
     net = Torch(variables)
     torch, rate, labels = net.torch, 0.7, np.arange(20).reshape(4, 5) % CLASSES
     zeros = {name: torch.zeros((), dtype=torch.float64) for name in net.start}
