@@ -38,7 +38,7 @@ class _Learned(NamedTuple):
 
 @bounded
 def tent(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
-    r"""Learns scale and bias of the norms by the entropy of predictions (Tent, Wang et al., ICLR 2021).
+    r"""Learns scale and bias of the norms by the entropy of predictions (Tent, ICLR 2021).
 
     $H = - \sum_c p_c \log p_c$, a mean over the valid samples, or over their pixels
 
@@ -138,7 +138,7 @@ def sar(
     rho: AtLeast0 = 0.05,
     reset: AtLeast0 = 0.2,
 ) -> Adaptation:
-    r"""Tent with sharpness, a filter of uncertain samples and a reset (SAR, ICLR 2023, Eq. 2 and 4).
+    r"""Tent with sharpness, a filter of samples and a reset (SAR, ICLR 2023, Eq. 2 and 4).
 
     $\nabla H(w + e)$ with $e = \rho g / \Vert g \Vert$ and $g = \nabla H(w)$
 

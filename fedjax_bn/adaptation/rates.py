@@ -43,8 +43,8 @@ def atp(
     Variances are at least 0. The batch is predicted after the move. All rates 0 give `running`.
 
     Every batch's h is taken at the received model. `online` moves along the mean of h over the
-    stream so far, each batch weighted by its valid samples (`online_avg` in baowenxuan/ATP);
-    otherwise along the batch's own h (`batch` there).
+    stream so far, each batch weighted by its valid samples (ATP-online, as in baowenxuan/ATP);
+    otherwise along the batch's own h (ATP-batch).
 
     Args:
       model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
@@ -112,7 +112,7 @@ def learn_rates(
       variables: the received model, as from `federation.global_variables`.
       batches: {"image": f[K, S, B, ...], "label": i32[K, S, B], "valid": bool[K, S, B]} of K
         clients, as for a round. The paper takes samples that did not train the model.
-      rate: eta, at least 0.
+      rate: eta, at least 0; 0.1 in the authors' scripts.
       rounds: number of rounds.
 
     Returns:
