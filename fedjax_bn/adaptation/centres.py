@@ -16,11 +16,10 @@ from fedjax_bn.sharing import Variables
 
 
 class _Supports(NamedTuple):
-    """The carry of `t3a`: unit features f[C, M, F] with entropies f[C, M], and bool[C, M]."""
+    """The carry of `t3a`: unit features f[C, M, F] and entropies f[C, M], 0 and inf if unused."""
 
     features: jax.Array
     entropy: jax.Array
-    held: jax.Array
 
 
 @bounded
@@ -50,8 +49,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
         first = jnp.arange(supports) == 0
         features = jnp.where(first[:, None], _unit(rows)[:, None], 0)
-        entropies = jnp.where(first, entropy(logits)[:, None], 0)
-        return _Supports(features, entropies, jnp.broadcast_to(first, entropies.shape))
+        return _Supports(features, jnp.where(first, entropy(logits)[:, None], jnp.inf))
 
     def predict(
         variables: Variables, carry: _Supports, images: jax.Array, valid: jax.Array | None = None
@@ -60,19 +58,17 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         passed = forward(model, variables, images, wanted=["features"])
         features, logits = passed.features.astype(carry.features.dtype), passed.outputs
         seen = jnp.ones(len(images), bool) if valid is None else valid
-        assigned = (logits.argmax(-1) == jnp.arange(len(carry.held))[:, None]) & seen
-        held = jnp.concatenate([carry.held, assigned], 1)
-        each = jnp.broadcast_to(entropy(logits).astype(carry.entropy.dtype), assigned.shape)
+        assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
+        each = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
         each = jnp.concatenate([carry.entropy, each], 1)
-        best = jnp.argsort(jnp.where(held, each, jnp.inf), axis=1)[:, :supports]  # i[C, M]
-        held = jnp.take_along_axis(held, best, 1)
-        each = jnp.where(held, jnp.take_along_axis(each, best, 1), 0)
+        best = jnp.argsort(each, axis=1)[:, :supports]  # i[C, M]
+        each = jnp.take_along_axis(each, best, 1)
         old = jnp.take_along_axis(carry.features, jnp.minimum(best, supports - 1)[..., None], 1)
         new = _unit(features)[jnp.maximum(best - supports, 0)]
         kept = jnp.where((best < supports)[..., None], old, new)
-        kept = jnp.where(held[..., None], kept, 0)
+        kept = jnp.where((each < jnp.inf)[..., None], kept, 0)
         outputs = features @ _unit(kept.sum(1)).T
-        return outputs.astype(logits.dtype), _Supports(kept, each, held)
+        return outputs.astype(logits.dtype), _Supports(kept, each)
 
     return Adaptation(init, predict)
 
@@ -81,6 +77,12 @@ def entropy(logits: jax.Array) -> jax.Array:
     """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
     logs = jax.nn.log_softmax(logits)
     return -(jnp.exp(logs) * logs).sum(-1)
+
+
+def mean(values: jax.Array, kept: jax.Array) -> jax.Array:
+    """Returns the mean f[] of the values f[...] where `kept` bool[...]; 0 if it is nowhere."""
+    count = jnp.maximum(kept.sum(dtype=values.dtype), 1)
+    return jnp.where(kept, values, 0).sum() / count
 
 
 def logits_and_seen(

@@ -1,10 +1,8 @@
 """Adaptations that learn by gradients from unlabelled images: Tent, SAR and SHOT's objective.
 
-The carry holds what learns. Each client starts from the received model, and a batch without a valid
-sample changes nothing. All three normalize by the statistics of the batch and return the outputs of
-the pass that gives the gradient, as Tent's and SAR's codes do: a batch is predicted before the
-network learns from it, so that the first batch is predicted as by `batch`. In a network without
-batch norm no statistics of the batch exist, and the norms of samples learn in the same way.
+Each client starts from the received model, and a batch without a valid sample changes nothing. All
+three normalize by the statistics of the batch, if the network has batch norms, and predict a batch
+before they learn from it, as Tent's and SAR's codes do: the first batch is predicted as by `batch`.
 """
 
 import math
@@ -17,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import classifier_path, entropy, logits_and_seen
+from fedjax_bn.adaptation.centres import classifier_path, entropy, logits_and_seen, mean
 from fedjax_bn.arguments.ranges import AtLeast0, Fraction, bounded
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
@@ -37,7 +35,7 @@ class _Learned(NamedTuple):
 
 
 @bounded
-def tent(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
+def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     r"""Learns scale and bias of the norms by the entropy of predictions (Tent, ICLR 2021).
 
     $H = - \sum_c p_c \log p_c$, a mean over the valid samples, or over their pixels
@@ -53,14 +51,12 @@ def tent(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
       ValueError: at `init`, if the model has no norm; at `predict`, if it returns no logits.
     """
 
-    def objective(logits: jax.Array, seen: jax.Array) -> jax.Array:
-        return _mean(entropy(logits), seen)
-
-    return _by_gradient(model, partial(_norms, "tent", model), objective, optax.adam(rate))
+    learns = partial(_norms, "tent", model)
+    return _by_gradient(model, learns, lambda x, seen: mean(entropy(x), seen), optax.adam(rate))
 
 
 @bounded
-def shot(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
+def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     r"""Learns all parameters but the classifier's by information maximization (SHOT, ICML 2020).
 
     $\frac{1}{n} \sum_i H(p_i) - H(\frac{1}{n} \sum_i p_i)$
@@ -69,7 +65,8 @@ def shot(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
     sample gives the gradient 0. The second term expects frequent classes in each batch to be
     equally frequent.
 
-    Differs from the paper: learns on the stream, without epochs, pseudo-labels and weight decay.
+    Differs from the paper: learns on the stream, without epochs, pseudo-labels, weight decay, decay
+    of the rate and Nesterov's step, which are in its code (tim-learn/SHOT).
 
     Args:
       model: as in `adaptation.stateless`, images -> logits f[B, classes], with a classifier that
@@ -84,12 +81,12 @@ def shot(model: Any, rate: AtLeast0 | jax.Array = 0.001) -> Adaptation:
         logs, weight = jax.nn.log_softmax(logits), seen.astype(logits.dtype)
         # The mean is taken in logs, because the gradient of p log p is not finite at 0.
         sums = jax.nn.logsumexp(logs, axis=0, b=weight[:, None])
-        mean = sums - jnp.log(jnp.maximum(weight.sum(), 1))
-        return _mean(entropy(logits), seen) + (jnp.exp(mean) * mean).sum()
+        average = sums - jnp.log(jnp.maximum(weight.sum(), 1))
+        return mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
 
     def learns(variables: Variables) -> PyTree:
         path = classifier_path("shot", model, variables)
-        return _chosen(variables, lambda module, name: module != path)
+        return _chosen(variables, lambda leaf: leaf[:-1] != path)
 
     return _by_gradient(model, learns, objective, optax.sgd(rate, _MOMENTUM))
 
@@ -114,9 +111,8 @@ def _by_gradient(
             return objective(logits, seen), outputs
 
         gradient, outputs = jax.grad(loss, has_aux=True)(carry.own)
-        moved = _Learned(*_stepped(optimizer, gradient, carry))
-        some = jnp.ones((), bool) if valid is None else valid.any()
-        return outputs, _choose(some, moved, carry)
+        moved = _stepped(optimizer, gradient, carry)
+        return outputs, moved if valid is None else _choose(valid.any(), moved, carry)
 
     return Adaptation(init, predict)
 
@@ -124,15 +120,14 @@ def _by_gradient(
 class _Guarded(NamedTuple):
     """The carry of `sar`; `average` f[] is the moving average of entropies, 0 before the first."""
 
-    own: PyTree
-    optimizer: PyTree
+    learned: _Learned
     average: jax.Array
 
 
 @bounded
 def sar(
     model: Any,
-    rate: AtLeast0 | jax.Array = 0.00025,
+    rate: AtLeast0 = 0.00025,
     *,
     margin: Fraction = 0.4,
     rho: AtLeast0 = 0.05,
@@ -164,7 +159,7 @@ def sar(
     def init(variables: Variables) -> _Guarded:
         own = _norms("sar", model, variables)
         average = jnp.zeros((), promote(parameter_dtype(variables), jnp.float32))
-        return _Guarded(own, optimizer.init(own), average)
+        return _Guarded(_Learned(own, optimizer.init(own)), average)
 
     def predict(
         variables: Variables, carry: _Guarded, images: jax.Array, valid: jax.Array | None = None
@@ -174,17 +169,16 @@ def sar(
             each = entropy(logits)
             below = seen & (each < margin * math.log(logits.shape[-1]))
             kept = below if kept is None else below & kept
-            return _mean(each, kept), (outputs, kept)
+            return mean(each, kept), (outputs, kept)
 
-        gradient, (outputs, kept) = jax.grad(certain, has_aux=True)(carry.own, None)
-        squares = sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))
-        length = rho / (jnp.sqrt(squares) + 1e-12)
-        point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), carry.own, gradient)
-        value, gradient = jax.value_and_grad(certain, has_aux=True)(point, kept)
-        level, (_, kept) = value
+        own = carry.learned.own
+        gradient, (outputs, kept) = jax.grad(certain, has_aux=True)(own, None)
+        length = rho / (optax.tree.norm(gradient) + 1e-12)
+        point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), own, gradient)
+        (level, (_, kept)), gradient = jax.value_and_grad(certain, has_aux=True)(point, kept)
         level = level.astype(carry.average.dtype)
         average = jnp.where(carry.average == 0, level, 0.9 * carry.average + 0.1 * level)
-        moved = _Guarded(*_stepped(optimizer, gradient, carry), average)
+        moved = _Guarded(_stepped(optimizer, gradient, carry.learned), average)
         moved = _choose(average < reset, init(variables), moved)
         return outputs, _choose(kept.any(), moved, carry)
 
@@ -202,12 +196,11 @@ def _passed(
 
 
 def _norms(method: str, model: Any, variables: Variables) -> PyTree:
-    """The parameters of norms, with None for all others; raises ValueError without a norm."""
+    """The scale and bias of norms, with None elsewhere; raises ValueError without a norm."""
     layers = set(batch_norm_paths(variables))
-    for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"]):
-        *module, name = path_names(path)
-        layers |= {tuple(module)} if name == "scale" else set()
-    own = _chosen(variables, lambda module, name: module in layers and name in ("scale", "bias"))
+    paths = [path_names(path) for path, _ in jax.tree.leaves_with_path(variables["params"])]
+    layers |= {path[:-1] for path in paths if path[-1] == "scale"}
+    own = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(own):
         raise ValueError(
             f"{method} learns the scale and bias of norms, of which {name_of(model)} has none: use "
@@ -216,31 +209,19 @@ def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     return own
 
 
-def _chosen(variables: Variables, learns: Callable[[tuple[str, ...], str], bool]) -> PyTree:
-    """The parameters for which `learns(module's path, leaf's name)` holds; None elsewhere."""
-
-    def asked(path: tuple, leaf: jax.Array) -> bool:
-        del leaf
-        *module, name = path_names(path)
-        return learns(tuple(module), name)
-
-    params = variables["params"]
-    return split(params, jax.tree_util.tree_map_with_path(asked, params))[0]
-
-
-def _mean(values: jax.Array, kept: jax.Array) -> jax.Array:
-    """The mean of the values that are kept; 0 if no value is."""
-    count = jnp.maximum(kept.sum(dtype=values.dtype), 1)
-    return jnp.where(kept, values, 0).sum() / count
+def _chosen(variables: Variables, learns: Callable[[tuple[str, ...]], bool]) -> PyTree:
+    """The parameters for whose path `learns` holds; None elsewhere."""
+    asked = jax.tree.map_with_path(lambda path, _: learns(path_names(path)), variables["params"])
+    return split(variables["params"], asked)[0]
 
 
 def _stepped(
-    optimizer: optax.GradientTransformation, gradient: PyTree, carry: _Learned | _Guarded
-) -> tuple[PyTree, PyTree]:
-    """The parameters after a step of the optimizer, and its state."""
+    optimizer: optax.GradientTransformation, gradient: PyTree, carry: _Learned
+) -> _Learned:
+    """The carry after a step of the optimizer."""
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
-    return optax.apply_updates(carry.own, updates), state
+    return _Learned(optax.apply_updates(carry.own, updates), state)
 
 
 def _choose(condition: jax.Array, one: PyTree, other: PyTree) -> PyTree:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import entropy, logits_and_seen
+from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean
 from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
@@ -61,28 +61,25 @@ def atp(
     def init(variables: Variables) -> _Direction | tuple[()]:
         if not online:
             return ()
-        mean = jax.tree.map(jnp.zeros_like, _moving(variables))
-        return _Direction(mean, jnp.zeros((), promote(parameter_dtype(variables), jnp.float32)))
+        nowhere = jax.tree.map(jnp.zeros_like, _moving(variables))
+        return _Direction(nowhere, jnp.zeros((), promote(parameter_dtype(variables), jnp.float32)))
 
     def predict(
         variables: Variables, carry: Any, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
-        own = rates
-        if own is None:
-            kinds = {"params": rate, STATISTICS: statistics}
-            received = _moving(variables)
-            own = {
-                kind: jax.tree.map(lambda _, k=kind: kinds[k], received[kind]) for kind in received
-            }
         towards = _direction(model, variables, images, valid)
+        kinds = {"params": rate, STATISTICS: statistics}
+        own = rates or {
+            kind: jax.tree.map(lambda _, r=kinds[kind]: r, tree) for kind, tree in towards.items()
+        }
         if online:
             new = jnp.ones(len(images), bool) if valid is None else valid
             size = new.sum(dtype=carry.size.dtype)
             share = size / jnp.maximum(carry.size + size, 1)
-            mean = jax.tree.map(
-                lambda m, h: m + (share * (h - m)).astype(m.dtype), carry[0], towards
+            towards = jax.tree.map(
+                lambda m, h: m + (share * (h - m)).astype(m.dtype), carry.mean, towards
             )
-            towards, carry = mean, _Direction(mean, carry.size + size)
+            carry = _Direction(towards, carry.size + size)
         outputs = forward(model, _moved(variables, own, towards), images).outputs
         return outputs, carry
 
@@ -128,7 +125,7 @@ def learn_rates(
             logits, seen = logits_and_seen(model, outputs, valid)
             label = jnp.where(seen, batch["label"], 0)
             each = optax.softmax_cross_entropy_with_integer_labels(logits, label)
-            return jnp.where(seen, each, 0).sum() / jnp.maximum(seen.sum(dtype=each.dtype), 1)
+            return mean(each, seen)
 
         def stepped(one: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
             return one - (rate / leaf.size**0.5 * g).astype(one.dtype)
@@ -164,8 +161,7 @@ def _direction(
         options: dict[str, Any] = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
         passed = forward(model, mine, images, **options if STATISTICS in variables else {})
         logits, seen = logits_and_seen(model, passed.outputs, valid)
-        count = jnp.maximum(seen.sum(dtype=logits.dtype), 1)
-        return jnp.where(seen, entropy(logits), 0).sum() / count, passed.moved
+        return mean(entropy(logits), seen), passed.moved
 
     gradient, moved = jax.grad(loss, has_aux=True)(variables["params"])
     found = {"params": jax.tree.map(jnp.negative, gradient)}
