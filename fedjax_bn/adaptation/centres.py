@@ -56,8 +56,8 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     ) -> tuple[jax.Array, _Supports]:
         require_linear("t3a", model, variables, images)
         passed = forward(model, variables, images, wanted=["features"])
-        features, logits = passed.features.astype(carry.features.dtype), passed.outputs
-        seen = jnp.ones(len(images), bool) if valid is None else valid
+        features = passed.features.astype(carry.features.dtype)
+        logits, seen = logits_and_seen(model, passed.outputs, valid)
         assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
         each = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
         each = jnp.concatenate([carry.entropy, each], 1)
@@ -68,7 +68,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         kept = jnp.where((best < supports)[..., None], old, new)
         kept = jnp.where((each < jnp.inf)[..., None], kept, 0)
         outputs = features @ _unit(kept.sum(1)).T
-        return outputs.astype(logits.dtype), _Supports(kept, each)
+        return outputs.astype(passed.outputs.dtype), _Supports(kept, each)
 
     return Adaptation(init, predict)
 

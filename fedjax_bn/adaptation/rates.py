@@ -32,7 +32,6 @@ def atp(
     *,
     rate: AtLeast0 = 0.001,
     statistics: AtLeast0 = 0.1,
-    online: bool = True,
 ) -> Adaptation:
     r"""Moves each module along its direction by a rate of its own (ATP, NeurIPS 2023).
 
@@ -42,9 +41,9 @@ def atp(
     running one for a running mean or variance; the model is evaluated with running statistics.
     Variances are at least 0. The batch is predicted after the move. All rates 0 give `running`.
 
-    Every batch's h is taken at the received model. `online` moves along the mean of h over the
-    stream so far, each batch weighted by its valid samples (ATP-online, as in baowenxuan/ATP);
-    otherwise along the batch's own h (ATP-batch).
+    Every batch's h is taken at the received model. The model moves along the mean of h over the
+    stream so far, each batch weighted by its valid samples (ATP-online, as in baowenxuan/ATP). With
+    the carry of `init` for every batch it moves along the batch's own h (ATP-batch).
 
     Args:
       model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
@@ -52,36 +51,34 @@ def atp(
         `learn_rates`; None for `rate` and `statistics`.
       rate: the rate of all parameters, at least 0; unused with `rates`.
       statistics: the rate of all running means and variances, at least 0; unused with `rates`.
-      online: see above.
 
     Raises:
       ValueError: at `predict`, if the model returns no logits.
     """
 
-    def init(variables: Variables) -> _Direction | tuple[()]:
-        if not online:
-            return ()
+    def init(variables: Variables) -> _Direction:
         nowhere = jax.tree.map(jnp.zeros_like, _moving(variables))
         return _Direction(nowhere, jnp.zeros((), promote(parameter_dtype(variables), jnp.float32)))
 
     def predict(
-        variables: Variables, carry: Any, images: jax.Array, valid: jax.Array | None = None
-    ) -> tuple[jax.Array, Any]:
+        variables: Variables,
+        carry: _Direction,
+        images: jax.Array,
+        valid: jax.Array | None = None,
+    ) -> tuple[jax.Array, _Direction]:
+        def averaged(old: jax.Array, h: jax.Array) -> jax.Array:
+            return old + (new / jnp.maximum(size, 1) * (h - old)).astype(old.dtype)
+
         towards = _direction(model, variables, images, valid)
         kinds = {"params": rate, STATISTICS: statistics}
         own = rates or {
             kind: jax.tree.map(lambda _, r=kinds[kind]: r, tree) for kind, tree in towards.items()
         }
-        if online:
-            new = jnp.ones(len(images), bool) if valid is None else valid
-            size = new.sum(dtype=carry.size.dtype)
-            share = size / jnp.maximum(carry.size + size, 1)
-            towards = jax.tree.map(
-                lambda m, h: m + (share * (h - m)).astype(m.dtype), carry.mean, towards
-            )
-            carry = _Direction(towards, carry.size + size)
+        new = len(images) if valid is None else valid.sum(dtype=carry.size.dtype)
+        size = carry.size + new
+        towards = jax.tree.map(averaged, carry.mean, towards)
         outputs = forward(model, _moved(variables, own, towards), images).outputs
-        return outputs, carry
+        return outputs, _Direction(towards, size)
 
     return Adaptation(init, predict)
 

@@ -3,11 +3,11 @@
     python launch/sweeps/streams.py --digits DIGITS.npz --pacs PACS [--only fax,...] [--workdir DIR]
 
 The settings are the scanners with fax left out (`fax`), the same images at 0.3 of their contrast
-(`fax-pale`), the digits with MNIST or MNIST-M left out (`mnist`, `mnist_m`), and PACS with the
-sketches left out at 48x48 pixels (`sketch`). Data without a path are left out. FedAvg is trained
-once for each setting and seed, and FedIG-A too, which the zero-shot adapter needs; a run of the
-scanners serves both of their settings. A stream is the first 512 test images, or all of fewer, in
-a random order, and the same images sorted by class. Every adaptation starts at the received model.
+(`fax-pale`), the digits with MNIST left out (`mnist`), and PACS at 32x32 pixels with the sketches
+left out (`sketch`), all with SmallCNN. Data without a path are left out. FedAvg is trained once for
+each seed, and FedIG-A too, which the zero-shot adapter needs; both settings of the scanners share
+their runs. A stream is 512 images of the unseen domain, or all of fewer, in a random order, and the
+same images sorted by class. Every adaptation starts at the received model.
 
 The rates of "atp, learned" are learned on training images of the clients, five batches of 32 each;
 the paper takes images that did not train the model. Left out are `learned_alpha`, which needs gates
@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import plan
 import unseen
+from fedcd_small import SMALL_PACS
 
 from fedjax_bn.adaptation import atp, learn_rates
 from fedjax_bn.adaptation.choice import choose_adaptation
@@ -82,14 +83,11 @@ SCANNERS = Setting(
     *("", "configs/quickstart.py", "fax", 3),
     all_methods.SMALL | all_methods.BENCHES["scanners"].changes | {"optimizer.learning_rate": 0.1},
 )
-DIGITS = Setting("digits", "configs/digits.py", "mnist", 3, unseen.DIGITS_KEYS)
-SMALLER = {"model": "ResNet10:width=16", "local_selection": 0, "rounds": 10}
 SETTINGS = {
     "fax": SCANNERS,
     "fax-pale": SCANNERS._replace(severity=4),
-    "mnist": DIGITS,
-    "mnist_m": DIGITS._replace(target="mnist_m"),
-    "sketch": Setting("pacs", "configs/pacs.py", "sketch", 1, unseen.PACS_KEYS | SMALLER),
+    "mnist": Setting("digits", "configs/digits.py", "mnist", 3, unseen.DIGITS_KEYS),
+    "sketch": Setting("pacs", SMALL_PACS.config, "sketch", 1, SMALL_PACS.changes),
 }
 
 

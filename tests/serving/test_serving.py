@@ -271,7 +271,7 @@ def test_evaluate_takes_another_place_another_size_and_no_target(workdir, tmp_pa
     assert found["unseen"]["hospital9"]["running"] == pytest.approx(expected, abs=8)
 
 
-STREAMS = ("tsmobn", "tsmobn:order=7:batch_size=5", "random_alpha")
+STREAMS = ("tsmobn", "tsmobn:order=7:batch_size=5", "random_alpha", "tent:rate=0.1")
 
 
 # What is streamed does not depend on where it is read from, but the order of storage does.
