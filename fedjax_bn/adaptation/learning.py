@@ -50,7 +50,6 @@ def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     Raises:
       ValueError: at `init`, if the model has no norm; at `predict`, if it returns no logits.
     """
-
     learns = partial(_norms, "tent", model)
     return _by_gradient(model, learns, lambda x, seen: mean(entropy(x), seen), optax.adam(rate))
 

@@ -6,7 +6,7 @@ The settings are the scanners with fax left out (`fax`), the same images at 0.3 
 (`fax-pale`), the digits with MNIST left out (`mnist`), and PACS at 32x32 pixels with the sketches
 left out (`sketch`), all with SmallCNN. Data without a path are left out. FedAvg is trained once for
 each seed, and FedIG-A too, which the zero-shot adapter needs; both settings of the scanners share
-their runs. A stream is 512 images of the unseen domain, or all of fewer, in a random order, and the
+their runs. A stream is 320 images of the unseen domain, or all of fewer, in a random order, and the
 same images sorted by class. Every adaptation starts at the received model.
 
 The rates of "atp, learned" are learned on training images of the clients, five batches of 32 each;
@@ -20,7 +20,7 @@ continues. The last lines are the tables, means over seeds in percent.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,7 @@ import plan
 import unseen
 from fedcd_small import SMALL_PACS
 
-from fedjax_bn.adaptation import atp, learn_rates
+from fedjax_bn.adaptation import Adaptation, atp, learn_rates
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.corruptions import corrupt
 from fedjax_bn.data.domain import Split, select, whole
@@ -45,9 +45,10 @@ from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.run.training import train
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import Variables, without
 
-SIZES, LENGTH, ORDERS = (1, 8, 64), 512, ("random", "sorted")
+SIZES, LENGTH, ORDERS = (1, 8, 64), 320, ("random", "sorted")
+Score = Callable[..., float] | None
 LEARNED = "atp, learned"
 SERVED = {
     "fedavg": (
@@ -134,24 +135,41 @@ def learned(experiment: Experiment, variables: Variables) -> Variables:
     return jax.jit(learn)(variables, batches)
 
 
+def chosen(text: str, model: Any) -> Adaptation:
+    """Returns the adaptation of a text, or ATP by the learned rates in the collection `rates`."""
+    if text != LEARNED:
+        return choose_adaptation(text, model).adaptation
+
+    def predict(variables: Variables, carry: Any, images: jax.Array, valid: jax.Array) -> tuple:
+        made = atp(model, variables["rates"])
+        return made.predict(without(variables, "rates"), carry, images, valid)
+
+    return Adaptation(lambda variables: atp(model).init(without(variables, "rates")), predict)
+
+
 def measured(
-    experiment: Experiment, variables: Variables, texts: Iterable[str], severity: int
+    experiment: Experiment, variables: Variables, scores: dict[str, Score], severity: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Returns adaptation -> order -> percent with batches of each size, see `Setting`."""
+    """Returns adaptation -> order -> percent with batches of each size.
+
+    Args:
+      experiment, variables: as from `trained`.
+      scores: adaptation -> its score, which later seeds share because it keeps its programs; None
+        before the first seed.
+      severity: see `Setting`.
+    """
     data = {
         (order, size): SplitBatches([split], size).all_at_once()
         for order, split in streams(experiment, severity).items()
         for size in SIZES
     }
     found: dict[str, dict[str, list[float]]] = {}
-    for text in texts:
-        made = (
-            atp(experiment.model, learned(experiment, variables))
-            if text == LEARNED
-            else choose_adaptation(text, experiment.model).adaptation
-        )
-        score = score_unseen(made, experiment.prepare)
-        found[text] = {o: [score(variables, data[o, s]) for s in SIZES] for o in ORDERS}
+    for text, known in scores.items():
+        score = known or score_unseen(chosen(text, experiment.model), experiment.prepare)
+        scores[text], given = score, variables
+        if text == LEARNED:
+            given = {**variables, "rates": learned(experiment, variables)}
+        found[text] = {o: [score(given, data[o, s]) for s in SIZES] for o in ORDERS}
     return found
 
 
@@ -187,6 +205,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, default=Path("runs") / "streams")
     options = parser.parse_args(arguments)
     rows: dict[str, dict[str, list]] = {}
+    scores: dict[tuple[str, str], dict[str, Score]] = {}
     for name in options.only.split(","):
         setting = SETTINGS[name]
         path = getattr(options, setting.data) if setting.data else ""
@@ -198,7 +217,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
             file = folder / f"streams-{name}.json"
             if not file.exists():
                 run = trained(setting, method, seed, path, folder)
-                found = measured(*run, texts, setting.severity)
+                known = scores.setdefault((setting.target, method), dict.fromkeys(texts))
+                found = measured(*run, known, setting.severity)
                 write_atomically(file, json.dumps(found))
             for text, by_order in json.loads(file.read_text()).items():
                 label = f"FedIG-A, {text}" if method == "fediga" else text
