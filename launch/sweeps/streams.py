@@ -15,7 +15,8 @@ takes images that did not train the model. Left out are `learned_alpha`, which n
 from training, `ensemble`, which is `running` after FedAvg, and `initial`, a row of UniFed.
 
 Runs and accuracies (DIR/RUN/streams-SETTING.json) are not made twice, so the same command
-continues. The last lines are the tables, means over seeds in percent.
+continues. The last lines are the table, means over seeds in percent with batches of 1 / 8 / 64, or
+one number if they are equal.
 """
 
 import argparse
@@ -178,23 +179,20 @@ def measured(
         yield text, {o: [score(given, data[o, s]) for s in SIZES] for o in ORDERS}
 
 
-def table(rows: Mapping[str, Mapping[str, np.ndarray]], order: str) -> str:
-    """Returns a table in Markdown of the means over seeds.
+def table(rows: Mapping[str, Mapping[str, np.ndarray]]) -> str:
+    """Returns a table in Markdown of the means over seeds, with one cell for the three sizes.
 
     Args:
       rows: label -> setting -> percent f[seeds, orders, sizes].
-      order: of the streams.
     """
     settings = [*dict.fromkeys(name for row in rows.values() for name in row)]
-    heads = [f"{name}, {size}" for name in settings for size in SIZES]
-    lines = [(order, *heads), ("---", *("---:",) * len(heads))]
+    heads = ["", *(f"{name}, {order}" for name in settings for order in ORDERS)]
+    lines = [heads, ["---", *("---:",) * (len(heads) - 1)]]
     for label, row in rows.items():
-        cells = [[""] * len(SIZES)] * len(settings)
-        for i, name in enumerate(settings):
-            if name in row:
-                means = row[name][:, ORDERS.index(order)].mean(0)
-                cells[i] = [f"{mean:.1f}" for mean in means]
-        lines.append((label, *(cell for one in cells for cell in one)))
+        means = [row[name].mean(0) for name in settings]  # all rows have all settings
+        texts = [[f"{value:.1f}" for value in sizes] for one in means for sizes in one]
+        cells = [one[0] if len({*one}) == 1 else " / ".join(one) for one in texts]
+        lines.append([label, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -232,8 +230,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
                 values = [found[text][order] for order in ORDERS]
                 rows.setdefault(label, {}).setdefault(name, []).append(values)
     arrays = {label: {n: np.array(v) for n, v in row.items()} for label, row in rows.items()}
-    for order in ORDERS:
-        print(f"\n{table(arrays, order)}")
+    print(table(arrays))
     spread = [v.std(0, ddof=1) for row in arrays.values() for v in row.values() if len(v) > 1]
     if spread:
         print(
