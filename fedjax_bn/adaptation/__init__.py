@@ -1,7 +1,8 @@
 """Test-time adaptation: how a client outside the federation predicts with the received model.
 
 An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
-starts again for the next client. No adaptation trains anything.
+starts again for the next client. Those of `learning`, `centres` and
+`rates` learn from unlabelled images.
 """
 
 from fedjax_bn.adaptation.adaptation import (
@@ -16,6 +17,7 @@ from fedjax_bn.adaptation.adaptation import (
     without_affine,
     without_mask,
 )
+from fedjax_bn.adaptation.centres import t3a
 from fedjax_bn.adaptation.instance import (
     fixed_alpha,
     iabn,
@@ -25,20 +27,28 @@ from fedjax_bn.adaptation.instance import (
     record_alphas,
     zero_shot_adapter,
 )
+from fedjax_bn.adaptation.learning import sar, shot, tent
+from fedjax_bn.adaptation.rates import atp, learn_rates
 
 __all__ = [
     "Adaptation",
+    "atp",
     "batch",
     "ensemble",
     "fixed_alpha",
     "iabn",
     "initial",
+    "learn_rates",
     "learned_alpha",
     "mixnorm",
     "random_alpha",
     "record_alphas",
     "running",
+    "sar",
+    "shot",
     "stateless",
+    "t3a",
+    "tent",
     "tsmobn",
     "with_clients",
     "without_affine",

@@ -15,6 +15,7 @@ ADAPTATIONS = {
         *(made.running, made.batch, made.initial, made.tsmobn, made.zero_shot_adapter),
         *(made.fixed_alpha, made.random_alpha, made.learned_alpha),
         *(made.ensemble, made.iabn, made.mixnorm),
+        *(made.tent, made.sar, made.shot, made.t3a, made.atp),
     )
 }
 # Adaptations that need trained parameters -> how to train them.
@@ -47,10 +48,10 @@ class Choice(NamedTuple):
 def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     """Builds the adaptation of a text `name:key=value`, such as `tsmobn:momentum=0.5:order=3`.
 
-    Keys are the adaptation's own arguments (`momentum`, `about`, `alpha`, `strength`, `weight`,
-    `views`, `seed`). Every adaptation also takes `batch_size`, `order`, `affine` (False: scale 1,
-    bias 0) and `mask` (False: without the masks that a method such as FedCD has trained). A user's
-    own adaptation is `package.module:function`, a function `(model, *, ...) -> Adaptation`.
+    Keys are the adaptation's own arguments, such as `momentum` of tsmobn or `rate` of tent. Every
+    adaptation also takes `batch_size`, `order`, `affine` (False: scale 1, bias 0) and `mask`
+    (False: without the masks that a method such as FedCD has trained). A user's own adaptation is
+    `package.module:function`, a function `(model, *, ...) -> Adaptation`.
 
     `order`, 0 by default, is the seed of the random order in which `evaluate`, `predict` and a
     predictor pass a client's samples, so that all three give the same probabilities for the same

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from detectors import Detector, detector_batches, detector_start, loop_loss
 from federations import assert_close, run_rounds
 from fedjax_bn import methods
-from fedjax_bn.adaptation import ensemble, mixnorm, running, tsmobn, with_clients
+from fedjax_bn.adaptation import ensemble, mixnorm, running, tent, tsmobn, with_clients
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.detection import Recipe, detection
 from fedjax_bn.federation import global_variables
@@ -243,6 +243,9 @@ def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():
     own = with_clients(variables, clients)
     with pytest.raises(ValueError, match=r"ensemble .* other outputs than logits"):
         jax.eval_shape(ensemble(MODEL).predict, own, (), images)
+    learning = tent(MODEL)
+    with pytest.raises(ValueError, match="learns from probabilities of classes"):
+        jax.eval_shape(learning.predict, own, jax.eval_shape(learning.init, own), images)
 
 
 @pytest.mark.slow

@@ -71,12 +71,15 @@ def test_a_node_config_that_cannot_be_used_is_refused_by_key(change, message):
         node_of(NODE | change)
 
 
+SERVED = ("running", "batch:batch_size=4", "tent:rate=0.1:batch_size=4")
+
+
 @pytest.mark.slow
 def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_then_served(
     folder, tmp_path, caplog
 ):
     """Then the server holds their mean with the round's weights, for unseen clients."""
-    changes = "method=fedbn,rounds=1"
+    changes = f"method=fedbn,rounds=1,adaptations={','.join(SERVED)}"
     config = run_config(tmp_path / "server", changes, serve_unseen=True, time_limit=0.1)
     with pytest.raises(TooFewError, match="0 of 2 clients are there"), caplog.at_level(30, "flwr"):
         serve(LocalGrid(nodes_of(folder, config)), run_of(config), folder)
@@ -111,17 +114,21 @@ def assert_commands_serve(place, variables):
     dog, export, table = whole(runs.DATA.domains[3]), place / "export", place / "dog.csv"
     np.savez(place / "dog.npz", images=dog.images)
     serve_command.run(place, export, say=lambda text: None)
-    asked = predict.Request(str(export), str(place / "dog.npz"), "running", str(table))
-    predict.run(asked)
-    with table.open() as file:
-        rows = [[float(p) for p in row[2:]] for row in list(csv.reader(file))[1:]]
+    found = {}
+    for text in SERVED:
+        predict.run(predict.Request(str(export), str(place / "dog.npz"), text, str(table)))
+        with table.open() as file:
+            found[text] = np.array([row[2:] for row in list(csv.reader(file))[1:]], float)
     images = standardize(runs.DATA.mean, runs.DATA.std)(dog.images, np.float64)
     logits = DoubleNet().apply(variables, images)
-    np.testing.assert_allclose(rows, jax.nn.softmax(logits), atol=2e-6)
-    request = evaluate_finished.Request(changes=[("target", "dog"), ("adaptations", "running")])
+    np.testing.assert_allclose(found["running"], jax.nn.softmax(logits), atol=2e-6)
+    assert np.abs(found[SERVED[1]] - found[SERVED[2]]).max() > 1e-3  # tent learns from the stream
+    changes = [("target", "dog"), ("adaptations", ",".join(SERVED))]
+    request = evaluate_finished.Request(changes=changes)
     told, _ = evaluate_finished.run(place, request, say=lambda text: None)
-    right = np.mean(np.argmax(logits, -1) == dog.labels)
-    assert told["unseen"]["dog"]["running"] == pytest.approx(100 * right)
+    for text, rows in found.items():
+        right = 100 * np.mean(rows.argmax(1) == dog.labels)
+        assert told["unseen"]["dog"][text] == pytest.approx(right)
 
 
 def test_a_client_reads_its_own_data_in_place_of_the_configured(folder, tmp_path):

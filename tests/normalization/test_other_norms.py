@@ -91,7 +91,10 @@ def test_a_method_that_keeps_batch_norms_refuses_a_model_without_any(name):
             getattr(methods, name)(net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
 
 
-@pytest.mark.parametrize("name", sorted(set(ADAPTATIONS) - {"running", "ensemble"}))
+ANY_NORM = {"running", "ensemble", "tent", "sar", "shot", "t3a", "atp"}
+
+
+@pytest.mark.parametrize("name", sorted(set(ADAPTATIONS) - ANY_NORM))
 def test_an_adaptation_of_batch_norms_refuses_a_model_without_any(name):
     x = jnp.zeros((2, FEATURES))
     for net in NETS.values():
@@ -99,6 +102,21 @@ def test_an_adaptation_of_batch_norms_refuses_a_model_without_any(name):
         adapt, variables = ADAPTATIONS[name](net, **options), variables_of(net)
         with pytest.raises(ValueError, match=r"no batch norm|batch norms, of which|'adapter'"):
             adapt.predict(variables, adapt.init(variables), x)
+
+
+@pytest.mark.parametrize("name", ["tent", "shot", "t3a", "atp"])
+def test_an_adaptation_that_learns_takes_any_norm(name):
+    x = jnp.arange(2.0 * FEATURES).reshape(2, FEATURES)
+    for kind, net in NETS.items():
+        adapt, variables = ADAPTATIONS[name](net), variables_of(net)
+        if name == "tent" and kind == "none":
+            with pytest.raises(ValueError, match="scale and bias of norms, of which Net has none"):
+                adapt.init(variables)
+            continue
+        predict, carry = jax.jit(adapt.predict), adapt.init(variables)
+        for _ in range(2):
+            logits, carry = predict(variables, carry, x)
+        assert np.abs(logits - net.apply(variables, x)).max() > 0
 
 
 @pytest.mark.parametrize("norm", NETS)

@@ -117,7 +117,8 @@ def test_all_adaptations_can_be_chosen_by_name(state):
         assert np.allclose(logits, plain, rtol=1e-3, atol=1e-4) == (text == "running"), text
         assert jax.tree.structure(carry) == jax.tree.structure(carries[text])
     carrying = {text for text, (_, carry) in found.items() if jax.tree.leaves(carry)}
-    assert carrying == {"tsmobn", "random_alpha", "mixnorm"}
+    learning = {"tent", "sar", "shot", "t3a", "atp"}
+    assert carrying == {"tsmobn", "random_alpha", "mixnorm"} | learning
 
 
 @pytest.mark.parametrize(

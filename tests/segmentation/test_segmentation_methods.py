@@ -193,7 +193,17 @@ def served(model, start):
     return with_adapter(KEY, model, made, IMAGE)
 
 
-@pytest.mark.parametrize(("name", "channels"), [*((n, 2) for n in ADAPTATIONS), ("ensemble", 1)])
+OF_CLASSIFIERS = ("shot", "t3a")
+MAPS = [n for n in ADAPTATIONS if n not in OF_CLASSIFIERS]
+
+
+@pytest.mark.parametrize("name", OF_CLASSIFIERS)
+def test_an_adaptation_of_a_dense_classifier_refuses_a_unet(name):
+    with pytest.raises(ValueError, match=r"UNet does not end in an nn\.Dense"):
+        ADAPTATIONS[name](MODEL).init(start_of())
+
+
+@pytest.mark.parametrize(("name", "channels"), [*((n, 2) for n in MAPS), ("ensemble", 1)])
 def test_every_adaptation_gives_maps_of_logits(name, channels):
     model = MODEL.clone(num_classes=channels)
     variables = jax.eval_shape(partial(served, model), start_of(model))

@@ -31,7 +31,7 @@ from fedjax_bn.serving import folder, load, predictor
 from fedjax_bn.task import Score, classification
 from small_images import dataset_of_images
 
-ADAPTATIONS = ("running", "tsmobn:batch_size=4", "random_alpha")
+ADAPTATIONS = ("running", "tsmobn:batch_size=4", "random_alpha", "sar", "t3a")
 DATA = dataset_of_images(runs.NAMES, 0.4, 0.3, ("dark", "grey", "=bright"))
 DOG = whole(DATA.domains[3])
 KEYS = {"model": "MLP", "data__image_size": 8, "rounds": 2, "adapt_batch_size": 6}
@@ -271,7 +271,7 @@ def test_evaluate_takes_another_place_another_size_and_no_target(workdir, tmp_pa
     assert found["unseen"]["hospital9"]["running"] == pytest.approx(expected, abs=8)
 
 
-STREAMS = ("tsmobn", "tsmobn:order=7:batch_size=5", "random_alpha")
+STREAMS = ("tsmobn", "tsmobn:order=7:batch_size=5", "random_alpha", "tent:rate=0.1")
 
 
 # What is streamed does not depend on where it is read from, but the order of storage does.

@@ -1,0 +1,136 @@
+"""T3A, which classifies by class centres of a client's features, and the entropy of logits."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.arguments.ranges import Views, bounded
+from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.models.classifier import require_linear, sizes_of
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.segmentation.loss import as_classes
+from fedjax_bn.sharing import Variables
+
+
+class _Supports(NamedTuple):
+    """The carry of `t3a`: unit features f[C, M, F] and entropies f[C, M], 0 and inf if unused."""
+
+    features: jax.Array
+    entropy: jax.Array
+
+
+@bounded
+def t3a(model: Any, supports: Views = 20) -> Adaptation:
+    """Classifies by class centres of the client's features (T3A, Iwasawa and Matsuo, NeurIPS 2021).
+
+    A class is supported by the M features with the lowest entropy among its column of the
+    classifier's kernel and the features that the classifier assigned to it. Its centre is the
+    normalized sum of the normalized supports, its logit z . centre. Without a sample the centres
+    are the normalized columns of the kernel, without bias. Running statistics; no gradient.
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits f[B, classes], the outputs of a dense
+        layer.
+      supports: M, from 1 to 1000; the paper chooses among 1, 5, 20, 50, 100 and all. The carry
+        takes M times the memory of the classifier's kernel.
+
+    Raises:
+      ValueError: the model's outputs are not those of one dense layer.
+    """
+
+    def init(variables: Variables) -> _Supports:
+        layer = variables["params"]
+        for name in classifier_path("t3a", model, variables):
+            layer = layer[name]
+        rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
+        logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
+        first = jnp.arange(supports) == 0
+        features = jnp.where(first[:, None], _unit(rows)[:, None], 0)
+        return _Supports(features, jnp.where(first, entropy(logits)[:, None], jnp.inf))
+
+    def predict(
+        variables: Variables, carry: _Supports, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Supports]:
+        require_linear("t3a", model, variables, images)
+        passed = forward(model, variables, images, wanted=["features"])
+        features = passed.features.astype(carry.features.dtype)
+        logits, seen = logits_and_seen(model, passed.outputs, valid)
+        assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
+        each = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
+        each = jnp.concatenate([carry.entropy, each], 1)
+        best = jnp.argsort(each, axis=1)[:, :supports]  # i[C, M]
+        each = jnp.take_along_axis(each, best, 1)
+        old = jnp.take_along_axis(carry.features, jnp.minimum(best, supports - 1)[..., None], 1)
+        new = _unit(features)[jnp.maximum(best - supports, 0)]
+        kept = jnp.where((best < supports)[..., None], old, new)
+        kept = jnp.where((each < jnp.inf)[..., None], kept, 0)
+        outputs = features @ _unit(kept.sum(1)).T
+        return outputs.astype(passed.outputs.dtype), _Supports(kept, each)
+
+    return Adaptation(init, predict)
+
+
+def entropy(logits: jax.Array) -> jax.Array:
+    """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
+    logs = jax.nn.log_softmax(logits)
+    return -(jnp.exp(logs) * logs).sum(-1)
+
+
+def mean(values: jax.Array, kept: jax.Array) -> jax.Array:
+    """Returns the mean f[] of the values f[...] where `kept` bool[...]; 0 if it is nowhere."""
+    count = jnp.maximum(kept.sum(dtype=values.dtype), 1)
+    return jnp.where(kept, values, 0).sum() / count
+
+
+def logits_and_seen(
+    model: Any, outputs: Any, valid: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns logits f[..., C] of at least float32 and bool[...], the predictions that count.
+
+    Args:
+      model: for the error message.
+      outputs: f[B, C], or f[B, H, W, C] for segmentation.
+      valid: bool[B]; None for all.
+
+    Raises:
+      ValueError: the model has other outputs.
+    """
+    if getattr(outputs, "ndim", 0) not in (2, 4):
+        raise ValueError(
+            f"this adaptation learns from probabilities of classes, but {name_of(model)} has other "
+            "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
+        )
+    logits = outputs if outputs.ndim == 2 else as_classes(outputs)
+    seen = jnp.ones(len(logits), bool) if valid is None else valid
+    seen = jnp.broadcast_to(seen.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
+    logits = logits.astype(promote(logits.dtype, jnp.float32))
+    # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
+    return jnp.where(seen[..., None], logits, 0), seen
+
+
+def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
+    """Returns the path of the dense layer that classifies.
+
+    Args:
+      method: the adaptation, for the error message.
+      model, variables: as in `models.classifier.sizes_of`.
+
+    Raises:
+      ValueError: the classifier cannot be found, or consists of several layers.
+    """
+    path = sizes_of(model, variables).path
+    if not path:
+        raise ValueError(
+            f"{method} needs a classifier that is one dense layer, but the method classify of "
+            f"{name_of(model)} calls several: use tent, or name one by "
+            "fedjax_bn.models.with_classifier(model, NAME)"
+        )
+    return path
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """x f[..., F] over its norm; zeros stay zeros."""
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

@@ -1,0 +1,227 @@
+"""Adaptations that learn by gradients from unlabelled images: Tent, SAR and SHOT's objective.
+
+Each client starts from the received model, and a batch without a valid sample changes nothing. All
+three normalize by the statistics of the batch, if the network has batch norms, and predict a batch
+before they learn from it, as Tent's and SAR's codes do: the first batch is predicted as by `batch`.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.adaptation.centres import classifier_path, entropy, logits_and_seen, mean
+from fedjax_bn.arguments.ranges import AtLeast0, Fraction, bounded
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import batch_statistics
+from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.sharing import Variables, batch_norm_paths, join, path_names, split
+
+PyTree = Any
+_MOMENTUM = 0.9
+
+
+class _Learned(NamedTuple):
+    """The carry: the parameters that learn (None elsewhere) and the optimizer's state."""
+
+    own: PyTree
+    optimizer: PyTree
+
+
+@bounded
+def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
+    r"""Learns scale and bias of the norms by the entropy of predictions (Tent, ICLR 2021).
+
+    $H = - \sum_c p_c \log p_c$, a mean over the valid samples, or over their pixels
+
+    One step of Adam for each batch. With rate 0 it is `batch`. The norms are those with running
+    statistics and the modules with a leaf `scale`, such as flax's LayerNorm and GroupNorm.
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
+      rate: the learning rate, at least 0; 0.001 in Tent, except on ImageNet.
+
+    Raises:
+      ValueError: at `init`, if the model has no norm; at `predict`, if it returns no logits.
+    """
+    learns = partial(_norms, "tent", model)
+    return _by_gradient(model, learns, lambda x, seen: mean(entropy(x), seen), optax.adam(rate))
+
+
+@bounded
+def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
+    r"""Learns all parameters but the classifier's by information maximization (SHOT, ICML 2020).
+
+    $\frac{1}{n} \sum_i H(p_i) - H(\frac{1}{n} \sum_i p_i)$
+
+    One step of SGD with momentum 0.9 for each batch. With rate 0 it is `batch`. A batch of one
+    sample gives the gradient 0. The second term expects frequent classes in each batch to be
+    equally frequent.
+
+    Differs from the paper: learns on the stream, without epochs, pseudo-labels, weight decay, decay
+    of the rate and Nesterov's step, which are in its code (tim-learn/SHOT).
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits f[B, classes], with a classifier that
+        is one dense layer (`models.classifier`).
+      rate: the learning rate, at least 0; SHOT has 0.001 for a pretrained backbone.
+
+    Raises:
+      ValueError: at `init`, if the classifier cannot be found, or consists of several layers.
+    """
+
+    def objective(logits: jax.Array, seen: jax.Array) -> jax.Array:
+        logs, weight = jax.nn.log_softmax(logits), seen.astype(logits.dtype)
+        # The mean is taken in logs, because the gradient of p log p is not finite at 0.
+        sums = jax.nn.logsumexp(logs, axis=0, b=weight[:, None])
+        average = sums - jnp.log(jnp.maximum(weight.sum(), 1))
+        return mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
+
+    def learns(variables: Variables) -> PyTree:
+        path = classifier_path("shot", model, variables)
+        return _chosen(variables, lambda leaf: leaf[:-1] != path)
+
+    return _by_gradient(model, learns, objective, optax.sgd(rate, _MOMENTUM))
+
+
+def _by_gradient(
+    model: Any,
+    learns: Callable[[Variables], PyTree],
+    objective: Callable[[jax.Array, jax.Array], jax.Array],
+    optimizer: optax.GradientTransformation,
+) -> Adaptation:
+    """Returns the adaptation that takes a step along the gradient of an objective per batch."""
+
+    def init(variables: Variables) -> _Learned:
+        own = learns(variables)
+        return _Learned(own, optimizer.init(own))
+
+    def predict(
+        variables: Variables, carry: _Learned, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Learned]:
+        def loss(own: PyTree) -> tuple[jax.Array, jax.Array]:
+            outputs, logits, seen = _passed(model, variables, own, images, valid)
+            return objective(logits, seen), outputs
+
+        gradient, outputs = jax.grad(loss, has_aux=True)(carry.own)
+        moved = _stepped(optimizer, gradient, carry)
+        return outputs, moved if valid is None else _choose(valid.any(), moved, carry)
+
+    return Adaptation(init, predict)
+
+
+class _Guarded(NamedTuple):
+    """The carry of `sar`; `average` f[] is the moving average of entropies, 0 before the first."""
+
+    learned: _Learned
+    average: jax.Array
+
+
+@bounded
+def sar(
+    model: Any,
+    rate: AtLeast0 = 0.00025,
+    *,
+    margin: Fraction = 0.4,
+    rho: AtLeast0 = 0.05,
+    reset: AtLeast0 = 0.2,
+) -> Adaptation:
+    r"""Tent with sharpness, a filter of samples and a reset (SAR, ICLR 2023, Eq. 2 and 4).
+
+    $\nabla H(w + e)$ with $e = \rho g / \Vert g \Vert$ and $g = \nabla H(w)$
+
+    H is the mean entropy of the samples below $E_0$ = margin ln C at w; at w + e those above $E_0$
+    are left out too. SGD with momentum 0.9 takes one step for each batch. If the moving average of
+    H(w + e), with weight 0.9 for the past, falls below `reset`, the client starts again from the
+    received model. A batch whose samples are all left out changes nothing.
+
+    Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, a batch without a
+    certain sample takes no step of momentum, and after a reset the average starts again too.
+
+    Args:
+      model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.
+      margin: E_0 as a share of ln C, in (0, 1].
+      rho: distance of the point from w, at least 0.
+      reset: the least average entropy, at least 0; 0 for no reset.
+
+    Raises:
+      ValueError: as in `tent`.
+    """
+    optimizer = optax.sgd(rate, _MOMENTUM)
+
+    def init(variables: Variables) -> _Guarded:
+        own = _norms("sar", model, variables)
+        average = jnp.zeros((), promote(parameter_dtype(variables), jnp.float32))
+        return _Guarded(_Learned(own, optimizer.init(own)), average)
+
+    def predict(
+        variables: Variables, carry: _Guarded, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Guarded]:
+        def certain(own: PyTree, kept: jax.Array | None) -> tuple[jax.Array, tuple]:
+            outputs, logits, seen = _passed(model, variables, own, images, valid)
+            each = entropy(logits)
+            below = seen & (each < margin * math.log(logits.shape[-1]))
+            kept = below if kept is None else below & kept
+            return mean(each, kept), (outputs, kept)
+
+        own = carry.learned.own
+        gradient, (outputs, kept) = jax.grad(certain, has_aux=True)(own, None)
+        length = rho / (optax.tree.norm(gradient) + 1e-12)
+        point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), own, gradient)
+        (level, (_, kept)), gradient = jax.value_and_grad(certain, has_aux=True)(point, kept)
+        level = level.astype(carry.average.dtype)
+        average = jnp.where(carry.average == 0, level, 0.9 * carry.average + 0.1 * level)
+        moved = _Guarded(_stepped(optimizer, gradient, carry.learned), average)
+        moved = _choose(average < reset, init(variables), moved)
+        return outputs, _choose(kept.any(), moved, carry)
+
+    return Adaptation(init, predict)
+
+
+def _passed(
+    model: Any, variables: Variables, own: PyTree, images: jax.Array, valid: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Outputs with the parameters `own`, by batch statistics, and `logits_and_seen` of them."""
+    mine = {**variables, "params": join(own, variables["params"])}
+    rule = batch_statistics if batch_norm_paths(variables) else None
+    outputs = forward(model, mine, images, statistics=rule, valid=valid).outputs
+    return outputs, *logits_and_seen(model, outputs, valid)
+
+
+def _norms(method: str, model: Any, variables: Variables) -> PyTree:
+    """The scale and bias of norms, with None elsewhere; raises ValueError without a norm."""
+    layers = set(batch_norm_paths(variables))
+    paths = [path_names(path) for path, _ in jax.tree.leaves_with_path(variables["params"])]
+    layers |= {path[:-1] for path in paths if path[-1] == "scale"}
+    own = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
+    if not jax.tree.leaves(own):
+        raise ValueError(
+            f"{method} learns the scale and bias of norms, of which {name_of(model)} has none: use "
+            "running, shot or t3a"
+        )
+    return own
+
+
+def _chosen(variables: Variables, learns: Callable[[tuple[str, ...]], bool]) -> PyTree:
+    """The parameters for whose path `learns` holds; None elsewhere."""
+    asked = jax.tree.map_with_path(lambda path, _: learns(path_names(path)), variables["params"])
+    return split(variables["params"], asked)[0]
+
+
+def _stepped(
+    optimizer: optax.GradientTransformation, gradient: PyTree, carry: _Learned
+) -> _Learned:
+    """The carry after a step of the optimizer."""
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+        updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
+    return _Learned(optax.apply_updates(carry.own, updates), state)
+
+
+def _choose(condition: jax.Array, one: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(partial(jnp.where, condition), one, other)

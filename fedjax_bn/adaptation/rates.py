@@ -1,0 +1,179 @@
+"""ATP (Bao et al., NeurIPS 2023): each module adapts at a rate that source clients have learned."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean
+from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.layer import Layer, Statistics, moments, moving
+from fedjax_bn.sharing import STATISTICS, Variables, path_names, without
+
+PyTree = Any
+
+
+class _Direction(NamedTuple):
+    """The carry: the mean direction over the samples so far, and their number `size` f[]."""
+
+    mean: Variables
+    size: jax.Array
+
+
+@bounded
+def atp(
+    model: Any,
+    rates: Variables | None = None,
+    *,
+    rate: AtLeast0 = 0.001,
+    statistics: AtLeast0 = 0.1,
+) -> Adaptation:
+    r"""Moves each module along its direction by a rate of its own (ATP, NeurIPS 2023).
+
+    $w_m + \alpha_m h_m$ for every leaf m
+
+    h is minus the gradient of the mean entropy for a parameter, and the batch's statistic minus the
+    running one for a running mean or variance; the model is evaluated with running statistics.
+    Variances are at least 0. The batch is predicted after the move. All rates 0 give `running`.
+
+    Every batch's h is taken at the received model. The model moves along the mean of h over the
+    stream so far, each batch weighted by its valid samples (ATP-online, as in baowenxuan/ATP). With
+    the carry of `init` for every batch it moves along the batch's own h (ATP-batch).
+
+    Args:
+      model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
+      rates: a number f[] for each leaf of the collections `params` and `batch_stats`, as from
+        `learn_rates`; None for `rate` and `statistics`.
+      rate: the rate of all parameters, at least 0; unused with `rates`.
+      statistics: the rate of all running means and variances, at least 0; unused with `rates`.
+
+    Raises:
+      ValueError: at `predict`, if the model returns no logits.
+    """
+
+    def init(variables: Variables) -> _Direction:
+        nowhere = jax.tree.map(jnp.zeros_like, _moving(variables))
+        return _Direction(nowhere, jnp.zeros((), promote(parameter_dtype(variables), jnp.float32)))
+
+    def predict(
+        variables: Variables,
+        carry: _Direction,
+        images: jax.Array,
+        valid: jax.Array | None = None,
+    ) -> tuple[jax.Array, _Direction]:
+        def averaged(old: jax.Array, h: jax.Array) -> jax.Array:
+            return old + (new / jnp.maximum(size, 1) * (h - old)).astype(old.dtype)
+
+        towards = _direction(model, variables, images, valid)
+        kinds = {"params": rate, STATISTICS: statistics}
+        own = rates or {
+            kind: jax.tree.map(lambda _, r=kinds[kind]: r, tree) for kind, tree in towards.items()
+        }
+        new = len(images) if valid is None else valid.sum(dtype=carry.size.dtype)
+        size = carry.size + new
+        towards = jax.tree.map(averaged, carry.mean, towards)
+        outputs = forward(model, _moved(variables, own, towards), images).outputs
+        return outputs, _Direction(towards, size)
+
+    return Adaptation(init, predict)
+
+
+@bounded
+def learn_rates(
+    model: Any,
+    variables: Variables,
+    batches: dict[str, jax.Array],
+    *,
+    rate: AtLeast0,
+    rounds: Rounds = 1,
+) -> Variables:
+    r"""Returns the rates of `atp`, learned on labelled clients of the federation.
+
+    $\alpha_m \leftarrow \alpha_m - (\eta / \sqrt{d_m}) \, \partial L(\alpha) / \partial \alpha_m$
+
+    In a round each client starts from the rates of the last round and takes one step for each of
+    its batches. L is the cross entropy of the batch at w + alpha h, and d_m the size of leaf m. The
+    server takes the mean over the clients. The rates start at 0 and may become negative; the model
+    never moves.
+
+    Args:
+      model: images -> logits f[B, classes].
+      variables: the received model, as from `federation.global_variables`.
+      batches: {"image": f[K, S, B, ...], "label": i32[K, S, B], "valid": bool[K, S, B]} of K
+        clients, as for a round. The paper takes samples that did not train the model.
+      rate: eta, at least 0; 0.1 in the authors' scripts.
+      rounds: number of rounds.
+
+    Returns:
+      A number f[] for each leaf of the collections `params` and `batch_stats`.
+    """
+
+    def step(rates: Variables, batch: dict[str, jax.Array]) -> tuple[Variables, None]:
+        images, valid = batch["image"], batch["valid"]
+        towards = _direction(model, variables, images, valid)
+
+        def loss(rates: Variables) -> jax.Array:
+            outputs = forward(model, _moved(variables, rates, towards), images).outputs
+            logits, seen = logits_and_seen(model, outputs, valid)
+            label = jnp.where(seen, batch["label"], 0)
+            each = optax.softmax_cross_entropy_with_integer_labels(logits, label)
+            return mean(each, seen)
+
+        def stepped(one: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
+            return one - (rate / leaf.size**0.5 * g).astype(one.dtype)
+
+        return jax.tree.map(stepped, rates, jax.grad(loss)(rates), towards), None
+
+    def one_round(rates: Variables, _: Any) -> tuple[Variables, None]:
+        own = jax.lax.map(lambda client: jax.lax.scan(step, rates, client)[0], batches)
+        return jax.tree.map(partial(jnp.mean, axis=0), own), None
+
+    start = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
+    return jax.lax.scan(one_round, start, length=rounds)[0]
+
+
+def _moving(variables: Variables) -> Variables:
+    return {name: tree for name, tree in variables.items() if name in ("params", STATISTICS)}
+
+
+def _direction(
+    model: Any, variables: Variables, images: jax.Array, valid: jax.Array | None
+) -> Variables:
+    """h of every leaf that moves; 0 for parameters and finite for statistics without samples."""
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        # The batch's own statistics are what running ones with momentum 0 become.
+        fresh = moving(
+            layer._replace(momentum=0.0, training=True), *moments(x, valid, layer.columns)
+        )
+        return Statistics(layer.mean, layer.var, fresh.moved)
+
+    def loss(params: PyTree) -> tuple[jax.Array, Variables]:
+        mine = {**variables, "params": params}
+        options: dict[str, Any] = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
+        passed = forward(model, mine, images, **options if STATISTICS in variables else {})
+        logits, seen = logits_and_seen(model, passed.outputs, valid)
+        return mean(entropy(logits), seen), passed.moved
+
+    gradient, moved = jax.grad(loss, has_aux=True)(variables["params"])
+    found = {"params": jax.tree.map(jnp.negative, gradient)}
+    if STATISTICS in variables:
+        old = variables[STATISTICS]
+        found[STATISTICS] = jax.tree.map(jnp.subtract, moved[STATISTICS], old)
+    return found
+
+
+def _moved(variables: Variables, rates: Variables, towards: Variables) -> Variables:
+    def moved(path: tuple, leaf: jax.Array, rate: Any, h: jax.Array) -> jax.Array:
+        leaf = leaf + (rate * h).astype(leaf.dtype)
+        name = path_names(path)
+        return jnp.maximum(leaf, 0) if name[0] == STATISTICS and name[-1] == "var" else leaf
+
+    received = _moving(variables)
+    found = jax.tree_util.tree_map_with_path(moved, received, rates, towards)
+    return without(variables, *found) | found

@@ -1,0 +1,37 @@
+"""The table of adaptations on streams: which samples pass, and what a cell says."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import streams
+
+from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.run.config.file import read
+
+
+def test_both_streams_have_the_same_samples_and_one_is_sorted_by_class():
+    labels = np.arange(400, dtype=np.int32) % 7
+    split = Split(np.full((400, 4, 4, 3), labels[:, None, None, None], np.uint8), labels)
+    experiment = SimpleNamespace(unseen=(Domain("new", None, None, split),))
+    random, by_class = streams.streams(experiment, 0).values()
+    assert len(random.labels) == streams.LENGTH
+    np.testing.assert_array_equal(np.sort(random.labels), by_class.labels)
+    assert (np.diff(random.labels) < 0).any()
+    np.testing.assert_array_equal(by_class.images[:, 0, 0, 0], by_class.labels)
+
+
+def test_a_cell_has_the_means_over_seeds_of_each_size_or_one_for_all():
+    rows = {
+        "tent": {"fax": np.array([[[1, 2, 3], [4, 5, 6]], [[3, 2, 1], [4, 5, 9]]])},
+        "running": {"fax": np.full((2, 2, 3), 20.25)},
+    }
+    assert streams.table(rows).splitlines()[2:] == [
+        "| tent | 2.0 | 4.0 / 5.0 / 7.5 |",
+        "| running | 20.2 | 20.2 |",
+    ]
+
+
+def test_every_setting_has_a_valid_configuration():
+    for setting in streams.SETTINGS.values():
+        texts = [(key, streams.plan.text(value)) for key, value in setting.changes.items()]
+        read(streams.plan.config_file(setting.config), texts)
