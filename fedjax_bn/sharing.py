@@ -70,21 +70,12 @@ def all_but_statistics(variables: Variables) -> PyTree:
 
 
 def all_but_norms(variables: Variables) -> PyTree:
-    """Keeps every norm local: batch, layer, group, instance and RMS norm of linen and nnx.
-
-    A norm is a module with running statistics, or one whose only parameters are `scale` f[C] and
-    optionally `bias` f[C], as flax's norms have them.
+    """Keeps every norm local (`norm_paths`).
 
     Raises:
       ValueError: the model has no norm, so that the rule would silently share everything.
     """
-    modules: dict[tuple[str, ...], set[tuple[str, int]]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables.get("params", {})):
-        *module, name = path_names(path)
-        modules.setdefault(tuple(module), set()).add((name, leaf.ndim))
-    only = {("scale", 1), ("bias", 1)}
-    found = {path for path, leaves in modules.items() if ("scale", 1) in leaves <= only}
-    norms = batch_norm_paths(variables) | found
+    norms = norm_paths(variables)
     if not norms:
         raise ValueError(
             "all_but_norms keeps norms local, but the model has no norm: it has neither "
@@ -147,8 +138,8 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
             if not any(names[: len(path)] == path for names in known):
                 modules = sorted({names[0] for names in known})
                 raise ValueError(
-                    f"frozen names {'/'.join(path)!r}, but the model, which begins with "
-                    f"{', '.join(modules)}, has no such module or leaf: give a path such as "
+                    f"the path {'/'.join(path)!r}, of frozen or of a method's names, is not in the "
+                    f"model, which begins with {', '.join(modules)}: give a path such as "
                     f"{'/'.join(known[-1])}"
                 )
 
@@ -242,6 +233,21 @@ def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
     """
     leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
     return frozenset(path_names(path[:-1]) for path, _ in leaves)
+
+
+def norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of all batch, layer, group, instance and RMS norms, as `batch_norm_paths`.
+
+    A norm is a module with running statistics, or one whose only parameters are `scale` f[C] and
+    optionally `bias` f[C], as flax's norms of linen and nnx have them.
+    """
+    modules: dict[tuple[str, ...], set[tuple[str, int]]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables.get("params", {})):
+        *module, name = path_names(path)
+        modules.setdefault(tuple(module), set()).add((name, leaf.ndim))
+    only = {("scale", 1), ("bias", 1)}
+    found = {path for path, leaves in modules.items() if ("scale", 1) in leaves <= only}
+    return batch_norm_paths(variables) | found
 
 
 def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.normalization.calls import name_of
-from fedjax_bn.sharing import Variables, batch_norm_paths, join, path_names, split
+from fedjax_bn.sharing import Variables, batch_norm_paths, join, norm_paths, path_names, split
 
 PyTree = Any
 _MOMENTUM = 0.9
@@ -40,8 +40,8 @@ def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
 
     $H = - \sum_c p_c \log p_c$, a mean over the valid samples, or over their pixels
 
-    One step of Adam for each batch. With rate 0 it is `batch`. The norms are those with running
-    statistics and the modules with a leaf `scale`, such as flax's LayerNorm and GroupNorm.
+    One step of Adam for each batch. With rate 0 it is `batch`. The norms are those of
+    `sharing.norm_paths`.
 
     Args:
       model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
@@ -196,9 +196,7 @@ def _passed(
 
 def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     """The scale and bias of norms, with None elsewhere; raises ValueError without a norm."""
-    layers = set(batch_norm_paths(variables))
-    paths = [path_names(path) for path, _ in jax.tree.leaves_with_path(variables["params"])]
-    layers |= {path[:-1] for path in paths if path[-1] == "scale"}
+    layers = norm_paths(variables)
     own = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(own):
         raise ValueError(

@@ -206,7 +206,7 @@ def test_a_batch_norm_in_a_frozen_part_keeps_its_statistics_or_moves_them(moves)
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (sharing.at("bodi"), "names 'bodi', but .* begins with a, b, bn, c, norm"),
+        (sharing.at("bodi"), "path 'bodi', .* begins with a, b, bn, c, norm"),
         (sharing.everything, "every parameter"),
         (sharing.nothing, "no leaf"),
         ("body", "rule of frozen leaves"),
