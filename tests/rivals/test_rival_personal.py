@@ -268,9 +268,9 @@ def test_gperxan_is_two_rounds_of_its_formulas(x64):
     ("method", "options", "alone"),
     [
         (ditto, {"weight": 0.0}, True),
-        (apfl, {"alpha": 1.0, "alpha_rate": 0.0}, True),
-        (apfl, {"alpha": 0.0, "alpha_rate": 0.0}, False),
-        (fedala, {"rate": 0.0}, False),
+        pytest.param(apfl, {"alpha": 1.0, "alpha_rate": 0.0}, True, marks=pytest.mark.slow),
+        pytest.param(apfl, {"alpha": 0.0, "alpha_rate": 0.0}, False, marks=pytest.mark.slow),
+        pytest.param(fedala, {"rate": 0.0}, False, marks=pytest.mark.slow),
     ],
 )
 def test_without_its_part_a_method_is_fedavg_and_the_own_model_singlesets(
