@@ -259,7 +259,7 @@ def _load(path: Path, number: int, like: PyTree) -> Any:
             return from_named(dict(arrays), like)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise WorkdirError(
-            f"the own part of this client after round {number} is not in {path} "
+            f"what this client kept after round {number} is not in {path} "
             f"({getattr(error, 'strerror', None) or error}): give back that folder as it was, or "
             "begin a new federation in another workdir of the server"
         ) from error

@@ -13,7 +13,7 @@ from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import OWN, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, masked_mean
 
@@ -131,6 +131,8 @@ def _over_validation(
     adaptation = of_clients(model, statistics)
 
     def passed(variables: Variables, received: Received) -> PyTree:
+        variables = without(variables, OWN)  # the model that is uploaded, as in Ditto
+
         def one(batch: Batch) -> PyTree:
             images = prepare(batch["image"], parameter_dtype(variables))
             outputs, _ = adaptation.predict(variables, (), images, batch["valid"])

@@ -13,6 +13,7 @@ from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.inputs import as_images
+from fedjax_bn.models.hooks import predicting
 from fedjax_bn.segmentation.loss import as_classes
 from fedjax_bn.sharing import Variables
 
@@ -136,6 +137,7 @@ def from_choice(
     choice: Choice, variables: Variables, prepare: Prepare, check: Callable[[np.ndarray], None]
 ) -> Predictor:
     """Returns a predictor by an adaptation; see `Predictor` and `step_of` for the arguments."""
+    variables = predicting(variables)  # an adaptation moves the parameters that predict
     step, start = jax.jit(step_of(choice.adaptation, prepare)), choice.adaptation.init
     of_model = partial(start, variables), partial(step, variables)
     return Predictor(*of_model, check, choice.batch_size, choice.order)

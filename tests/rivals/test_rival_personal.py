@@ -20,11 +20,14 @@ from federations import (
     run_rounds,
     variables_of,
 )
+from fedjax_bn.aggregation import generalization_adjustment
 from fedjax_bn.methods import apfl, ditto, fedala, fedavg, fedrep, gperxan, singleset
 from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.methods.selection import validation_loss
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import OWN, at, path_names
 
 SIZES, RATE = (8, 4), 0.1  # two steps and one
@@ -265,9 +268,9 @@ def test_gperxan_is_two_rounds_of_its_formulas(x64):
     ("method", "options", "alone"),
     [
         (ditto, {"weight": 0.0}, True),
-        (apfl, {"alpha": 1.0, "alpha_rate": 0.0}, True),
-        (apfl, {"alpha": 0.0, "alpha_rate": 0.0}, False),
-        (fedala, {"rate": 0.0}, False),
+        pytest.param(apfl, {"alpha": 1.0, "alpha_rate": 0.0}, True, marks=pytest.mark.slow),
+        pytest.param(apfl, {"alpha": 0.0, "alpha_rate": 0.0}, False, marks=pytest.mark.slow),
+        pytest.param(fedala, {"rate": 0.0}, False, marks=pytest.mark.slow),
     ],
 )
 def test_without_its_part_a_method_is_fedavg_and_the_own_model_singlesets(
@@ -304,6 +307,29 @@ def test_personalization_adapts_the_own_model_and_then_predicts_with_it(x64):
     theirs = personalize(HeadNet(), mine[OWN]["model"], *data, inner_rate=0.5)
     assert jax.tree.structure(ours) == jax.tree.structure(mine)
     assert_close(*(forward(HeadNet(), v, data[0]).outputs for v in (ours, theirs)), 0, 0)
+
+
+@pytest.mark.parametrize("adapt", ["tsmobn", pytest.param("tent:rate=0.5", marks=pytest.mark.slow)])
+def test_an_adaptation_of_a_client_with_an_own_model_moves_that_model(adapt):
+    method = ditto(Maps(), SGD, prepare=lambda x, dtype: x)
+    state, _ = run_rounds(method, variables_of(Maps()), batches_of(SIZES), 2)
+    mine, images = client(client_variables(state), 0), np.asarray(batches_of(SIZES)["image"][0])
+    images = images.reshape(-1, 6)
+    found = predictor(method, mine, adapt, batch_size=4)(images)
+    assert_close(found, predictor(method, mine[OWN]["model"], adapt, batch_size=4)(images), 0, 0)
+
+
+def test_weights_follow_the_shared_model_and_not_the_own():
+    measure, batches = validation_loss(HeadNet(), lambda x, dtype: x), batches_of((8, 8))
+    first = {name: batches[name][:, :1] for name in ("image", "label", "valid")}
+    found = []
+    for make in (ditto, fedavg):
+        weigh = generalization_adjustment(measure)
+        method = make(HeadNet(), optax.sgd(0.5), weigh=weigh)
+        state, _ = run_rounds(method, variables_of(HeadNet()), batches | {"validation": first}, 3)
+        found.append(state)
+    assert_close(found[0].shared["params"], found[1].shared["params"], 1e-6, 1e-7)
+    np.testing.assert_allclose(found[0].weights, found[1].weights, rtol=1e-6)
 
 
 def test_heads_stay_or_travel_by_name():

@@ -132,6 +132,9 @@ def test_a_checkpoint_of_0_2_is_read_and_its_run_goes_on(tmp_path):
     shutil.copytree(runs.ROOT / "tests" / "support" / "checkpoints_of_0_2", folder)
     like = jax.eval_shape(state_of_0_2)
     jax.tree.map(np.testing.assert_array_equal, runs.saved(tmp_path, like), expected)
+    new = {"frozen": ()}  # a field that this version adds
+    later = runs.saved(tmp_path, like | new)
+    jax.tree.map(np.testing.assert_array_equal, later, expected | new)
     with checkpoint.open_both(tmp_path, rounds_done=3) as (latest, _):
         checkpoint.save(latest, 4, expected | {"round": jnp.asarray(4, jnp.int32)})
         checkpoint.settle(latest)

@@ -238,7 +238,9 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
             "the code and the keys of the run's first start to continue, or another --workdir"
         )
     with _damage_named(folder):
-        return _loaded(manager, folder, like)
+        # By names, because an earlier version's state lacks fields that are empty here.
+        tree = _with_leaves(_form(manager, folder), like)
+        return _with_leaves(like, _loaded(manager, folder, tree))
 
 
 @contextmanager
@@ -270,6 +272,10 @@ def _shapes(manager: Folder, folder: Path) -> PyTree:
     # Version 0.2 wrote a comment into the first line.
     if "".join(line for line in lines if line[0] != "#") != _checksums(folder):
         raise ValueError("its checksums do not match")
+    return _form(manager, folder)
+
+
+def _form(manager: Folder, folder: Path) -> PyTree:
     return manager.checkpointables_metadata(int(folder.name)).metadata[_ITEM]
 
 
@@ -300,7 +306,7 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
     def leaves(tree: PyTree) -> dict[str, str]:
         found = {}
         for path, leaf in jax.tree.leaves_with_path(tree):
-            name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("state/")
+            name = _name(path).removeprefix("state/")
             # Padding rows do not count. The shape of `weights` also has the number of clients.
             rows = name.startswith(("personal/", "memory/"))
             found[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
@@ -313,6 +319,16 @@ def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
         if there != here:
             return f"{name} is {there} there and {here} now"
     return ""
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _with_leaves(tree: PyTree, leaves: PyTree) -> PyTree:
+    """Returns `tree` with the leaves of another tree that have the same names."""
+    found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(leaves)}
+    return jax.tree.map_with_path(lambda path, _: found[_name(path)], tree)
 
 
 def _shortened(error: Exception) -> str:
