@@ -98,9 +98,9 @@ class ViT(Classifier):
       depth: number of blocks.
       heads: number of attention heads.
       patch: side of a patch in pixels.
-      image_size: side, a multiple of `patch`, of the images for which the position embedding has one vector a patch. For
-        images of other sizes it is resized by cubic interpolation in each pass, as by timm's
-        `dynamic_img_size=True`.
+      image_size: side, a multiple of `patch`, of the images for which the position embedding has
+        one vector a patch. For images of other sizes it is resized by cubic interpolation in each
+        pass, as by timm's `dynamic_img_size=True`.
       layer_scale: initial factor of the branches' channels, 0 for a network without factors.
     """
 
