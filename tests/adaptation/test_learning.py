@@ -278,6 +278,7 @@ def test_learn_rates_is_the_authors_rule_in_pytorch(variables):
         learn(batches | {"image": batches["image"].at[0, 0].set(jnp.inf)}, rate=rate)
 
 
+@pytest.mark.slow
 def test_without_a_rate_they_are_batch_or_running(variables):
     """The third batch meets what the first two left in the carry."""
     made = {name: getattr(adaptation, name)(MODEL, 0.0) for name in ("tent", "sar", "shot")}

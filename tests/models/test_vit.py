@@ -52,7 +52,8 @@ def drawn(network):
 @pytest.mark.parametrize(
     ("name", "differentiated"),
     [
-        ("dinov2", True),
+        ("dinov2", False),
+        pytest.param("dinov2", True, marks=pytest.mark.slow),
         ("convnext", False),
         pytest.param("vit", True, marks=pytest.mark.slow),
         pytest.param("convnext", True, marks=pytest.mark.slow),

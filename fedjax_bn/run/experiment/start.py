@@ -240,6 +240,7 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
         return _starting_model(start_from, model, like), (note,)
     if not weights:
         known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
+        known += (models.ConvNeXt, models.ViT)
         why = f"{model} starts from random weights, because pretrained is empty"
         return None, (why,) * isinstance(network, known)
     variables, notes = pretrained.load(weights, network, like)
