@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,10 @@ from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.engine.backend import for_one_run, on_cpu
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
-from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.models import pretrained
 from fedjax_bn.run.errors import ConfigError, UserError, as_config_errors
-from fedjax_bn.run.evaluation.evaluate import served_variables
+from fedjax_bn.run.evaluation.evaluate import trace_adaptations
 from fedjax_bn.run.experiment.build import Experiment, build, initial_variables
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.workdir import CLAIM, Record, read_json
@@ -168,23 +167,7 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
         _, upload = jax.eval_shape(method.client, broadcast_of(state), own, batches, key)
         uploads = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
-    _check_adaptations(experiment, state)
-
-
-def _check_adaptations(experiment: Experiment, state: FederatedState) -> None:
-    """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
-
-    def first(text: str, state: FederatedState, images: jax.Array, valid: jax.Array) -> Any:
-        variables, (init, predict) = served_variables(state, [text]), choices[text].adaptation
-        images = experiment.prepare(images, parameter_dtype(variables))
-        return predict(variables, init(variables), images, valid)
-
-    choices = experiment.adaptations if experiment.unseen else {}
-    for text, choice in choices.items():
-        images = experiment.unseen[0].test.images
-        images = _Form((choice.batch_size, *images.shape[1:]), images.dtype)
-        with naming(f"config.adaptations={brief(text)} on config.model"):
-            jax.eval_shape(partial(first, text), state, images, _Form(images.shape[:1], bool))
+    trace_adaptations(experiment, state)
 
 
 def batches_of_one(experiment: Experiment) -> Batches:
