@@ -184,7 +184,7 @@ def table(rows: Mapping[str, Mapping[str, np.ndarray]]) -> str:
       rows: label -> setting -> percent f[seeds, orders, sizes].
     """
     settings = [*dict.fromkeys(name for row in rows.values() for name in row)]
-    heads = ["", *(f"{name}, {order}" for name in settings for order in ORDERS)]
+    heads = ["adaptation", *(f"{name}, {order}" for name in settings for order in ORDERS)]
     lines = [heads, ["---", *("---:",) * (len(heads) - 1)]]
     for label, row in rows.items():
         means = [row[name].mean(0) for name in settings]  # all rows have all settings
