@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
 from fedjax_bn.arguments.ranges import Views, bounded
+from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.models.forward import forward
@@ -83,6 +84,13 @@ def mean(values: jax.Array, kept: jax.Array) -> jax.Array:
     """Returns the mean f[] of the values f[...] where `kept` bool[...]; 0 if it is nowhere."""
     count = jnp.maximum(kept.sum(dtype=values.dtype), 1)
     return jnp.where(kept, values, 0).sum() / count
+
+
+def without_padding(images: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """Returns the images f[B, ...] with zeros in padding."""
+    if valid is None:
+        return images
+    return blank_padding({"image": images, "label": (), "valid": valid})["image"]
 
 
 def logits_and_seen(

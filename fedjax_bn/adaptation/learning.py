@@ -15,8 +15,15 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import classifier_path, entropy, logits_and_seen, mean
+from fedjax_bn.adaptation.centres import (
+    classifier_path,
+    entropy,
+    logits_and_seen,
+    mean,
+    without_padding,
+)
 from fedjax_bn.arguments.ranges import AtLeast0, Fraction, bounded
+from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
@@ -111,7 +118,7 @@ def _by_gradient(
 
         gradient, outputs = jax.grad(loss, has_aux=True)(carry.own)
         moved = _stepped(optimizer, gradient, carry)
-        return outputs, moved if valid is None else _choose(valid.any(), moved, carry)
+        return outputs, moved if valid is None else where_tree(valid.any(), moved, carry)
 
     return Adaptation(init, predict)
 
@@ -178,8 +185,8 @@ def sar(
         level = level.astype(carry.average.dtype)
         average = jnp.where(carry.average == 0, level, 0.9 * carry.average + 0.1 * level)
         moved = _Guarded(_stepped(optimizer, gradient, carry.learned), average)
-        moved = _choose(average < reset, init(variables), moved)
-        return outputs, _choose(kept.any(), moved, carry)
+        moved = where_tree(average < reset, init(variables), moved)
+        return outputs, where_tree(kept.any(), moved, carry)
 
     return Adaptation(init, predict)
 
@@ -190,6 +197,7 @@ def _passed(
     """Outputs with the parameters `own`, by batch statistics, and `logits_and_seen` of them."""
     mine = {**variables, "params": join(own, variables["params"])}
     rule = batch_statistics if batch_norm_paths(variables) else None
+    images = without_padding(images, valid)
     outputs = forward(model, mine, images, statistics=rule, valid=valid).outputs
     return outputs, *logits_and_seen(model, outputs, valid)
 
@@ -219,7 +227,3 @@ def _stepped(
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
     return _Learned(optax.apply_updates(carry.own, updates), state)
-
-
-def _choose(condition: jax.Array, one: PyTree, other: PyTree) -> PyTree:
-    return jax.tree.map(partial(jnp.where, condition), one, other)

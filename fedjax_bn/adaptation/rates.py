@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean
+from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean, without_padding
 from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
@@ -66,6 +66,8 @@ def atp(
         images: jax.Array,
         valid: jax.Array | None = None,
     ) -> tuple[jax.Array, _Direction]:
+        images = without_padding(images, valid)
+
         def averaged(old: jax.Array, h: jax.Array) -> jax.Array:
             return old + (new / jnp.maximum(size, 1) * (h - old)).astype(old.dtype)
 
@@ -106,15 +108,19 @@ def learn_rates(
       variables: the received model, as from `federation.global_variables`.
       batches: {"image": f[K, S, B, ...], "label": i32[K, S, B], "valid": bool[K, S, B]} of K
         clients, as for a round. The paper takes samples that did not train the model.
-      rate: eta, at least 0; 0.1 in the authors' scripts.
+      rate: eta, at least 0; 0.1 in the authors' scripts, which diverges on our scanners.
       rounds: number of rounds.
 
     Returns:
       A number f[] for each leaf of the collections `params` and `batch_stats`.
+
+    Raises:
+      ValueError: a learned rate is not finite.
     """
 
     def step(rates: Variables, batch: dict[str, jax.Array]) -> tuple[Variables, None]:
-        images, valid = batch["image"], batch["valid"]
+        valid = batch["valid"]
+        images = without_padding(batch["image"], valid)
         towards = _direction(model, variables, images, valid)
 
         def loss(rates: Variables) -> jax.Array:
@@ -129,12 +135,21 @@ def learn_rates(
 
         return jax.tree.map(stepped, rates, jax.grad(loss)(rates), towards), None
 
-    def one_round(rates: Variables, _: Any) -> tuple[Variables, None]:
+    def one_round(rates: Variables, batches: dict[str, jax.Array]) -> Variables:
         own = jax.lax.map(lambda client: jax.lax.scan(step, rates, client)[0], batches)
-        return jax.tree.map(partial(jnp.mean, axis=0), own), None
+        return jax.tree.map(partial(jnp.mean, axis=0), own)
 
-    start = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
-    return jax.lax.scan(one_round, start, length=rounds)[0]
+    rates = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
+    learn = jax.jit(one_round)
+    for _ in range(rounds):
+        rates = learn(rates, batches)
+    for path, one in jax.tree_util.tree_leaves_with_path(rates):
+        if not jnp.isfinite(one):
+            raise ValueError(
+                f"learn_rates: the rate of {'/'.join(path_names(path))} is {one} after {rounds} "
+                f"round(s) with rate={rate}: give a smaller rate"
+            )
+    return rates
 
 
 def _moving(variables: Variables) -> Variables:

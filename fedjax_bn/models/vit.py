@@ -98,9 +98,9 @@ class ViT(Classifier):
       depth: number of blocks.
       heads: number of attention heads.
       patch: side of a patch in pixels.
-      image_size: side of the images for which the position embedding has one vector a patch. For
-        images of other sizes it is resized by cubic interpolation in each pass, as by timm's
-        `dynamic_img_size=True`.
+      image_size: side, a multiple of `patch`, of the images for which the position embedding has
+        one vector a patch. For images of other sizes it is resized by cubic interpolation in each
+        pass, as by timm's `dynamic_img_size=True`.
       layer_scale: initial factor of the branches' channels, 0 for a network without factors.
     """
 
@@ -118,6 +118,11 @@ class ViT(Classifier):
         if self.width % self.heads:
             raise ValueError(
                 f"heads={self.heads} must divide width={self.width}: choose another of the two"
+            )
+        if self.image_size % self.patch:
+            raise ValueError(
+                f"patch={self.patch} must divide image_size={self.image_size}: choose another of "
+                "the two"
             )
         self.head = _dense(self, self.num_classes)
 

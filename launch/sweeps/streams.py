@@ -23,7 +23,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,8 +132,7 @@ def learned(experiment: Experiment, variables: Variables) -> Variables:
     batches = {"image": images, "label": labels, "valid": jnp.ones(labels.shape, bool)}
     batches = {k: v.reshape(len(parts), 5, 32, *v.shape[2:]) for k, v in batches.items()}
     batches["image"] = experiment.prepare(batches["image"], jnp.float32)
-    learn = partial(learn_rates, experiment.model, rate=0.01, rounds=5)
-    return jax.jit(learn)(variables, batches)
+    return learn_rates(experiment.model, variables, batches, rate=0.01, rounds=5)
 
 
 def chosen(text: str, model: Any) -> Adaptation:
@@ -186,7 +184,7 @@ def table(rows: Mapping[str, Mapping[str, np.ndarray]]) -> str:
       rows: label -> setting -> percent f[seeds, orders, sizes].
     """
     settings = [*dict.fromkeys(name for row in rows.values() for name in row)]
-    heads = ["", *(f"{name}, {order}" for name in settings for order in ORDERS)]
+    heads = ["adaptation", *(f"{name}, {order}" for name in settings for order in ORDERS)]
     lines = [heads, ["---", *("---:",) * (len(heads) - 1)]]
     for label, row in rows.items():
         means = [row[name].mean(0) for name in settings]  # all rows have all settings

@@ -31,7 +31,7 @@ def stream(made, variables):
     """The logits of the valid samples of each batch that has any, and the last carry."""
     carry, found, predict = jax.jit(made.init)(variables), [], jax.jit(made.predict)
     for images, seen in zip(jnp.asarray(BATCHES, float), VALID, strict=True):
-        images = jnp.where(seen[:, None, None, None], images, 1e3)
+        images = jnp.where(seen[:, None, None, None], images, jnp.nan)
         logits, carry = predict(variables, carry, images, seen)
         found += [np.asarray(logits)[seen]] * bool(seen.any())
     return found, carry
@@ -268,14 +268,17 @@ def test_learn_rates_is_the_authors_rule_in_pytorch(variables):
         "label": jnp.asarray(labels)[pick],
         "valid": jnp.asarray(VALID)[pick],
     }
-    learn = jax.jit(partial(adaptation.learn_rates, MODEL, rate=rate, rounds=2))
-    ours = Torch(learn(variables, batches)).start
+    learn = partial(adaptation.learn_rates, MODEL, variables)
+    ours = Torch(learn(batches, rate=rate, rounds=2)).start
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-8, atol=1e-12)
     assert max(map(abs, theirs.values())) > 1e-3
+    with pytest.raises(ValueError, match=r"is nan after 1 round\(s\) .*: give a smaller rate"):
+        learn(batches | {"image": batches["image"].at[0, 0].set(jnp.inf)}, rate=rate)
 
 
+@pytest.mark.slow
 def test_without_a_rate_they_are_batch_or_running(variables):
     """The third batch meets what the first two left in the carry."""
     made = {name: getattr(adaptation, name)(MODEL, 0.0) for name in ("tent", "sar", "shot")}

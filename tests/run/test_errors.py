@@ -32,6 +32,10 @@ MISTAKES = [
     (["--config.weigh=size"], ["'size'", "by_size, generalization_adjustment, risk"]),
     (["--config.optimizer.name=adm"], ["'adm'", "did you mean 'adam'?", "sgd"]),
     (["--config.adaptations=bach"], ["'bach'", "did you mean 'batch'?", "running"]),
+    (
+        ["--config.method=fedavg", "--config.model=SmallDigitCNN:norm=group"],
+        ["a statistics rule chooses how batch norms normalize", "have no batch norm"],
+    ),
     (["--config.target=faks"], ["'faks'", "did you mean 'fax'?", "flatbed"]),
     (["--config.clients=foo"], ["clients='foo'", "'vmap:at_once=n'"]),
     (["--config.clients=vmap:0"], ["clients='vmap:at_once=0'", "n >= 1"]),

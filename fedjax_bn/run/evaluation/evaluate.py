@@ -18,9 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation import ensemble, with_clients
+from fedjax_bn.arguments.choices import naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import padded
+from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.run.evaluation import scoring
 from fedjax_bn.run.evaluation.answers import (
@@ -291,6 +294,23 @@ def _in_split_order(answers: AnyAnswers, count: int, order: int) -> AnyAnswers:
     """Returns the answers to a split that was streamed `in_order`, in the split's own order."""
     number = np.arange(count)
     return answers.ordered(np.argsort(scoring.in_order(Split(number, number), order).images))
+
+
+def trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
+    """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
+
+    def first(text: str, state: FederatedState, images: jax.Array, valid: jax.Array) -> Any:
+        variables, (init, predict) = served_variables(state, [text]), choices[text].adaptation
+        images = experiment.prepare(images, parameter_dtype(variables))
+        return predict(variables, init(variables), images, valid)
+
+    choices = experiment.adaptations if experiment.unseen else {}
+    for text, choice in choices.items():
+        like, size = experiment.unseen[0].test.images, choice.batch_size
+        images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
+        valid = jax.ShapeDtypeStruct((size,), bool)
+        with naming(f"config.adaptations={brief(text)} on config.model"):
+            jax.eval_shape(partial(first, text), state, images, valid)
 
 
 def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:

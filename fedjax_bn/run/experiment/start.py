@@ -32,6 +32,7 @@ from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.models import pretrained
 from fedjax_bn.run.errors import ConfigError, UserError, as_config_errors
+from fedjax_bn.run.evaluation.evaluate import trace_adaptations
 from fedjax_bn.run.experiment.build import Experiment, build, initial_variables
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.workdir import CLAIM, Record, read_json
@@ -166,6 +167,7 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
         _, upload = jax.eval_shape(method.client, broadcast_of(state), own, batches, key)
         uploads = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
+    trace_adaptations(experiment, state)
 
 
 def batches_of_one(experiment: Experiment) -> Batches:
@@ -221,6 +223,7 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
         return _starting_model(start_from, model, like), (note,)
     if not weights:
         known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
+        known += (models.ConvNeXt, models.ViT)
         why = f"{model} starts from random weights, because pretrained is empty"
         return None, (why,) * isinstance(network, known)
     variables, notes = pretrained.load(weights, network, like)
