@@ -19,6 +19,7 @@ import tsmobn
 import unifed
 import unifed_small
 import unseen
+import vessels
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.boxes import bdd100k, driving
@@ -33,7 +34,7 @@ from fedjax_bn.run.experiment.method import check_adaptations, method_maker
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (
     *PAPERS,
-    *(fedcd_small.SWEEP, pacs_imagenet.SWEEP, segmentation.SWEEP, signs.SWEEP),
+    *(fedcd_small.SWEEP, pacs_imagenet.SWEEP, segmentation.SWEEP, signs.SWEEP, vessels.SWEEP),
     *(unifed_small.SWEEP, unseen.SWEEP),
 )
 NAMES = [one.name for one in ALL]
@@ -107,6 +108,7 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, for
         "cow_on_beach": {"zoo", "beach"},
         "bdd100k": {*bdd100k.TABLE_3},
         "driving": {*driving.DOMAINS},
+        "masks": {*vessels.CAMERAS},
     }
     for run in (run for one in ALL for run in one.runs):
         if run.changes.get("target"):
