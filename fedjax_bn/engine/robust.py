@@ -8,8 +8,8 @@ Clients count alike, whatever sizes they report, because a size is a claim too. 
 round state what the result is made of: the clients that Krum keeps, the last weights of the
 geometric median, the fraction of the numbers that a median or trimmed mean takes from a client, or
 the factors of clipping, divided by their sum. Other means of the round have these weights, such as
-that of the personal leaves which an unseen client receives (`state.global_variables`). That one is
-a mean still: a client of small weight moves it little only if its personal leaves are small.
+that of the personal leaves which an unseen client receives (`state.global_variables`). No rule
+bounds that mean: only a client of weight 0 cannot move it.
 
 A rule reads all uploads [C, ...] of a round at once, and so do all devices of a mesh.
 """
