@@ -1,8 +1,8 @@
 """Robust weighing rules, for federations in which some clients may send anything.
 
-The sum of a round is moved as far as one client likes. Each function here returns a `Weighing`
-whose `combine` puts something else in place of the mean of the shared leaves, for any method whose
-clients send nothing else. The server's step, such as FedAdam's, gets it as it gets the mean.
+One client can move a mean as far as it likes. Each function here returns a `Weighing` whose
+`combine` computes something else from the uploaded shared leaves, for any method whose clients send
+nothing else. The server's step, such as FedAdam's, gets it as it gets the mean.
 
 Clients count alike, whatever sizes they report, because a size is a claim too. The weights of a
 round state what the result is made of: the clients that Krum keeps, the last weights of the
@@ -171,7 +171,7 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
 
 
 def update_norms(stacked: PyTree, start: PyTree, counts: jax.Array) -> jax.Array:
-    """Returns the norm of each client's leaves minus `start`, f[C]; 0 where a client does not count.
+    """Returns the norm of each client's leaves minus `start`, f[C]; 0 for one that does not count.
 
     Args:
       stacked: a tree of arrays [C, ...].

@@ -58,7 +58,7 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
 
 
 def _far_norms(variants: Sequence[Variant]) -> list[str]:
-    """Returns a sentence for each run's client whose updates had norms far from the others'."""
+    """Returns a note for each client of a run whose updates had norms far from the others'."""
     notes = []
     for variant in variants:
         for run in variant.runs:

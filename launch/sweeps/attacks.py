@@ -11,7 +11,7 @@ labels:
     flip    the negative of the update
     scale   -100 times the update
     noise   Gaussian noise of ten times the update's norm
-    labels  9 - y in place of the digit y
+    labels  9 - y instead of the digit y
 
 Runs are not made twice, so the same command continues. The table has the mean test accuracy of the
 honest clients after the last round in percent, over the seeds, one row for each rule; the first
@@ -71,7 +71,7 @@ SENT: dict[str, Callable[[jax.Array, Any], Any]] = {
 
 
 def attacking(kind: str, count: int) -> Callable[..., Trained]:
-    """Returns local training in which the first `count` of `ATTACKERS` attack in a way of `KINDS`."""
+    """Returns local training in which `count` of `ATTACKERS` attack, in a way of `KINDS`."""
 
     def run(step: Any, received: Any, variables: Any, *rest: Any) -> Trained:
         state, batches, key, *load = rest
@@ -117,7 +117,7 @@ def changes_of(base: str, rule: str, kind: str, count: int, seed: int) -> dict[s
 
 
 def honest(folder: Path, changes: dict[str, Any], count: int) -> float:
-    """Returns the mean accuracy of the honest clients in percent, of a run that is made if needed."""
+    """Returns the mean accuracy of the honest clients in percent; makes the run if it is missing."""
     if not (folder / "summary.json").exists():
         texts = [(key, plan.text(value)) for key, value in changes.items()]
         train.run(read(plan.config_file("configs/quickstart.py"), texts), folder, modules=False)
@@ -148,17 +148,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for base in options.only.split(","):
         rows = {}
         for rule in RULES:
-            rows[rule] = [
-                np.array([
-                    honest(
-                        options.workdir / base / rule.replace(":", "-") / f"{kind}-{count}" / f"{seed}",
-                        changes_of(base, rule, kind, count, seed),
-                        count,
-                    )
-                    for seed in range(options.seeds)
-                ])
-                for kind, count in columns
-            ]
+            rows[rule] = []
+            for kind, count in columns:
+                place = options.workdir / base / rule.replace(":", "-") / f"{kind}-{count}"
+                seeds = {k: changes_of(base, rule, kind, count, k) for k in range(options.seeds)}
+                cell = [honest(place / str(k), changes, count) for k, changes in seeds.items()]
+                rows[rule].append(np.array(cell))
         spread = [cell.std(ddof=1) for cells in rows.values() for cell in cells if len(cell) > 1]
         print(f"\n{base}\n\n{table(rows, heads)}")
         if spread:

@@ -226,7 +226,9 @@ def test_a_round_leaves_out_who_is_absent_or_failed_and_keeps_what_is_personal(r
     rows = np.asarray(batches["image"]).reshape(8, 6)
     expected = RULES[rule][1](rows[counts].astype(np.float64), np.zeros(6))
     np.testing.assert_allclose(state.shared["params"]["w"], expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(state.personal["batch_stats"]["m"][:, 0], [0, 0, 2, 0, 4, 5, 6, 7])
+    np.testing.assert_array_equal(
+        state.personal["batch_stats"]["m"][:, 0], [0, 0, 2, 0, 4, 5, 6, 7]
+    )
     norms = np.linalg.norm(rows, axis=1)
     np.testing.assert_allclose(metrics["norm"], np.where(counts, norms, np.nan), rtol=1e-5)
     # An unseen client has the mean of the personal leaves, with the weights of the rule.

@@ -65,7 +65,7 @@ def _far_norms(names: list[str], norms: np.ndarray) -> Record:
 
 
 def warnings_of(record: Record) -> list[str]:
-    """Returns a sentence for each client whose update has a norm far from the others'."""
+    """Returns a warning for each client whose update has a norm far from the others'."""
     return [
         f"round {record['round']}: the norm of {name}'s update is {times:.3g} times the median norm"
         for name, times in record.get("far_norms", {}).items()
