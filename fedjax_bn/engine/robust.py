@@ -231,7 +231,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
         kept = jnp.maximum(count - 2 * low, 1)
         means = [total / kept.astype(total.dtype) for total in sums]
         shares = sum(normalize(n) * n.sum().astype(weights.dtype) for n in taken)
-        return form.unflatten(means), normalize(shares) if leaves else weights
+        return jax.tree.unflatten(form, means), normalize(shares) if leaves else weights
 
     return combine
 

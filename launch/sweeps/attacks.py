@@ -117,7 +117,7 @@ def changes_of(base: str, rule: str, kind: str, count: int, seed: int) -> dict[s
 
 
 def honest(folder: Path, changes: dict[str, Any], count: int) -> float:
-    """Returns the mean accuracy of the honest clients in percent; makes the run if it is missing."""
+    """Returns the mean accuracy of the honest clients in percent; makes a run that is missing."""
     if not (folder / "summary.json").exists():
         texts = [(key, plan.text(value)) for key, value in changes.items()]
         train.run(read(plan.config_file("configs/quickstart.py"), texts), folder, modules=False)
