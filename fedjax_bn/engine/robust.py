@@ -89,7 +89,7 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
             )
         count = counts.sum()
         others = counts[:, None] & counts & (rows[:, None] != rows)
-        near = jnp.sort(jnp.where(others, _squared_distances(stacked), jnp.inf), axis=1)
+        near = jnp.sort(jnp.where(others, _squared_distances(stacked, rows), jnp.inf), axis=1)
         scores = jnp.where(rows < count - malicious - 2, near, 0).sum(1)
         # Clients that do not count come last, even if scores are infinite.
         rank = jnp.argsort(jnp.lexsort((scores, ~counts)))
@@ -236,11 +236,12 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
     return combine
 
 
-def _squared_distances(stacked: PyTree) -> jax.Array:
-    """Returns the squared distance of every two clients, f[C, C], over all leaves [C, ...]."""
+def _squared_distances(stacked: PyTree, rows: jax.Array) -> jax.Array:
+    """Returns the squared distance of every two of the rows i32[C], f[C, C], over all leaves."""
     # Differences, not products of leaves, of which rounding leaves nothing where clients are close.
-    to_all = jax.vmap(_squared, (None, 0))
-    return jax.lax.map(lambda mine: to_all(mine, stacked), stacked)
+    # The numbers of the rows are mapped too, because a method may share no leaf at all.
+    to_all = jax.vmap(lambda mine, other, _: _squared(mine, other), (None, 0, 0))
+    return jax.lax.map(lambda one: to_all(one[0], stacked, rows), (stacked, rows))
 
 
 def _squared(leaves: PyTree, others: PyTree) -> jax.Array:
