@@ -12,8 +12,6 @@ import scipy.stats
 from jax.sharding import Mesh
 
 from collectives import collectives
-from federations import OneNorm
-from fedjax_bn import methods
 from fedjax_bn.aggregation import (
     coordinate_median,
     geometric_median,
@@ -294,6 +292,7 @@ def test_on_a_mesh_a_rule_has_two_reductions_of_which_the_first_holds_all_upload
     assert large >= 8 * 6 > small - 8 * 8
 
 
+@pytest.mark.slow
 def test_a_servers_optimizer_steps_towards_what_the_rule_gives():
     batches = said(8)
     plain, _ = played(batches, weigh=coordinate_median())
@@ -303,12 +302,14 @@ def test_a_servers_optimizer_steps_towards_what_the_rule_gives():
 
 
 def test_a_method_with_messages_and_privacy_are_refused():
-    sgd, given = optax.sgd(0.1), said(6)
-    batches = given | {"label": jnp.zeros((6, 1, 1), jnp.int32), "participates": jnp.ones(6, bool)}
-    model = OneNorm()
-    method = methods.scaffold(model, sgd, weigh=krum())
-    state = method.init(KEY, model.init(KEY, jnp.zeros((2, 6))), 6)
-    with pytest.raises(ValueError, match="beside their shared leaves"):
-        jax.eval_shape(method.round, state, batches, KEY)
+    client, batches = echo(), said(6)
+
+    def talking(*given):
+        return client.run(*given)._replace(message=jnp.zeros(3))
+
+    method = federate(client._replace(run=talking), share=all_but_statistics, weigh=krum())
+    state = method.init(KEY, VARIABLES, 6)
+    with pytest.raises(ValueError, match="send 1 arrays beside their shared leaves"):
+        method.round.eval_shape(state, batches, KEY)
     with pytest.raises(ValueError, match="privacy needs weigh=uniform"):
-        methods.fedavg(model, sgd, weigh=krum(), privacy=gaussian(1.0))
+        federate(client, weigh=krum(), privacy=gaussian(1.0))
