@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import plan
+from jax.flatten_util import ravel_pytree
 
 from fedjax_bn import methods
 from fedjax_bn.client import Trained, run_steps
@@ -55,11 +56,9 @@ CHANGES = all_methods.SMALL | {
 
 
 def _noise(key: jax.Array, updates: Any) -> Any:
-    leaves, form = jax.tree.flatten(updates)
-    keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    size = 10 * optax.global_norm(leaves) / optax.global_norm(drawn)
-    return form.unflatten([size * x for x in drawn])
+    flat, restore = ravel_pytree(updates)
+    drawn = jax.random.normal(key, flat.shape, flat.dtype)
+    return restore(10 * jnp.linalg.norm(flat) / jnp.linalg.norm(drawn) * drawn)
 
 
 SENT: dict[str, Callable[[jax.Array, Any], Any]] = {
