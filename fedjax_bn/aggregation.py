@@ -3,7 +3,8 @@
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
 that does not count in a round (it sits out, or its update is not finite) gets weight 0. The rule
 sees size 0 for a client that sits out; if it reads the risks, it sees size 0 and risk 0 for a
-client that failed too. A rule with a state is a `Weighing`.
+client that failed too. A rule with a state is a `Weighing`, and so are the
+rules of `engine.robust`, which compute something else than a weighted mean.
 
 If weights are known before training, a round holds only sums, whose size does not depend on the
 number of clients. Over several devices a round has one reduction if the rule is `by_size` or
@@ -26,6 +27,11 @@ from fedjax_bn.engine.batches import Batches, owned_samples
 from fedjax_bn.engine.devices import Meeting, sum_over
 from fedjax_bn.engine.extrapolation import risk_extrapolation as risk_extrapolation
 from fedjax_bn.engine.privacy import Privacy, is_known, with_noise
+from fedjax_bn.engine.robust import coordinate_median as coordinate_median
+from fedjax_bn.engine.robust import geometric_median as geometric_median
+from fedjax_bn.engine.robust import krum as krum
+from fedjax_bn.engine.robust import norm_clipping as norm_clipping
+from fedjax_bn.engine.robust import trimmed_mean as trimmed_mean
 from fedjax_bn.engine.weighing import Weighing as Weighing
 from fedjax_bn.engine.weighing import by_divergence as by_divergence
 from fedjax_bn.engine.weighing import by_size as by_size
@@ -251,31 +257,27 @@ class Sums(NamedTuple):
     message_weight: jax.Array
 
 
-def part_of(
-    server: ServerUpdate, weight: jax.Array, upload: Upload, by_leaf: PyTree = None
-) -> Sums:
-    """Returns one client's part of the sums, with weight w_k f[].
-
-    `by_leaf` has a weight f[] per shared leaf, used instead of `weight`; None to use it for all.
-    """
+def part_of(server: ServerUpdate, weight: jax.Array, upload: Upload) -> Sums:
+    """Returns one client's part of the sums, with weight w_k f[]."""
     counts = upload.counts
     # Sums are in JAX's default float, float32 or float64, also for a model in bfloat16, in which a
     # sum over many clients would lose clients of small weight.
     weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
     share = server.message_weight(weight, upload.size, counts)
-    if by_leaf is None:
-        leaves = weighted(upload.shared, weight)
-    else:
-        own = jax.tree.map(lambda w: jnp.where(counts, w, 0).astype(weight.dtype), by_leaf)
-        leaves = jax.tree.map(weighted, upload.shared, own)
+    leaves = weighted(upload.shared, weight)
     return Sums(leaves, weight, weighted(upload.message, share), share)
 
 
-def sum_uploads(
-    server: ServerUpdate, weights: jax.Array, uploads: Upload, by_leaf: PyTree = None
-) -> Sums:
-    """Sums uploads stacked [C, ...] with weights f[C], or with a tree of f[C] for each leaf."""
-    return sum_over(functools.partial(part_of, server), weights, uploads, by_leaf)
+def sum_uploads(server: ServerUpdate, weights: jax.Array, uploads: Upload) -> Sums:
+    """Sums uploads stacked [C, ...] with weights f[C]."""
+    return sum_over(functools.partial(part_of, server), weights, uploads)
+
+
+def in_place_of_mean(sums: Sums, combined: PyTree) -> Sums:
+    """Returns the sums with what `Weighing.combine` made; `conclude` then divides it by 1."""
+    # 0, not 1, if no client counts or a weight is NaN: the round is then dropped.
+    weight = (sums.weight > 0).astype(sums.weight.dtype)
+    return sums._replace(leaves=combined, weight=weight)
 
 
 def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
@@ -326,28 +328,31 @@ def early_weights(
 
 
 def weigh_uploads(
-    rule: WeighingRule | Weighing, state: PyTree, uploads: Upload
+    rule: WeighingRule | Weighing, state: PyTree, uploads: Upload, start: PyTree
 ) -> tuple[jax.Array, PyTree, PyTree]:
-    """Weighs stacked uploads.
+    """Weighs stacked uploads; `start` are the shared leaves before the round.
 
     Returns:
-      Weights f[C], 0 for clients that do not count; the weights for each leaf, or None if the rule
-      weighs whole models; and the rule's new state.
+      Weights f[C], 0 for clients that do not count; the result of the rule's `combine`, None
+      without one; and the rule's new state.
     """
     counts, rows = uploads.counts, uploads.size.shape[0]
     # A rule must not see the NaN risk of a client that failed: one NaN makes all weights NaN.
     size, risk = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
-    by_leaf = None
+    combine = None
     if isinstance(rule, Weighing):
         weights, state = rule.weigh(state, size, risk, uploads.message)
-        by_leaf = rule.by_leaf
+        combine = rule.combine
     elif _needs_risks(rule, rows):
         weights = rule(size, risk)
     else:
         # As in `early_weights`: a failed client still gets a weight here, which is set to 0 below.
         weights = rule(jnp.where(uploads.participates, uploads.size, 0), jnp.zeros(rows))
     weights = jnp.where(counts, weights, 0)
-    return weights, by_leaf(uploads.shared, weights) if by_leaf else None, state
+    combined = None
+    if combine is not None:
+        combined, weights = combine(uploads.shared, start, weights)
+    return weights, combined, state
 
 
 def conclude(
@@ -390,8 +395,12 @@ def serve(
     numbered = (population == rows) & (uploads.client < rows).all()
     place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
     mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
-    weights, by_leaf, new = weigh_uploads(weigh, mine, uploads)
-    sums = sum_uploads(server, weights, uploads, by_leaf)
+    weights, combined, new = weigh_uploads(weigh, mine, uploads, state.shared)
+    if combined is None:
+        sums = sum_uploads(server, weights, uploads)
+    else:
+        sums = sum_uploads(server, weights, uploads._replace(shared=()))
+        sums = in_place_of_mean(sums, combined)
     after, _ = conclude(server, state, sums, uploads.counts, population)
     weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))
     return after._replace(

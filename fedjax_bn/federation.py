@@ -24,6 +24,7 @@ from fedjax_bn.aggregation import (
     by_size,
     conclude,
     early_weights,
+    in_place_of_mean,
     noising,
     part_of,
     reporting,
@@ -48,6 +49,7 @@ from fedjax_bn.engine.devices import (
 )
 from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
+from fedjax_bn.engine.robust import update_norms
 from fedjax_bn.engine.weighing import normalize
 from fedjax_bn.sharing import (
     FROZEN,
@@ -153,7 +155,8 @@ def federate(
 
     A round's metrics are loss f[K] (mean over valid samples; NaN for a client that sits out),
     step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K], finite
-    bool[K] and server_finite bool[].
+    bool[K] and server_finite bool[]; under a rule with `combine` also norm f[K], of the clients'
+    updates over all shared leaves (NaN for a client that does not count).
 
     Args:
       client: what a client does, usually `client.train_locally(step)`.
@@ -357,6 +360,7 @@ def _round(
         memory=own.memory,
     )
     return after, {
+        **{name: seen[name] for name in ("norm",) if name in seen},
         "loss": jnp.where(seen["participates"], seen["loss"], jnp.nan),
         "step_loss": seen["step_loss"],
         "risk": seen["risk"],
@@ -388,19 +392,24 @@ def _train_all(
     # The rows come before the other trees, because `map_and_sum` updates them in place.
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights: PyTree = early
-    weighing = state.weighing
+    weighing, combined, more = state.weighing, None, {}
     if early is None:
         # Risks and messages are known only now, and the rule needs them from all devices.
-        leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None
+        leaves = isinstance(plan.weigh, Weighing) and plan.weigh.combine is not None
         needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         # Drop the padding rows: the rule's state has rows for real clients only.
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
-        *both, weighing = weigh_uploads(plan.weigh, weighing, known)
-        weights, by_leaf = meeting.mine(tuple(both))
-        sums = sum_uploads(plan.server, weights, uploads, by_leaf)
+        weights, combined, weighing = weigh_uploads(plan.weigh, weighing, known, state.shared)
+        weights = meeting.mine(weights)
+        if leaves:
+            norms = update_norms(uploads.shared, state.shared, uploads.counts)
+            more["norm"] = jnp.where(uploads.counts, norms, jnp.nan)
+            # Every device has combined the leaves of all clients, so they are not summed again.
+            uploads = uploads._replace(shared=())
+        sums = sum_uploads(plan.server, weights, uploads)
     counts = uploads.counts
-    seen = {
+    seen = more | {
         "loss": uploads.loss,
         "step_loss": losses,
         "risk": uploads.risk,
@@ -410,6 +419,8 @@ def _train_all(
         "counts": counts,
     }
     sums, seen = meeting.together(sums, seen)
+    if combined is not None:
+        sums = in_place_of_mean(sums, combined)
     return (sums, weighing, seen), own
 
 

@@ -1,7 +1,7 @@
 """Computes weighted sums over clients, and defines weighing rules.
 
 A rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1, or a `Weighing`,
-which may have a state, an extra upload, or weights for each leaf.
+which may have a state, an extra upload, or something else than a mean (`engine.robust`).
 """
 
 from collections.abc import Callable
@@ -122,16 +122,17 @@ class Weighing(NamedTuple):
       report: `report(received, variables) -> tree of arrays`, what a client uploads for the rule
         alone at the end of a round, computed from its `state.Received` and its trained variables;
         None for nothing.
-      by_leaf: `by_leaf(stacked, weights f[C]) -> tree of f[C]`, nonnegative weights for each
-        uploaded leaf [C, ...], which sum to the sum of `weights`; the leaves of a client of weight
-        0 are meaningless. On a mesh every device then holds all uploads. None for one weight for
-        all leaves of a client.
+      combine: `combine(stacked, start, weights f[C]) -> (leaves, weights f[C])`, what the server
+        takes instead of the weighted mean of the uploaded leaves [C, ...], in float32 or wider, and
+        the weights of the round, which sum to 1; all 0 drop the round. `start` are the shared
+        leaves before the round; the leaves of a client of weight 0 are meaningless. On a mesh every
+        device then holds all uploads. None for the weighted mean.
     """
 
     init: Callable[[int], PyTree]
     weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
     report: Callable[[Any, Variables], PyTree] | None = None
-    by_leaf: Callable[[PyTree, jax.Array], PyTree] | None = None
+    combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
 
 
 def by_divergence() -> Weighing:
@@ -154,7 +155,12 @@ def by_divergence() -> Weighing:
         present = (sizes > 0).astype(jnp.result_type(float))
         return present / jnp.maximum(present.sum(), 1), state
 
-    return Weighing(lambda num_clients: (), weigh, by_leaf=_distances)
+    def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
+        del start
+        shares = _distances(stacked, weights)
+        return sum_over(lambda *one: jax.tree.map(weighted, *one), stacked, shares), weights
+
+    return Weighing(lambda num_clients: (), weigh, combine=combine)
 
 
 def _distances(stacked: PyTree, weights: jax.Array) -> PyTree:

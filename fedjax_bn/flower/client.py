@@ -148,7 +148,7 @@ def _hello(task: _Task) -> dict[str, Any]:
     """Returns how the client presents itself: name, form of samples, and what it reports."""
     site, node, config = task.site, task.site.node, task.site.config
     try:  # traces the client's round and the server's step, so that errors appear before round 1
-        check_shapes(site.experiment, site.start)
+        check_shapes(site.experiment, site.start, task.order.population)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if weighs_by_validation(config) and not node.reports("losses"):

@@ -28,7 +28,7 @@ from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.experiment.availability import draw_cohort
 from fedjax_bn.run.files.finished import impossible
 from fedjax_bn.run.files.workdir import FINISHED, misfit
-from fedjax_bn.run.training.records import Record, round_record
+from fedjax_bn.run.training.records import Record, round_record, warnings_of
 
 _AGAIN = 60.0  # seconds until a refused node is asked again
 
@@ -173,10 +173,11 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     norm[taken] = [one.norm for one in accepted.values()]
     weighed[taken] = weights[taken]
     finite = {"finite": np.ones(population, bool), "server_finite": True}  # `accept` has checked
-    metrics = {"loss": loss, "weights": weighed} | finite
+    metrics = {"loss": loss, "weights": weighed, "norm": norm} | finite
     seconds = time.perf_counter() - start
     record = round_record(names, metrics, number, seconds, limit)
-    record["norm"] = by_client(names, norm, limit, mean=False)
+    for warning in warnings_of(record):
+        log(WARNING, "%s", shown(warning))
     log(INFO, "round %s: %s uploads, %.1f s", number, len(taken), seconds)
     return after, record | ({"left_out": left_out} if left_out else {}), met
 

@@ -1,9 +1,11 @@
 """Draws curves of a report as HTML: over rounds, and over settings of adaptations or runs.
 
-Curves over rounds show what the records of runs have: scores, measures, losses, weights and masks.
-Each line has a colour; if there are many lines, the best are coloured and the others are grey.
+Curves over rounds show what the records of runs have: scores, measures, losses, weights, norms of
+updates and masks. Each line has a colour; if there are many lines, the best are coloured and the
+others are grey.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -28,7 +30,7 @@ _Settings = dict[tuple[str, str], dict[str, dict[float, Interval]]]  # (title, a
 
 
 def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
-    """Returns charts of test scores, measures, losses, weights and masks over rounds.
+    """Returns charts of test scores, measures, losses, weights, norms and masks over rounds.
 
     Args:
       variants: those of one data set.
@@ -48,10 +50,25 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
         ("Training loss", "loss", True),
         ("Training loss after aggregation", "train_loss", True),
         ("Aggregation weights, where they vary", "weights", True),
+        ("Norm of the clients' updates", "norm", True),
         ("L1 norm of the masks", "mask_l1", False),
     ):
         sections.append(_section(title, tables[0], {"": _lines(variants, key)}, fold))
-    return joined(*sections)
+    return joined(*sections, html_parts.paragraphs(_far_norms(variants), "missing"))
+
+
+def _far_norms(variants: Sequence[Variant]) -> list[str]:
+    """Returns a note for each client of a run whose updates had norms far from the others'."""
+    notes = []
+    for variant in variants:
+        for run in variant.runs:
+            far = Counter(name for record in run.records for name in record.get("far_norms", ()))
+            notes += [
+                f"{variant.label}, seed {run.seed}: the norm of {name}'s update was more than ten "
+                f"times the median norm in {count} of {len(run.records)} rounds."
+                for name, count in far.items()
+            ]
+    return notes
 
 
 def _section(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> str:

@@ -225,8 +225,8 @@ def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path
         ("by_size:eta=1", "by_size takes no arguments"),
         (
             "risks",
-            "valid are by_divergence, by_size, generalization_adjustment, risk_extrapolation, "
-            "uniform",
+            "valid are by_divergence, by_size, coordinate_median, generalization_adjustment, "
+            "geometric_median, krum, norm_clipping, risk_extrapolation, trimmed_mean, uniform",
         ),
     ],
 )

@@ -36,6 +36,7 @@ SLOW = ("fedavg", "fedbn", "fedfa", "fediga", "scaffold")
         pytest.param("method=copa,copa.gates=False", marks=pytest.mark.slow),
         "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
         *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
+        pytest.param("method=fedbn,weigh=norm_clipping:factor=0.5", marks=pytest.mark.slow),
     ],
 )
 def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, changes, caplog):

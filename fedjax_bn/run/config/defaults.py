@@ -129,7 +129,10 @@ _KEYS = {
     "weigh": _key(
         "",
         "by_size, uniform, by_divergence, risk_extrapolation:eta=0.5:solver=slsqp, "
-        "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
+        "generalization_adjustment:metric=loss:step=0.2; robust to malicious clients: "
+        "coordinate_median, trimmed_mean:trim=0.25, krum:malicious=1:keep=1, "
+        "geometric_median:iterations=10, norm_clipping:factor=1; or your own; empty: the method's "
+        "own",
     ),
     "clients": _key("auto", "auto, map, vmap, vmap:at_once=n (n clients at a time)"),
     "mesh.clients": _key(0, "devices that clients are shared out over; 0: all, 1: one", StepsOr0),

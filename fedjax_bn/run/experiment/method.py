@@ -53,6 +53,11 @@ WEIGHING = {
         aggregation.risk_extrapolation,
         aggregation.generalization_adjustment,
         aggregation.by_divergence,
+        aggregation.coordinate_median,
+        aggregation.trimmed_mean,
+        aggregation.krum,
+        aggregation.geometric_median,
+        aggregation.norm_clipping,
     )
 }
 PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}

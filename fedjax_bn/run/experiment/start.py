@@ -88,7 +88,7 @@ def prepare(
         experiment = make(config)
         keys = make_keys(config.seed)
         if traced:
-            check_shapes(experiment, make_start(experiment, keys, None, *sizes))
+            check_shapes(experiment, make_start(experiment, keys, None, *sizes), clients)
         fixed, notes = _load_weights(experiment)
         start = make_start(experiment, keys, fixed, *sizes)
         if experiment.participation.on_disk:
@@ -137,8 +137,12 @@ def make_start(
     return partial(begin, place_copies(fixed, mesh))
 
 
-def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) -> None:
+def check_shapes(
+    experiment: Experiment, start: Callable[[], FederatedState], clients: int = 0
+) -> None:
     """Traces the first state, a client's round and the server's step; nothing is compiled.
+
+    `clients` is K if the state has only one row, else 0.
 
     Raises:
       ConfigError: the state is larger than this machine's memory.
@@ -147,7 +151,7 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
     method, plan = experiment.method, experiment.plan
     with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
         state = jax.eval_shape(start)
-        clients = state.weights.shape[0]
+        rows = state.weights.shape[0]
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
         with suppress(AttributeError, ValueError, OSError):  # no POSIX system
@@ -156,7 +160,7 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
         memory = (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
         if size > memory:
             raise ConfigError(
-                f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {clients} "
+                f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {rows} "
                 f"clients' state, more than the {memory / 2**30:.0f} GB of this machine: choose a "
                 "smaller model or fewer clients, or, where clients_per_round are not all, "
                 "population=disk"
@@ -165,7 +169,12 @@ def check_shapes(experiment: Experiment, start: Callable[[], FederatedState]) ->
         key = jax.eval_shape(jax.random.key, 0)
         batches = batches_of_one(experiment)
         _, upload = jax.eval_shape(method.client, broadcast_of(state), own, batches, key)
-        uploads = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape), leaf.dtype), upload)
+        # As many rows and uploads as in a round, because a rule may need some number of them.
+        both, clients = (state.weights, state.weighing), clients or rows
+        both = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape[1:]), leaf.dtype), both)
+        state = state._replace(weights=both[0], weighing=both[1])
+        drawn = experiment.participation.drawn or clients
+        uploads = jax.tree.map(lambda leaf: _Form((drawn, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
     trace_adaptations(experiment, state)
 

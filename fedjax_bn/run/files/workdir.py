@@ -118,6 +118,8 @@ _RECORD = {
     "mask_l1?": _ACCURACY,
     "measures?": _MEASURES,
     "unseen_measures?": _UNSEEN_MEASURES,
+    "norm?": {"*": _OR_NOTHING},
+    "far_norms?": {"*": NUMBER},
     "not_finite?": [TEXT],
     "clients?": [_INDEX],
     "*": _ANY,

@@ -11,6 +11,8 @@ from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.workdir import Record
 
+_FAR = 10.0  # times the median; clients that differ in their features stay below 3
+
 
 def round_record(
     names: list[str],
@@ -20,6 +22,9 @@ def round_record(
     limit: int = 100,
 ) -> Record:
     """Returns one line of metrics.jsonl; a client that did not take part has the loss None.
+
+    Where the norms of the clients' updates are known, they are in `norm`, and `far_norms` has those
+    above ten times the median norm, as multiples of it.
 
     With more than `limit` clients the line has a summary (`run.evaluation.groups`) and, if not all
     took part, `clients`, the numbers of those that did.
@@ -39,6 +44,9 @@ def round_record(
     }
     # A client with a loss that is not finite took part only if its update is not finite either.
     took_part = np.isfinite(metrics["loss"]) | ~metrics["finite"]
+    if "norm" in metrics:
+        record["norm"] = by_client(names, metrics["norm"], limit, mean=False)
+        record |= _far_norms(names, np.asarray(metrics["norm"], float))
     if len(names) > limit and not took_part.all():
         record["clients"] = np.flatnonzero(took_part).tolist()
     if not metrics["finite"].all():
@@ -46,6 +54,22 @@ def round_record(
     if not metrics["server_finite"]:
         record["server_finite"] = False
     return record
+
+
+def _far_norms(names: list[str], norms: np.ndarray) -> Record:
+    """Returns {"far_norms": {client: multiple of the median norm}}; {} if all norms are near it."""
+    known = norms[np.isfinite(norms)]
+    middle = float(np.median(known)) if len(known) > 2 else 0.0
+    far = np.flatnonzero(norms > _FAR * middle) if middle else []
+    return {"far_norms": {names[k]: float(norms[k] / middle) for k in far}} if len(far) else {}
+
+
+def warnings_of(record: Record) -> list[str]:
+    """Returns a warning for each client whose update has a norm far from the others'."""
+    return [
+        f"round {record['round']}: the norm of {name}'s update is {times:.3g} times the median norm"
+        for name, times in record.get("far_norms", {}).items()
+    ]
 
 
 def have_trained(records: list[Record], names: list[str]) -> np.ndarray:

@@ -44,7 +44,7 @@ from fedjax_bn.run.training.stream import forms_of, megabytes, stream_rounds
 from fedjax_bn.state import unseen_personal
 
 # The metrics of clients that were not drawn for a round.
-_ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
+_ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True, "norm": np.nan}
 _PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # with padding rows, and without
 
 
@@ -211,7 +211,7 @@ def _compile_round(
         batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
         after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
         of_all = {"server_finite": metrics["server_finite"]}
-        for name, value in _ABSENT.items():
+        for name, value in _absent(metrics):
             everybody = jnp.full(num_clients, value, metrics[name].dtype)
             of_all[name] = everybody.at[drawn.client].set(metrics[name])
         return put_rows(state, after, drawn.client), of_all
@@ -289,7 +289,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
             # No process reads rows of the next round before these are written.
             by_first(lambda: held.store.write(slots, client[trained], new))
             of_all = {"server_finite": metrics["server_finite"]}
-            for name, value in _ABSENT.items():
+            for name, value in _absent(metrics):
                 of_all[name] = np.full(num_clients, value, metrics[name].dtype)
                 of_all[name][client] = metrics[name]
             return Held(state, held.first, client, slots, held.store), of_all
@@ -325,4 +325,9 @@ def _stored_round(
     mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
     rows = {part: getattr(after, part) for part in PARTS}
     kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
-    return kept, rows, {name: metrics[name] for name in (*_ABSENT, "server_finite")}
+    return kept, rows, {n: x for n, x in metrics.items() if n in _ABSENT or n == "server_finite"}
+
+
+def _absent(metrics: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Returns the names of the metrics of single clients, with the values of absent clients."""
+    return [(name, value) for name, value in _ABSENT.items() if name in metrics]

@@ -52,6 +52,7 @@ from fedjax_bn.run.training.records import (
     round_record,
     select_round,
     summarize,
+    warnings_of,
 )
 from fedjax_bn.run.training.rounds import open_rounds
 
@@ -173,7 +174,7 @@ def _finish(
         round = rounds.compile(state)
         compile_seconds = time.perf_counter() - began
         evaluate = evaluator(experiment)
-        records = _loop(experiment, evaluate, folder, round, state, records)
+        records = _loop(experiment, evaluate, folder, say, round, state, records)
     spent = plan.privacy(len(records))
     summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < plan.rounds:
@@ -211,6 +212,7 @@ def _loop(
     experiment: Experiment,
     evaluate: Evaluate,
     folder: Path,
+    say: Callable[[str], None],
     round: Callable,
     state: FederatedState,
     records: list[Record],
@@ -241,6 +243,8 @@ def _loop(
                 seconds = time.perf_counter() - start
             record = round_record(names, metrics, number, seconds, plan.clients_named)
             require_usable(record, metrics, names, plan.on_nonfinite)
+            for warning in warnings_of(record):
+                say(warning)
             answers: Keep = {}
             if number == plan.rounds or number % plan.eval_every == 0:
                 record |= evaluate(state, have_trained([*records, record], names), answers)

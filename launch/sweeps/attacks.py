@@ -1,0 +1,164 @@
+"""Trains eight clients of which none, one or two attack, and prints what the honest ones have.
+
+    python launch/sweeps/attacks.py [--only fedbn] [--seeds 3] [--workdir DIR]
+
+Four of the scanners have two clients each, and `magazine` and `fax` are left out. SmallCNN is
+trained as in `all_methods.py`, by FedBN, where batch norm stays, and by FedAvg, where it travels.
+One attacker is a client of the first scanner, the second one a client of the third. They attack in
+every round by what they upload (of parameters only, so that variances stay positive), or by their
+labels:
+
+    flip    the negative of the update
+    scale   -100 times the update
+    noise   Gaussian noise of ten times the update's norm
+    labels  9 - y instead of the digit y
+
+Runs are not made twice, so the same command continues. The table has the mean test accuracy of the
+honest clients after the last round in percent, over the seeds, one row for each rule; the first
+column shows what a rule costs without attackers, where only features differ.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import all_methods
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import plan
+from jax.flatten_util import ravel_pytree
+
+from fedjax_bn import methods
+from fedjax_bn.client import Trained, run_steps
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.training import train
+
+ATTACKERS = (1, 5)
+_NOISE = 2**31 + 9  # a constant of a client's round that no stream of the library has
+RULES = (
+    *("by_size", "uniform", "coordinate_median", "trimmed_mean:trim=0.25", "krum:malicious=2"),
+    *("krum:malicious=2:keep=6", "geometric_median", "norm_clipping"),
+)
+METHODS, KINDS = ("fedbn", "fedavg"), ("flip", "scale", "noise", "labels")
+CHANGES = all_methods.SMALL | {
+    **all_methods.BENCHES["scanners"].changes,
+    **{"target": "magazine,fax", "data.clients_per_domain": 2, "adaptations": "running"},
+    **{"optimizer.learning_rate": 0.1, "checkpoint_every": 40, "eval_every": 40},
+}
+
+
+def _noise(key: jax.Array, updates: Any) -> Any:
+    flat, restore = ravel_pytree(updates)
+    drawn = jax.random.normal(key, flat.shape, flat.dtype)
+    return restore(10 * jnp.linalg.norm(flat) / jnp.linalg.norm(drawn) * drawn)
+
+
+SENT: dict[str, Callable[[jax.Array, Any], Any]] = {
+    "flip": lambda key, updates: jax.tree.map(jnp.negative, updates),
+    "scale": lambda key, updates: jax.tree.map(lambda x: -100 * x, updates),
+    "noise": _noise,
+    "labels": lambda key, updates: updates,
+}
+
+
+def attacking(kind: str, count: int) -> Callable[..., Trained]:
+    """Returns local training in which `count` of `ATTACKERS` attack, in a way of `KINDS`."""
+
+    def run(step: Any, received: Any, variables: Any, *rest: Any) -> Trained:
+        state, batches, key, *load = rest
+        attacks = jnp.isin(received.client, jnp.asarray(ATTACKERS[:count], jnp.int32))
+        if kind == "labels":
+            swapped = jnp.where(attacks, 9 - batches["label"], batches["label"])
+            batches = batches | {"label": swapped}
+        trained = run_steps(step, received, variables, state, batches, key, *load)
+        params, start = trained.variables["params"], received.shared["params"]
+        # Personal leaves are None in `start`; nothing of them is sent.
+        updates = jax.tree.map(
+            lambda x, y: None if x is None else y - x, start, params, is_leaf=lambda x: x is None
+        )
+        sent = SENT[kind](jax.random.fold_in(key, _NOISE), updates)
+
+        def uploaded(x: Any, own: Any, update: Any) -> Any:
+            return own if x is None else jnp.where(attacks, x + update, own)
+
+        params = jax.tree.map(uploaded, start, params, sent, is_leaf=lambda x: x is None)
+        return trained._replace(variables={**trained.variables, "params": params})
+
+    return run
+
+
+def attacked(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    base: str = "fedbn",
+    kind: str = "flip",
+    count: int = 1,
+    **options: Any,
+) -> FederatedMethod:
+    """Returns the method `base` with attackers, for `config.method=attacks:attacked:kind=...`."""
+    method = getattr(methods, base)
+    return method(model, optimizer, train=attacking(kind, count), **options)
+
+
+def changes_of(base: str, rule: str, kind: str, count: int, seed: int) -> dict[str, Any]:
+    """Returns the changes of the quickstart's config for one run."""
+    method = f"attacks:attacked:base={base}:kind={kind}:count={count}" if count else base
+    return CHANGES | {"method": method, "weigh": rule, "seed": seed}
+
+
+def honest(folder: Path, changes: dict[str, Any], count: int) -> float:
+    """Returns the mean accuracy of the honest clients in percent; makes a run that is missing."""
+    if not (folder / "summary.json").exists():
+        texts = [(key, plan.text(value)) for key, value in changes.items()]
+        train.run(read(plan.config_file("configs/quickstart.py"), texts), folder, modules=False)
+    found = json.loads((folder / "summary.json").read_text())["last_round"]["internal"]
+    values = [value for name, value in found.items() if name != "mean"]
+    return float(np.mean([v for k, v in enumerate(values) if k not in ATTACKERS[:count]]))
+
+
+def table(rows: dict[str, list[np.ndarray]], heads: list[str]) -> str:
+    """Returns a table in Markdown of means over seeds, f[seeds] for each cell."""
+    lines = [["rule", *heads], ["---", *("---:",) * len(heads)]]
+    lines += [[rule, *(f"{cell.mean():.1f}" for cell in cells)] for rule, cells in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--only", default=",".join(METHODS), help="methods, with commas")
+    parser.add_argument("--seeds", type=partial(all_methods.count, 1), default=3)
+    parser.add_argument("--workdir", type=Path, default=Path("runs") / "attacks")
+    options = parser.parse_args(arguments)
+    columns = [("none", 0), *product(KINDS, (1, 2))]
+    heads = ["none", *(f"{count} {kind}" for kind, count in columns[1:])]
+    for base in options.only.split(","):
+        rows = {}
+        for rule in RULES:
+            rows[rule] = []
+            for kind, count in columns:
+                place = options.workdir / base / rule.replace(":", "-") / f"{kind}-{count}"
+                seeds = {k: changes_of(base, rule, kind, count, k) for k in range(options.seeds)}
+                cell = [honest(place / str(k), changes, count) for k, changes in seeds.items()]
+                rows[rule].append(np.array(cell))
+        spread = [cell.std(ddof=1) for cells in rows.values() for cell in cells if len(cell) > 1]
+        print(f"\n{base}\n\n{table(rows, heads)}")
+        if spread:
+            print(f"\nDeviation between seeds: median {np.median(spread):.1f}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

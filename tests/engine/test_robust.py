@@ -1,0 +1,315 @@
+"""Robust rules: the numbers of NumPy in float64, over who counts, on one device and on two."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+import scipy.stats
+from jax.sharding import Mesh
+
+from collectives import collectives
+from fedjax_bn.aggregation import (
+    coordinate_median,
+    geometric_median,
+    krum,
+    norm_clipping,
+    server_optimizer,
+    trimmed_mean,
+)
+from fedjax_bn.client import Client, LocalUpdate
+from fedjax_bn.engine.privacy import gaussian
+from fedjax_bn.federation import broadcast_of, federate, global_variables, own_of, take_rows
+from fedjax_bn.sharing import all_but_statistics
+
+KEY, SHAPE = jax.random.key(0), (3, 2)
+START = np.random.default_rng(9).normal(size=SHAPE)
+
+
+def as_rows(stacked):
+    """Both leaves of each client, side by side."""
+    return np.concatenate([np.asarray(x).reshape(len(x), -1) for x in stacked.values()], 1)
+
+
+def by_hand_krum(rows, start, malicious=1, keep=1):
+    far = np.square(rows[:, None] - rows[None]).sum(-1)
+    nearest = np.sort(far, axis=1)[:, 1 : len(rows) - malicious - 1]  # the first is itself
+    kept = np.argsort(nearest.sum(1), kind="stable")[: min(keep, len(rows) - malicious)]
+    return rows[kept].mean(0)
+
+
+def by_hand_geometric_median(rows, start):
+    def total(point):
+        return np.linalg.norm(rows - point, axis=1).sum()
+
+    found = scipy.optimize.minimize(total, rows.mean(0), method="BFGS", options={"gtol": 1e-9})
+    return found.x
+
+
+def by_hand_clipping(rows, start, factor=1.0):
+    norms = np.linalg.norm(rows - start, axis=1)
+    scales = np.minimum(1, factor * np.median(norms) / norms)
+    return start + (scales[:, None] * (rows - start)).mean(0)
+
+
+RULES = {
+    "median": (coordinate_median(), lambda rows, start: np.median(rows, 0), 1e-12),
+    "trimmed": (trimmed_mean(trim=0.25), lambda r, start: scipy.stats.trim_mean(r, 0.25), 1e-12),
+    "krum": (krum(malicious=1), by_hand_krum, 1e-12),
+    "multi-krum": (krum(malicious=1, keep=3), functools.partial(by_hand_krum, keep=3), 1e-12),
+    "geometric": (geometric_median(iterations=200), by_hand_geometric_median, 1e-6),
+    "clipping": (norm_clipping(factor=0.5), functools.partial(by_hand_clipping, factor=0.5), 1e-12),
+}
+
+
+@functools.cache
+def combined(rule):
+    return jax.jit(RULES[rule][0].combine if isinstance(rule, str) else rule.combine)
+
+
+def drawn(clients, seed=0, like=np.float64):
+    """What clients upload, of which the last is far away."""
+    random = np.random.default_rng(seed)
+    stacked = {"a": random.normal(size=(clients, *SHAPE)), "b": random.normal(size=(clients, 4))}
+    stacked["a"][-1] *= 50
+    return jax.tree.map(lambda x: x.astype(like), stacked)
+
+
+FROM = {"a": START, "b": np.arange(4.0)}
+FROM_ROW = np.concatenate([START.ravel(), np.arange(4.0)])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_is_its_formula_over_the_clients_that_count(x64, rule):
+    """Of eight rows some do not count and hold NaN: an even and an odd number of clients."""
+    _, by_hand, rtol = RULES[rule]
+    for seed, absent in enumerate([(), (2,), (0, 5, 6), (4, 5, 6)]):
+        stacked = drawn(8, seed)
+        counts = ~np.isin(np.arange(8), absent)
+        expected = by_hand(as_rows(stacked)[counts], FROM_ROW)
+        for leaf in stacked.values():
+            leaf[~counts] = np.nan
+        leaves, weights = combined(rule)(stacked, FROM, counts / counts.sum())
+        ours = np.concatenate([np.asarray(x).ravel() for x in leaves.values()])
+        np.testing.assert_allclose(ours, expected, rtol=rtol, atol=rtol)
+        assert (np.asarray(weights)[~counts] == 0).all()
+        np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_follows_the_clients_order_and_their_common_offset(x64, rule):
+    stacked, weights = drawn(8), np.full(8, 1 / 8)
+    leaves, weighed = combined(rule)(stacked, FROM, weights)
+    order = np.random.default_rng(1).permutation(8)
+    moved = jax.tree.map(lambda x: x[order] + 3, stacked)
+    ours, theirs = combined(rule)(moved, jax.tree.map(lambda x: x + 3, FROM), weights)
+    for name, leaf in leaves.items():
+        np.testing.assert_allclose(ours[name], leaf + 3, rtol=1e-9)
+    np.testing.assert_allclose(theirs, weighed[order], rtol=1e-7, atol=1e-12)
+
+
+def test_without_trimming_clipping_or_choice_a_rule_is_the_mean(x64):
+    stacked, weights = drawn(8), np.full(8, 1 / 8)
+    for rule in (trimmed_mean(trim=0), norm_clipping(factor=1e6), krum(malicious=0, keep=8)):
+        leaves, weighed = combined(rule)(stacked, FROM, weights)
+        for name, leaf in stacked.items():
+            np.testing.assert_allclose(leaves[name], leaf.mean(0), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(weighed, weights, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "geometric", norm_clipping()])
+def test_of_one_client_and_of_equal_ones_a_rule_takes_their_numbers(rule):
+    one = drawn(1, like=np.float32)
+    for clients in (1, 6):
+        same = jax.tree.map(lambda x, n=clients: jnp.asarray(np.repeat(x, n, 0)), one)
+        weights = jnp.full(clients, 1 / clients, jnp.float32)
+        start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), FROM)
+        leaves, _ = combined(rule)(same, start, weights)
+        for name, leaf in leaves.items():
+            np.testing.assert_allclose(leaf, one[name][0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e15, 1e30])
+@pytest.mark.parametrize("rule", RULES)
+def test_one_client_cannot_move_a_rule_far(rule, size):
+    """In float32, in which the largest of these norms has no finite square."""
+    stacked = jax.tree.map(lambda x: x.astype(np.float32), drawn(8))
+    for leaf in stacked.values():
+        leaf[-1] = size
+    start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), FROM)
+    leaves, weights = combined(rule)(stacked, start, jnp.full(8, 1 / 8, jnp.float32))
+    assert max(abs(np.asarray(x)).max() for x in leaves.values()) < 6
+    if rule != "trimmed" and rule != "median":  # which also takes one of the others less
+        assert np.argmin(weights) == 7 or weights[7] == 0
+    assert weights[7] < 0.03
+
+
+def test_weights_of_a_median_are_the_numbers_that_it_takes_from_a_client(x64):
+    stacked = {"a": np.array([[1.0, 9], [2, 8], [3, -1]]), "b": np.array([[0.0], [5], [7]])}
+    leaves, weights = combined("median")(stacked, {"a": np.zeros(2), "b": np.zeros(1)}, np.ones(3))
+    np.testing.assert_array_equal(leaves["a"], [2, 8])
+    np.testing.assert_allclose(weights, [0, 1, 0])
+
+
+def test_a_round_with_too_few_for_krum_has_no_weights_and_too_few_rows_are_refused():
+    stacked = drawn(6, like=np.float32)
+    start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), FROM)
+    weights = np.array([1, 1, 1, 1, 0, 0], np.float32) / 4
+    assert (combined("krum")(stacked, start, weights)[1] == 0).all()
+    with pytest.raises(ValueError, match="malicious=2 needs at least 7 clients in a round"):
+        krum(malicious=2).combine(stacked, start, weights)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_method_that_shares_nothing_has_weights(rule):
+    leaves, weights = combined(rule)({"a": None}, {"a": None}, np.full(8, 1 / 8, np.float32))
+    assert leaves == {"a": None}
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-6)
+
+
+def test_arguments_out_of_their_ranges_are_refused():
+    for make, options in (
+        (trimmed_mean, {"trim": 0.5}),
+        (krum, {"malicious": -1}),
+        (krum, {"keep": 0}),
+        (geometric_median, {"iterations": 0}),
+        (norm_clipping, {"factor": 0.0}),
+    ):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            make(**options)
+
+
+def echo():
+    """A client that uploads its first image, and keeps its label as a statistic."""
+
+    def run(received, batches, key):
+        variables = {
+            "params": {"w": batches["image"][0, 0]},
+            "batch_stats": {"m": batches["label"][0].astype(jnp.float32)},
+        }
+        ones = batches["valid"].sum(1, dtype=jnp.int32)
+        return LocalUpdate(variables, (), (), jnp.ones(len(ones)), ones)
+
+    return Client(lambda shared, personal: (), run)
+
+
+def said(clients=8, present=None):
+    image = drawn(clients, like=np.float32)["a"].reshape(clients, 1, 1, 6)
+    image[1] = np.nan  # a client whose training failed
+    batches = {
+        "image": jnp.asarray(image),
+        "label": jnp.arange(clients, dtype=jnp.int32).reshape(clients, 1, 1),
+        "valid": jnp.ones((clients, 1, 1), bool),
+    }
+    present = np.ones(clients, bool) if present is None else present
+    return batches | {"participates": jnp.asarray(present)}
+
+
+VARIABLES = {"params": {"w": jnp.zeros(6)}, "batch_stats": {"m": jnp.zeros(1)}}
+
+
+def played(batches, **options):
+    method = federate(echo(), share=all_but_statistics, **options)
+    state = method.init(KEY, VARIABLES, len(batches["valid"]))
+    return method.round(state, batches, KEY)
+
+
+def slow_but(*often):
+    """All rules; what a round does with one is tested for the given ones in the default suite."""
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n not in often)) for n in RULES]
+
+
+@pytest.mark.parametrize("rule", slow_but("multi-krum", "clipping"))
+def test_a_round_leaves_out_who_is_absent_or_failed_and_keeps_what_is_personal(rule):
+    present = np.arange(8) != 3
+    batches = said(8, present)
+    counts = present & (np.arange(8) != 1)
+    state, metrics = played(batches, weigh=RULES[rule][0])
+    rows = np.asarray(batches["image"]).reshape(8, 6)
+    expected = RULES[rule][1](rows[counts].astype(np.float64), np.zeros(6))
+    np.testing.assert_allclose(state.shared["params"]["w"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(
+        state.personal["batch_stats"]["m"][:, 0], [0, 0, 2, 0, 4, 5, 6, 7]
+    )
+    norms = np.linalg.norm(rows, axis=1)
+    np.testing.assert_allclose(metrics["norm"], np.where(counts, norms, np.nan), rtol=1e-5)
+    # An unseen client has the mean of the personal leaves, with the weights of the rule.
+    unseen = global_variables(state)["batch_stats"]["m"]
+    mean = (np.asarray(metrics["weights"]) * np.arange(8)).sum()
+    np.testing.assert_allclose(unseen[0], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", slow_but("clipping"))
+def test_devices_a_deployment_and_a_cohort_give_the_numbers_of_one_round(rule):
+    """Five clients on two devices: a row of padding counts nowhere."""
+    weigh, batches = RULES[rule][0], said(6)
+    batches = jax.tree.map(lambda x: x[:6], batches)
+    alone, metrics = played(batches, weigh=weigh)
+
+    mesh = Mesh(np.array(jax.devices()), ("clients",))
+    five = jax.tree.map(lambda x: x[1:], batches) | {"participates": jnp.ones(5, bool)}
+    spread, seen = played(five, weigh=weigh, mesh=mesh)
+    here, there = played(five, weigh=weigh)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), seen, there)
+    np.testing.assert_allclose(
+        *(s.shared["params"]["w"] for s in (spread, here)), rtol=1e-5, atol=1e-6
+    )
+
+    method = federate(echo(), share=all_but_statistics, weigh=weigh)
+    state = method.init(KEY, VARIABLES, 6)
+    uploads = [
+        method.client(
+            broadcast_of(state),
+            own_of(state, k),
+            jax.tree.map(lambda x, k=k: x[k], batches) | {"client": jnp.int32(k)},
+            KEY,
+        )[1]
+        for k in range(6)
+    ]
+    after = method.server(state, jax.tree.map(lambda *x: jnp.stack(x), *uploads))
+    np.testing.assert_allclose(after.shared["params"]["w"], alone.shared["params"]["w"], rtol=1e-6)
+    np.testing.assert_allclose(after.weights, metrics["weights"], rtol=1e-6)
+
+    many = method.init(KEY, VARIABLES, 20)
+    rows = jnp.asarray([9, 3, 4, 17, 0, 11], jnp.int32)
+    cohort = batches | {"client": rows, "population": jnp.asarray(20, jnp.int32)}
+    drawn_, _ = method.round(take_rows(many, rows), cohort, KEY)
+    np.testing.assert_allclose(drawn_.shared["params"]["w"], alone.shared["params"]["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["krum"])
+def test_on_a_mesh_a_rule_has_two_reductions_of_which_the_first_holds_all_uploads(rule):
+    mesh = Mesh(np.array(jax.devices()), ("clients",))
+    method = federate(echo(), share=all_but_statistics, weigh=RULES[rule][0], mesh=mesh)
+    state = method.init(KEY, VARIABLES, 8)
+    program = method.round.lower(state, said(8), KEY).compile()
+    found = collectives(program.as_text(), devices=2)
+    assert [one.kind for one in found] == ["all-reduce"] * 2
+    small, large = sorted(one.numbers for one in found)
+    assert large >= 8 * 6 > small - 8 * 8
+
+
+@pytest.mark.slow
+def test_a_servers_optimizer_steps_towards_what_the_rule_gives():
+    batches = said(8)
+    plain, _ = played(batches, weigh=coordinate_median())
+    halved, _ = played(batches, weigh=coordinate_median(), server=server_optimizer(optax.sgd(0.5)))
+    ours, theirs = (s.shared["params"]["w"] for s in (halved, plain))
+    np.testing.assert_allclose(ours, theirs / 2, rtol=1e-6)
+
+
+def test_a_method_with_messages_and_privacy_are_refused():
+    client, batches = echo(), said(6)
+
+    def talking(*given):
+        return client.run(*given)._replace(message=jnp.zeros(3))
+
+    method = federate(client._replace(run=talking), share=all_but_statistics, weigh=krum())
+    state = method.init(KEY, VARIABLES, 6)
+    with pytest.raises(ValueError, match="send 1 arrays beside their shared leaves"):
+        method.round.eval_shape(state, batches, KEY)
+    with pytest.raises(ValueError, match="privacy needs weigh=uniform"):
+        federate(client, weigh=krum(), privacy=gaussian(1.0))

@@ -1,0 +1,63 @@
+"""The table of attacks: what attackers upload, and who counts as honest."""
+
+import json
+
+import attacks
+import jax
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from federations import SGD, OneNorm, batches_of, client, variables_of
+from fedjax_bn.federation import broadcast_of, own_of
+from fedjax_bn.run.config.file import read
+
+KEY = jax.random.key(2)
+
+
+def uploads(kind, count):
+    """What clients 0 and 1 upload in the first round, minus what they received."""
+    method = attacks.attacked(OneNorm(), SGD, kind=kind, count=count)
+    state = method.init(KEY, variables_of(OneNorm()), 8)
+    batches = batches_of((4,) * 8)
+    found = []
+    for k in (0, 1):
+        own, upload = method.client(
+            broadcast_of(state), own_of(state, k), client(batches, k) | {"client": np.int32(k)}, KEY
+        )
+        sent = jax.tree.map(lambda y, x: y - x, upload.shared["params"], state.shared["params"])
+        found.append((sent, own.personal))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [("scale", -100), pytest.param("flip", -1, marks=pytest.mark.slow)],
+)
+def test_attackers_scale_what_they_send_and_the_others_do_not(kind, times):
+    honest, attacking = uploads(kind, 0), uploads(kind, 2)
+    jax.tree.map(np.testing.assert_array_equal, attacking[0], honest[0])
+    for ours, theirs in zip(*map(jax.tree.leaves, (attacking[1][0], honest[1][0])), strict=True):
+        np.testing.assert_allclose(ours, times * theirs, rtol=1e-3, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, attacking[1][1], honest[1][1])
+
+
+@pytest.mark.slow
+def test_noise_has_ten_times_the_norm_of_the_update():
+    norms = [np.linalg.norm(ravel_pytree(uploads("noise", count)[1][0])[0]) for count in (0, 2)]
+    np.testing.assert_allclose(norms[1], 10 * norms[0], rtol=1e-4)
+
+
+def test_every_run_has_a_valid_configuration():
+    for rule in attacks.RULES:
+        changes = attacks.changes_of("fedbn", rule, "labels", 2, 0)
+        texts = [(key, attacks.plan.text(value)) for key, value in changes.items()]
+        assert read(attacks.plan.config_file("configs/quickstart.py"), texts).weigh == rule
+
+
+def test_only_honest_clients_are_in_the_mean(tmp_path):
+    scores = {f"c{k}": float(k) for k in range(8)} | {"mean": 99.0}
+    summary = {"last_round": {"internal": scores}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert attacks.honest(tmp_path, {}, 0) == 3.5
+    assert attacks.honest(tmp_path, {}, 2) == np.mean([0, 2, 3, 4, 6, 7])
