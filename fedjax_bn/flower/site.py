@@ -204,7 +204,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 
     def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
         # The order is a static argument, so fields that do not change the program are blanked.
-        order = order._replace(federation="", method="", begin=0, serve_unseen=False, frozen="")
+        order = Order("", "", 0, order.population, order.longest, False)
         fresh = _training_keys(config, keys)
         if fits:
             return resident(order, broadcast, own, number, (fresh, data, kept))

@@ -22,8 +22,9 @@ from fedjax_bn.run.files import finished
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower import server
+from fedjax_bn.flower.members import Met, meet
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
-from fedjax_bn.flower.rounds import Met, TooFewError, meet
+from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
 from fedjax_bn.flower.site import load_own, open_site
@@ -156,7 +157,7 @@ def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder, t
     changes = "weigh=generalization_adjustment,data.validation=0.2"
     config = run_config(tmp_path / "server", changes)
     grid = LocalGrid(nodes_of(folder, config, report="sizes"))
-    met = meet(grid, Met(), Order("f", "fedavg", 0, 2, 0, 0, False), 1.0)
+    met = meet(grid, Met(), Order("f", "fedavg", 0, 2, 0, False), run_of(config))
     assert not met.members
     (_, reply), _ = grid.sent
     assert "sends this client's validation losses" in reply.error.reason
