@@ -113,7 +113,10 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         host = host._replace(order=host.order._replace(frozen=digest))
         _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)
-        log(INFO, _write_served(host, place, folder, kept, records))
+        summary = _summary(host, records)
+        log(INFO, _write_served(host, place, folder, kept, summary))
+        # Last, because a folder with summary.json counts as finished; `fedjax-bn report` reads it.
+        workdir.write_json(place / "summary.json", summary)
         return kept, records
 
 
@@ -226,10 +229,34 @@ def _loop(
     return kept, records
 
 
-def _write_served(
-    host: Host, place: Path, app: str | Path, kept: Kept, records: Sequence[Record]
-) -> str:
-    """Writes WORKDIR/served from the selected round, or the last one; returns a note for the log.
+def _summary(host: Host, records: Sequence[Record]) -> Record:
+    """Returns the content of summary.json: the scores of the selected round, or the last one."""
+    evaluated = any("accuracy" in record for record in records)
+    number = select_round(list(records)) if evaluated else len(records)
+    accuracies = [
+        {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
+        for n in (number, len(records))
+    ]
+    config = deployed(host.config)
+    return {
+        "method": config.method,
+        "dataset": host.order.federation,
+        "seed": config.seed,
+        "rounds": len(records),
+        "selected_round": number,
+        "accuracy": accuracies[0],
+        "last_round": accuracies[1],
+        "seconds_per_round": median(record["seconds"] for record in records),
+        # The server does not know the clients' compile times and numbers of samples.
+        "compile_seconds": float("nan"),
+        "samples_per_second": float("nan"),
+        **({} if host.task.classifies else {"score": host.task.score.name}),
+        **describe_privacy(config, host.run.clients, len(records)),
+    }
+
+
+def _write_served(host: Host, place: Path, app: str | Path, kept: Kept, summary: Record) -> str:
+    """Writes WORKDIR/served from the round that `summary` names; returns a note for the log.
 
     `app` is the app's folder, which may hold a user's own modules.
     """
@@ -239,8 +266,7 @@ def _write_served(
             "an unseen client cannot be served, because personal leaves stayed with the clients: "
             "serve-unseen=true in the run config and in each node config would send them"
         )
-    evaluated = any("accuracy" in record for record in records)
-    number = select_round(list(records)) if evaluated else len(records)
+    number = summary["selected_round"]
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
         if number in checkpoint.steps(manager):
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
@@ -259,25 +285,6 @@ def _write_served(
         "data": name,
         "form": {"dataset": name, "clients": ["federation"]} | json.loads(host.form),
         "started_in": str(Path(app).resolve()),
-    }
-    accuracies = [
-        {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
-        for n in (number, len(records))
-    ]
-    summary = {
-        "method": config.method,
-        "dataset": name,
-        "seed": config.seed,
-        "rounds": len(records),
-        "selected_round": number,
-        "accuracy": accuracies[0],
-        "last_round": accuracies[1],
-        "seconds_per_round": median(record["seconds"] for record in records),
-        # The server does not know the clients' compile times and numbers of samples.
-        "compile_seconds": float("nan"),
-        "samples_per_second": float("nan"),
-        **({} if host.task.classifies else {"score": host.task.score.name}),
-        **describe_privacy(config, host.run.clients, len(records)),
     }
     folder = place / "served"
     workdir.write_json(folder / "config.json", about)

@@ -16,7 +16,8 @@ class LocalGrid:
     """What `fedjax_bn.flower.server.serve` asks of a Grid, for nodes that are functions.
 
     Attributes:
-      nodes: number -> `answer(message) -> message`, or None for one that never answers.
+      nodes: number -> `answer(message) -> message`, None for one that never answers, or the error
+        of Flower for one whose bytes it cannot read.
       sent: (message, reply) of all that was answered, as they arrived.
       keys: number -> PEM of the node's public key, where it is not `key_of(number)`.
     """
@@ -38,6 +39,9 @@ class LocalGrid:
             answer = self.nodes.get(message.metadata.dst_node_id)
             if answer is None:
                 continue
+            if isinstance(answer, Exception):
+                self.waiting[name] = answer
+                continue
             arrived = over_the_wire(message)
             try:
                 reply = answer(arrived)
@@ -50,7 +54,11 @@ class LocalGrid:
         return names
 
     def pull_messages(self, names):
-        return [self.waiting.pop(name) for name in names if name in self.waiting]
+        found = [self.waiting.pop(name) for name in names if name in self.waiting]
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        return found
 
 
 @cache

@@ -120,6 +120,8 @@ _RECORD = {
     "unseen_measures?": _UNSEEN_MEASURES,
     "not_finite?": [TEXT],
     "clients?": [_INDEX],
+    "left_out?": {"*": TEXT},
+    "refused?": {"*": TEXT},
     "*": _ANY,
 }
 
