@@ -82,7 +82,7 @@ class Met(NamedTuple):
 
 
 def fingerprint(key: bytes) -> str:
-    """Returns the fingerprint of a public key, as `ssh-keygen -lf` shows it; "" if it is no key.
+    """Returns the fingerprint of a public key, as `ssh-keygen -lf` shows it, or "" for other bytes.
 
     `key` is in PEM, Flower's form. Nodes of Flower's simulation have random bytes for it.
     """

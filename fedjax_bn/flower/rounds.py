@@ -59,18 +59,9 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
                 f"fewer than {max(least, 1)} (minimum in the run config): see the log for who was "
                 "left out and why, and start again to resume from the last round"
             )
-    after = host.step(kept, accepted, rows)
+    after, accepted, unweighed = _stepped(host, met, kept, accepted, rows, max(least, 1))
+    left_out |= unweighed
     weights = np.asarray(after.state.weights)
-    if not np.isfinite(weights).all():
-        # A client that does not report its risk sends NaN, which makes the weights NaN.
-        hidden = [met.name(k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
-        if hidden:
-            raise ConfigError(
-                f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
-                f"{host.config.weigh or 'of ' + host.config.method} needs: let it report them, or "
-                "set config.weigh=by_size or uniform"
-            )
-        raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
     # The record becomes a line of metrics.jsonl, with the norms of the accepted updates.
     population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
     names = [*map(met.name, range(population))]
@@ -87,6 +78,41 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     for key, found in (("left_out", left_out), ("refused", met.refused)):
         record |= {key: dict(found)} if found else {}
     return after, record, met._replace(refused={})
+
+
+def _stepped(
+    host: Host, met: Met, kept: Kept, accepted: dict[int, Accepted], rows: np.ndarray, least: int
+) -> tuple[Kept, dict[int, Accepted], dict[str, str]]:
+    """Makes the server's step, again without the clients whose weights are not finite.
+
+    A client that hides its risk sends NaN, and REA weighs a risk that is not positive with NaN.
+
+    Returns:
+      The new `Kept`, the uploads that were added, and name -> why a client is left out.
+
+    Raises:
+      RiskError, ConfigError: fewer than `least` uploads have weights that are finite.
+    """
+    number, rule = int(kept.round) + 1, host.config.weigh or f"of {host.config.method}"
+    after = host.step(kept, accepted, rows)
+    weights = np.asarray(after.state.weights)
+    wrong = [k for k in accepted if not np.isfinite(weights[k])]
+    good = {k: one for k, one in accepted.items() if k not in wrong}
+    if wrong and len(good) >= least:
+        after = host.step(kept, good, rows)
+        weights = np.asarray(after.state.weights)
+    if np.isfinite(weights).all():
+        why = dict.fromkeys(map(met.name, wrong), f"the weighing rule {rule} cannot weigh its risk")
+        for name, reason in why.items():
+            log(WARNING, "round %s: %s is left out: %s", number, name, reason)
+        return after, good, why
+    hidden = [met.name(k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
+    if hidden:
+        raise ConfigError(
+            f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
+            f"{rule} needs: let it report them, or set config.weigh=by_size or uniform"
+        )
+    raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
 
 
 def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
@@ -124,16 +150,17 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
 def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
     """Returns the clients i32[C] that the simulation would draw, and those of them that take part.
 
-    Draws by size leave out clients that this server has never met.
+    Draws by size take clients without a size last: they report none, or were never met.
     """
     population, how = host.run.clients, host.participation
     sizes = np.array([met.sizes.get(k, 0) for k in range(population)])
     if how.drawn and how.draw == "by_size" and not all(met.sizes.values()):
-        hidden = next(k for k, size in met.sizes.items() if not size)
-        raise ConfigError(
-            f"config.participation.draw='by_size' needs the sizes of all clients, but client "
-            f"{hidden} does not report its own: let it report sizes, or set "
-            "participation.draw=uniform"
+        hidden = ", ".join(met.name(k) for k, size in met.sizes.items() if not size)
+        log(
+            WARNING,
+            "config.participation.draw='by_size' draws %s last, because no size is reported: let "
+            "it report sizes, or set participation.draw=uniform",
+            hidden,
         )
     cohort = draw_cohort(how, sizes, host.keys.participation, np.int32(number))
     rows = np.arange(population) if cohort.client is None else np.asarray(cohort.client)
