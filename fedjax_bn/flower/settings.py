@@ -56,7 +56,7 @@ class Run(NamedTuple):
     serve_unseen: bool = False
 
     def listed_keys(self) -> dict[int, str]:
-        """Returns client -> fingerprint of its key, from `client_keys`; {} for "first" and "any"."""
+        """Returns client -> fingerprint, from the list in `client_keys`; {} for first and any."""
         listed = () if self.client_keys in ("first", "any") else names_in(self.client_keys)
         return dict(enumerate(listed))
 
