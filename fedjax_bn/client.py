@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
-from fedjax_bn.engine.keys import stream
+from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like, with_frozen
@@ -214,7 +214,7 @@ def run_steps(
     # The source has no axis S: every step reads from it, so it is not scanned over.
     steps = {name: leaf for name, leaf in batches.items() if name != "source"}
     # One key per step, so that part of a round draws the same random numbers as the whole round.
-    keys = key if key.ndim else jax.random.split(key, steps["valid"].shape[0])
+    keys = key if key.ndim else step_keys(key, steps["valid"])
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs

@@ -52,7 +52,7 @@ def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
     end("read the data, build and check")
     state = jax.device_get(site.start())
     broadcast, own = broadcast_of(state), own_of(state, 0)
-    order = Order("measured", config.method, 0, 2, 180, 180, False)
+    order = Order("measured", config.method, 0, 2, 180, False)
     end("make the common start (first round only)")
     for part in ("trace, load the program and train", "train again"):
         kept, upload = jax.device_get(site.train(order, broadcast, own))

@@ -7,6 +7,7 @@ samples of the largest of all clients.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -187,11 +188,21 @@ def validation_batches(
 def _orders(
     key: jax.Array, sizes: jax.Array, client: jax.Array, longest: int, epochs: int
 ) -> jax.Array:
-    """Returns i32[C, epochs, N]: random orders in which a client's real samples come first."""
+    """Returns i32[C, epochs, N]: random orders in which a client's real samples come first.
+
+    The order of a client's own samples in an epoch depends on the key, the client's number and the
+    epoch alone, not on N or on the number of epochs. So a client that knows only its own size draws
+    what it draws among larger and smaller ones. This needs `jax_threefry_partitionable`, JAX's
+    default, with which the first numbers of a longer draw are those of a shorter one.
+    """
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
         # The key depends on the client's number, so a client draws the same in any cohort.
-        draws = jax.random.uniform(jax.random.fold_in(key, client), (epochs, longest))
+        first = jax.random.fold_in(key, client)
+        # The first epoch draws with the client's key, as runs of one epoch always did.
+        later = jax.vmap(partial(jax.random.fold_in, first))(jnp.arange(1, epochs))
+        each = jnp.concatenate([first[None], later])
+        draws = jax.vmap(lambda one: jax.random.uniform(one, (longest,)))(each)
         # Draws are below 1, so samples that do not exist come last.
         return jnp.argsort(
             jnp.where(jnp.arange(longest, dtype=size.dtype) < size, draws, 2), axis=-1

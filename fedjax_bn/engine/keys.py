@@ -7,6 +7,7 @@ for keys that are also folded with counts (clients, rounds, rows), which stay be
 """
 
 import jax
+import jax.numpy as jnp
 
 _STREAMS = {
     # of a model's first key
@@ -57,3 +58,13 @@ _STREAMS = {
 def stream(key: jax.Array, name: str) -> jax.Array:
     """Returns the key of a named use of `key`; `_STREAMS` has the names."""
     return jax.random.fold_in(key, _STREAMS[name])
+
+
+def step_keys(key: jax.Array, valid: jax.Array) -> jax.Array:
+    """Returns a key for each of S steps, [S], of which `valid` bool[S, B] marks the samples.
+
+    The n-th step that has a valid sample gets the n-th key, and empty steps get the others. So a
+    client draws the same numbers however many empty steps its epochs end with.
+    """
+    place = jnp.argsort(jnp.argsort(~valid.any(1)))
+    return jax.random.split(key, len(valid))[place]

@@ -115,5 +115,6 @@ def _norm(tree: PyTree, start: PyTree = None) -> float:
             block = flat[part].astype(np.float64)
             if less is not None:
                 block -= less[part].astype(np.float64)
-            total += float(np.square(block, out=block).sum())
+            with np.errstate(over="ignore"):  # an infinite norm is above every bound
+                total += float(np.square(block, out=block).sum())
     return math.sqrt(total)

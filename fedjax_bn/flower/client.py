@@ -123,7 +123,8 @@ def client_app(folder: str | Path = ".") -> ClientApp:
         def handle(message: Message, context: Context) -> Message:
             task = _Task(str(folder), message, context)
             content, site = answer(task), task.site
-            header = Answer(task.order.federation, site.config.method, site.node.client)
+            order, method = task.order, site.config.method
+            header = Answer(order.federation, method, site.node.client, order.round)
             return Message(content=packed(header, **content), reply_to=message)
 
         return handle

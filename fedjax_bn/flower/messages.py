@@ -19,6 +19,7 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+_MOST_TEXT = 2000  # characters of an error that a client sends
 _POLL = 0.5  # seconds between polls for replies; `Grid.send_and_receive` waits 3
 _Kind = TypeVar("_Kind", bound=NamedTuple)
 
@@ -32,11 +33,12 @@ class Order(NamedTuple):
       begin: the number of rounds finished when the server last accepted an upload of this client;
         the client begins with its own part after that round. 0 is the common start.
       population: K, the number of all clients.
-      longest, smallest: the numbers of samples of the largest and the smallest client, on which
-        the order of samples depends; 0 if no client reports its size.
+      longest: the number of samples of the largest client, to which the batch size is cut; 0 if no
+        client reports its size.
       serve_unseen: whether the server asks for the client's personal leaves.
       frozen: the hash of the frozen leaves (`digest_of`), which the message holds if `begin` is 0
         and which the client keeps for the later rounds; "" without frozen leaves.
+      round: the round that is played or evaluated, from 1; 0 in a question for a `Hello`.
     """
 
     federation: str
@@ -44,17 +46,18 @@ class Order(NamedTuple):
     begin: int
     population: int
     longest: int
-    smallest: int
     serve_unseen: bool
     frozen: str = ""
+    round: int = 0
 
 
 class Answer(NamedTuple):
-    """The header of a client's reply: the federation, the method, and the client's number."""
+    """The header of a client's reply: federation, method, the client's number, and the round."""
 
     federation: str
     method: str
     client: int
+    round: int
 
 
 class Hello(NamedTuple):
@@ -137,24 +140,32 @@ def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
         raise ValueError(
             f"the message's {name} must hold {', '.join(types)}, but it holds "
-            f"{', '.join(sorted(record)) or 'nothing'}: the other side has another version"
+            f"{', '.join(sorted(record)[:20]) or 'nothing'}: the other side has another version"
         )
     return kind(**record)
 
 
-def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
+def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndarray]:
     """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
+    `most` is the largest number of arrays that is read, or None for any.
+
     Raises:
-      ValueError: the message has another form, or an array cannot be read; nothing is unpickled.
+      ValueError: the message has another form or more arrays, or an array cannot be read; nothing
+        is unpickled.
     """
     if set(content.array_records) != {_ARRAYS}:
         raise ValueError(
-            f"the message holds records of arrays called {sorted(content.array_records)}, not one "
-            f"called {_ARRAYS!r}: the other side is another app"
+            f"the message holds records of arrays called {sorted(content.array_records)[:20]}, not "
+            f"one called {_ARRAYS!r}: the other side is another app"
         )
-    found = {}
-    for name, array in content.array_records[_ARRAYS].items():
+    found, record = {}, content.array_records[_ARRAYS]
+    if most is not None and len(record) > most:
+        raise ValueError(
+            f"the message holds {len(record)} arrays, not {most} at most: the other side has "
+            "another model, method or sharing rule"
+        )
+    for name, array in record.items():
         try:
             if array.stype != _NUMPY:
                 raise TypeError(f"its form is {array.stype:.40}, not {_NUMPY}")
@@ -176,18 +187,18 @@ def scores_in(content: RecordDict) -> dict[str, float]:
     """Returns the scores in a message, name -> percent; {} if it has no scores.
 
     Raises:
-      ValueError: a score is not finite.
+      ValueError: a score is not from 0 to 100.
     """
     record = content.metric_records.get(_SCORES, {})
-    if not all(isinstance(x, int | float) and np.isfinite(x) for x in record.values()):
-        raise ValueError("a reported score is not a finite number")
+    if not all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values()):
+        raise ValueError("a reported score is not a number from 0 to 100")
     return {name: float(x) for name, x in record.items()}
 
 
 def exchange(
     grid: Grid, contents: Mapping[int, RecordDict], kind: str, seconds: float, group: str = ""
-) -> dict[int, Message]:
-    """Sends a message to each node; returns node -> reply, which may be an error.
+) -> dict[int, Message | Exception]:
+    """Sends a message to each node; returns node -> reply, or why its bytes cannot be read.
 
     Nodes that do not answer in time are missing from the result.
 
@@ -201,34 +212,44 @@ def exchange(
     messages = [Message(x, node, kind, ttl=seconds, group_id=group) for node, x in contents.items()]
     given = list(grid.push_messages(messages)) if messages else []
     waiting = {m: node for m, node in zip(given, contents, strict=False) if m is not None}
-    replies, end = {}, time.monotonic() + seconds
+    replies: dict[int, Message | Exception] = {}
+    end = time.monotonic() + seconds
     while waiting:
-        for reply in grid.pull_messages(list(waiting)):
-            node = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if node is not None:
-                replies[node] = reply
+        for message in list(waiting):
+            # One at a time, because bytes that Flower cannot read raise an error here, which would
+            # also lose the replies that were pulled together with them.
+            try:
+                for reply in grid.pull_messages([message]):
+                    if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is not None:
+                        replies[node] = reply
+            except Exception as error:  # a client chooses the bytes, and with them the error
+                replies[waiting.pop(message)] = error
         if not waiting or time.monotonic() > end:
             break
         time.sleep(min(_POLL, max(0.0, end - time.monotonic())))
     return replies
 
 
-def content_of(reply: Message | None, order: Order, client: int | None) -> RecordDict:
+def content_of(reply: Message | Exception | None, order: Order, client: int | None) -> RecordDict:
     """Returns the content of a client's reply to an order.
 
     `client` is the number of the client that was asked, or None if it is still unknown.
 
     Raises:
-      ValueError: no reply came (None), the reply is an error, or it answers for another method,
-        federation or client.
+      ValueError: no reply came (None), the reply is an error or cannot be read, or it answers for
+        another method, federation, client or round.
     """
     if reply is None:
         raise ValueError("it did not answer in time")
+    if isinstance(reply, Exception):
+        raise ValueError(f"its reply cannot be read: {str(reply)[:_MOST_TEXT]}")
     if reply.has_error():
-        raise ValueError(f"it failed: {reply.error.reason}")
+        raise ValueError(f"it failed: {reply.error.reason[:_MOST_TEXT]}")
     answer = record_in(reply.content, Answer)
     if answer.method != order.method:
         raise ValueError(f"it answers as {answer.method:.40}, not as {order.method}")
     if answer.federation != order.federation or client not in (None, answer.client):
         raise ValueError("it answers for another federation or another client")
+    if answer.round != order.round:
+        raise ValueError(f"it answers for round {answer.round}, not for round {order.round}")
     return reply.content

@@ -25,11 +25,13 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.engine.named_arrays import names_of, to_named
 from fedjax_bn.flower.host import Host, Kept, open_host
+from fedjax_bn.flower.members import Met, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import Order, digest_of
-from fedjax_bn.flower.rounds import Met, TooFewError, evaluate, meet, play
+from fedjax_bn.flower.rounds import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
 from fedjax_bn.run.config.keys import check, flatten
+from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.experiment.values import describe_privacy, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
@@ -42,7 +44,7 @@ from fedjax_bn.sharing import OWN
 
 _SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
 _POLL = 2.0  # seconds between two searches for clients that are not connected yet
-_ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
+_ABOUT = CLAIM | {"sizes": {"longest": NUMBER}, "samples": TEXT}
 
 
 def server_app(folder: str | Path = ".") -> ServerApp:
@@ -93,26 +95,28 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
     with owned(place):
         order, form = _facts_of(place, run, config.method)
         finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
-        met = Met() if finished else _gather(grid, order, run)
-        if not form:  # the first clients of a new federation determine sizes and form
-            hellos = [member.hello for member in met.members.values()]
-            sizes = [hello.size for hello in hellos if hello.size] or [0]
-            order = order._replace(longest=max(sizes), smallest=min(sizes))
-            # The most frequent form counts; `Counter` breaks ties by the first client's.
-            form = Counter(hello.form for hello in hellos).most_common(1)[0][0]
+        met = read_clients(place, run.clients)
+        met = met if finished else _gather(grid, met, order, run)
+        if not form:  # the first clients of a new federation determine the longest and the form
+            order = order._replace(longest=max(met.sizes.values()))
+            form = _form_of_most(met)
         # Only the compiled step uses the seed of the server's noise, which is never written or
         # sent; so `host.config` is the configuration without that seed.
         host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
-        sizes = {"longest": order.longest, "smallest": order.smallest}
+        sizes = {"longest": order.longest}
         about = {"data": order.federation, "sizes": sizes, "samples": form}
         claim(place, flat, about | promised | describe_machine(), follows_rounds(config))
+        met = write_clients(place, met, run.clients)
         kept, records = resume(place, host.start)
         digest = digest_of(to_named({"frozen": kept.state.frozen}))
         host = host._replace(order=host.order._replace(frozen=digest))
         _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)
-        log(INFO, _write_served(host, place, folder, kept, records))
+        summary = _summary(host, records)
+        log(INFO, _write_served(host, place, folder, kept, summary))
+        # Last, because a folder with summary.json counts as finished; `fedjax-bn report` reads it.
+        workdir.write_json(place / "summary.json", summary)
         return kept, records
 
 
@@ -125,13 +129,30 @@ def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
     Raises:
       WorkdirError: the workdir's config.json is damaged.
     """
-    path, sizes = place / "config.json", {"longest": 0, "smallest": 0}
-    about = {"data": f"{method}-{secrets.token_hex(8)}", "sizes": sizes, "samples": ""}
+    path = place / "config.json"
+    about = {"data": f"{method}-{secrets.token_hex(8)}", "sizes": {"longest": 0}, "samples": ""}
     if path.exists():
         about = workdir.read_json(path, _ABOUT)
-    longest, smallest = about["sizes"]["longest"], about["sizes"]["smallest"]
-    order = Order(about["data"], method, 0, run.clients, longest, smallest, run.serve_unseen)
+    longest = about["sizes"]["longest"]
+    order = Order(about["data"], method, 0, run.clients, longest, run.serve_unseen)
     return order, about["samples"]
+
+
+def _form_of_most(met: Met) -> str:
+    """Returns the form of samples that more clients state than any other.
+
+    Raises:
+      ConfigError: two forms are stated by equally many clients, so that neither can be trusted.
+    """
+    hellos = {met.name(k): member.hello.form for k, member in met.members.items()}
+    (form, count), *others = Counter(hellos.values()).most_common(2)
+    if others and others[0][1] == count:
+        named = "; ".join(f"{name} has {one:.200}" for name, one in hellos.items())
+        raise ConfigError(
+            f"no form of samples is that of most clients ({named:.2000}): correct the data or "
+            "data.classes of those that differ, or leave them out, and start again"
+        )
+    return form
 
 
 def _with_own_noise(config: ConfigDict) -> ConfigDict:
@@ -146,11 +167,11 @@ def _with_own_noise(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def _gather(grid: Grid, order: Order, run: Run) -> Met:
+def _gather(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     """Waits for all clients or, after the time limit, for as many as a round needs."""
-    met, start, least = Met(), time.monotonic(), run.minimum or run.clients
+    start, least = time.monotonic(), run.minimum or run.clients
     while True:
-        met = meet(grid, met, order, run.time_limit)
+        met = meet(grid, met, order, run)
         count, waited = len(met.members), time.monotonic() - start
         if count == run.clients or (count >= least and waited > run.time_limit):
             return met
@@ -197,6 +218,7 @@ def _loop(
             # can have more records than the checkpoint has rounds, but not fewer; `resume` drops
             # the surplus.
             workdir.append_line(place / "metrics.jsonl", record)
+            write_clients(place, met, host.run.clients)
             if "validation" in record and select_round(records) == number:
                 checkpoint.save(selected, number, kept)
                 checkpoint.settle(selected)
@@ -207,10 +229,34 @@ def _loop(
     return kept, records
 
 
-def _write_served(
-    host: Host, place: Path, app: str | Path, kept: Kept, records: Sequence[Record]
-) -> str:
-    """Writes WORKDIR/served from the selected round, or the last one; returns a note for the log.
+def _summary(host: Host, records: Sequence[Record]) -> Record:
+    """Returns the content of summary.json: the scores of the selected round, or the last one."""
+    evaluated = any("accuracy" in record for record in records)
+    number = select_round(list(records)) if evaluated else len(records)
+    accuracies = [
+        {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
+        for n in (number, len(records))
+    ]
+    config = deployed(host.config)
+    return {
+        "method": config.method,
+        "dataset": host.order.federation,
+        "seed": config.seed,
+        "rounds": len(records),
+        "selected_round": number,
+        "accuracy": accuracies[0],
+        "last_round": accuracies[1],
+        "seconds_per_round": median(record["seconds"] for record in records),
+        # The server does not know the clients' compile times and numbers of samples.
+        "compile_seconds": float("nan"),
+        "samples_per_second": float("nan"),
+        **({} if host.task.classifies else {"score": host.task.score.name}),
+        **describe_privacy(config, host.run.clients, len(records)),
+    }
+
+
+def _write_served(host: Host, place: Path, app: str | Path, kept: Kept, summary: Record) -> str:
+    """Writes WORKDIR/served from the round that `summary` names; returns a note for the log.
 
     `app` is the app's folder, which may hold a user's own modules.
     """
@@ -220,8 +266,7 @@ def _write_served(
             "an unseen client cannot be served, because personal leaves stayed with the clients: "
             "serve-unseen=true in the run config and in each node config would send them"
         )
-    evaluated = any("accuracy" in record for record in records)
-    number = select_round(list(records)) if evaluated else len(records)
+    number = summary["selected_round"]
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
         if number in checkpoint.steps(manager):
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
@@ -240,25 +285,6 @@ def _write_served(
         "data": name,
         "form": {"dataset": name, "clients": ["federation"]} | json.loads(host.form),
         "started_in": str(Path(app).resolve()),
-    }
-    accuracies = [
-        {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
-        for n in (number, len(records))
-    ]
-    summary = {
-        "method": config.method,
-        "dataset": name,
-        "seed": config.seed,
-        "rounds": len(records),
-        "selected_round": number,
-        "accuracy": accuracies[0],
-        "last_round": accuracies[1],
-        "seconds_per_round": median(record["seconds"] for record in records),
-        # The server does not know the clients' compile times and numbers of samples.
-        "compile_seconds": float("nan"),
-        "samples_per_second": float("nan"),
-        **({} if host.task.classifies else {"score": host.task.score.name}),
-        **describe_privacy(config, host.run.clients, len(records)),
     }
     folder = place / "served"
     workdir.write_json(folder / "config.json", about)

@@ -5,18 +5,20 @@ The run config is the table `[tool.flwr.app.config]` of the app's pyproject.toml
 `flower-supernode --node-config`. Their keys are the fields of `Run` and `Node`, with - for _.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.arguments.text import brief, nearest
+from fedjax_bn.arguments.text import brief, names_in, nearest
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.errors import ConfigError
 
 _REPORTS = ("sizes", "losses", "accuracies")
 _OF_FLOWER = {"partition-id", "num-partitions"}  # keys that Flower's simulation adds
+_FINGERPRINT = re.compile("SHA256:[A-Za-z0-9+/]{43}")
 _Settings = TypeVar("_Settings", bound=NamedTuple)
 
 
@@ -31,6 +33,10 @@ class Run(NamedTuple):
       workdir: the server's folder.
       time_limit: seconds for which a round waits for its clients.
       attempts: how often a round is tried before the server gives up.
+      size_bound: the largest number of samples that a client may report.
+      client_keys: to which keys of SuperNodes the clients' numbers are bound: "first" for the key
+        that presents itself first as a client, "any" for none, or a fingerprint for each client,
+        separated by commas, as `ssh-keygen -lf` shows it: "SHA256:...".
       norm_bound: the largest accepted norm of a client's update, of its message, and of its
         personal leaves.
       serve_unseen: whether clients send their personal leaves too, so that the server can serve
@@ -44,8 +50,15 @@ class Run(NamedTuple):
     workdir: str = "runs/flower"
     time_limit: float = 600.0
     attempts: int = 3
+    size_bound: int = 1_000_000
+    client_keys: str = "first"
     norm_bound: float = 1e6
     serve_unseen: bool = False
+
+    def listed_keys(self) -> dict[int, str]:
+        """Returns client -> fingerprint, from the list in `client_keys`; {} for first and any."""
+        listed = () if self.client_keys in ("first", "any") else names_in(self.client_keys)
+        return dict(enumerate(listed))
 
 
 class Node(NamedTuple):
@@ -83,12 +96,20 @@ def run_of(given: Mapping[str, Any]) -> Run:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
     """
     run = _read("run config", given, Run())
+    keys = run.listed_keys().values()
+    right_keys = len(keys) == run.clients and all(map(_FINGERPRINT.fullmatch, keys))
     right = {
         "config": (run.config, "a file, or the name of a packaged config"),
         "clients": (run.clients >= 1, "at least 1"),
         "minimum": (0 <= run.minimum <= run.clients, f"from 0 to clients={run.clients}"),
         "time-limit": (run.time_limit > 0, "above 0"),
         "attempts": (run.attempts >= 1, "at least 1"),
+        "size-bound": (1 <= run.size_bound < 2**31, "from 1 to 2147483647"),
+        "client-keys": (
+            run.client_keys in ("first", "any") or (right_keys and len({*keys}) == run.clients),
+            f"first, any, or {run.clients} different fingerprints SHA256:..., one for each client, "
+            "as ssh-keygen -lf shows them",
+        ),
         "norm-bound": (run.norm_bound > 0, "above 0"),
     }
     return _checked("run config", run, right)

@@ -56,7 +56,7 @@ class Site(NamedTuple):
       like: the form of that state.
       node: the node config.
       train: `train(order, broadcast, own) -> (own, upload)`, the client's part of a round; compiled
-        once for each population, longest and smallest of an order.
+        once for each population and longest of an order.
     """
 
     config: ConfigDict
@@ -176,18 +176,15 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         kept = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
 
     def draw(order: Order, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
-        """Returns the samples [1, S, B] that the simulation draws for this client in a round."""
+        """Returns the samples [1, S, B] that the simulation draws for this client in a round.
+
+        S is the number of this client's own steps: what others report cannot make it larger.
+        """
         mine = len(split.images)
-        longest = max(order.longest, mine)
-        sampler = work.sampler(min(order.smallest or mine, mine), longest)
+        # The longest client matters only where it has fewer samples than the batch size.
+        sampler = work.sampler(mine, max(order.longest, mine))
         sizes = jnp.asarray([mine], jnp.int32)
-        drawn = sampler(sizes, number[None], longest, jax.random.fold_in(key, round))
-        if work.steps or work.epochs != (1,):
-            return drawn
-        # `drawn` has the steps of the longest client; in one epoch those after this client's own
-        # are empty.
-        steps = -(-mine // min(work.batch_size, longest))
-        return jax.tree.map(lambda leaf: leaf[:, :steps], drawn)
+        return sampler(sizes, number[None], mine, jax.random.fold_in(key, round))
 
     def who(order: Order, number: jax.Array) -> Batches:
         return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | size
@@ -207,7 +204,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 
     def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
         # The order is a static argument, so fields that do not change the program are blanked.
-        order = order._replace(federation="", method="", begin=0, serve_unseen=False, frozen="")
+        order = Order("", "", 0, order.population, order.longest, False)
         fresh = _training_keys(config, keys)
         if fits:
             return resident(order, broadcast, own, number, (fresh, data, kept))

@@ -11,6 +11,7 @@ from fedjax_bn.client import Load, Train, Trained, run_steps
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import step_keys
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import OWN, Variables, without
@@ -65,7 +66,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
         # One split for all steps, so that the keys are those of a round without scores.
-        each = (inputs, jax.random.split(key, steps))
+        each = (inputs, step_keys(key, batches["valid"]))
         whole = jax.tree.map(
             lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), each
         )

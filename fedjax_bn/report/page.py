@@ -12,7 +12,7 @@ from fedjax_bn.report.curves import convergence, sensitivity
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.masks import masks_section
 from fedjax_bn.report.results import Table, tables_of
-from fedjax_bn.report.sections import about_runs, batch_norms, data_section
+from fedjax_bn.report.sections import about_runs, absences, batch_norms, data_section
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.evaluation.per_sample import class_names
@@ -161,6 +161,7 @@ def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str
             f"Beyond {variants[0].runs[0].score}": measured(variants),
             "What is confused": mistakes(variants),
             "Masks": masks_section(variants),
+            "Who was left out": absences(variants),
             "Data": data_section(variants),
             "How it was made": about_runs(variants),
         }

@@ -36,6 +36,7 @@ _PICTURES = {
     "masked_features": "Features of two clients, before and after their masks",
 }
 _MOST_COMMANDS = 12
+_MOST_ABSENCES = 100
 _COSTS = (
     *("run", "seed", "target", "rounds", "selected", "s a round", "training min"),
     *("compiled in s", "samples a s", "MB down", "MB up", "folder"),
@@ -136,6 +137,30 @@ def data_section(variants: Sequence[Variant]) -> str:
                 counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
             parts.append(heat_map(f"{split}: {what}", list(rows), heads, counts, ",.0f"))
     return joined(*parts)
+
+
+def absences(variants: Sequence[Variant]) -> str:
+    """Returns a table of the clients and nodes that a server left out, as HTML; "" without any.
+
+    Only runs over Flower have such records.
+    """
+    rounds: dict[tuple[str, str, str], list[int]] = {}
+    for variant in variants:
+        for run in variant.runs:
+            for record in run.records:
+                each = {**record.get("left_out", {}), **record.get("refused", {})}
+                for who, why in each.items():
+                    rounds.setdefault((str(run.folder), who, why), []).append(record["round"])
+    rows = [
+        [*(cell(text, kind="text") for text in key), len(found), found[0], found[-1]]
+        for key, found in list(rounds.items())[:_MOST_ABSENCES]
+    ]
+    heads = ("folder", "who", "why", "rounds", "first", "last")
+    about = (
+        "Clients whose upload was left out of a round, and nodes that were refused as clients. At "
+        f"most {_MOST_ABSENCES} of {len(rounds)} rows are shown."
+    )
+    return sortable(about, heads, rows) if rows else ""
 
 
 def about_runs(variants: Sequence[Variant]) -> str:

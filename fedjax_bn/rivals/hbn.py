@@ -10,7 +10,7 @@ from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averagin
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
-from fedjax_bn.engine.keys import stream
+from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import (
@@ -131,7 +131,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         variables, source = join(received.shared, received.personal), batches.get("source")
         steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-        keys = jax.random.split(stream(key, "moments of a round"), len(batches["valid"]))
+        keys = step_keys(stream(key, "moments of a round"), batches["valid"])
 
         def one(inputs: tuple) -> PyTree:
             batch, key = inputs

@@ -23,7 +23,7 @@ from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.serving import load, predictor
 from flower_apps import assert_same, nodes_of, run_config, simulated
-from flower_grid import LocalGrid
+from flower_grid import LocalGrid, key_of
 
 OF_UPLOAD = ("size", "risk", "loss", "finite", "participates", "client", "population")
 SLOW = ("fedavg", "fedbn", "fedfa", "fediga", "scaffold")
@@ -164,7 +164,7 @@ def test_who_fails_is_left_out_and_comes_back_and_a_server_that_ended_continues(
 
     def sees_it_come_back(message):
         if message.metadata.message_type == "train" and in_round(message) == 3:
-            grid.nodes[12] = second
+            grid.nodes[12], grid.keys[12] = second, key_of(11)
         return first(message)
 
     failed = []

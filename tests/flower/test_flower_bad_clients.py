@@ -10,16 +10,17 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, Message
 
+from fedjax_bn.flower.members import Met, meet
 from fedjax_bn.flower.messages import Answer, Hello, Order, packed, record_in
-from fedjax_bn.flower.rounds import Met, meet
 from fedjax_bn.flower.server import serve
-from fedjax_bn.flower.settings import run_of
+from fedjax_bn.flower.settings import Run, run_of
 from fedjax_bn.flower.site import load_own, save_own
 from fedjax_bn.state import Own
 from flower_apps import nodes_of, run_config
 from flower_grid import LocalGrid
 
-ORDER = Order("f", "fedavg", 0, 3, 0, 0, False)
+ORDER = Order("f", "fedavg", 0, 3, 0, False)
+RUN = Run(clients=3, time_limit=1.0)
 FORM = '{"num_classes": 3, "shape": [6], "dtype": "uint8", "mean": [0.5], "std": [0.5]}'
 
 
@@ -74,7 +75,7 @@ class Nodes:
 
     def saying(self, client, hello):
         return lambda message: Message(
-            packed(Answer("f", "fedavg", client), hello=hello), reply_to=message
+            packed(Answer("f", "fedavg", client, 0), hello=hello), reply_to=message
         )
 
 
@@ -93,22 +94,22 @@ def hello(name="", form=FORM):
 )
 def test_a_node_with_an_impossible_form_of_samples_is_left_out(form, why, caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
-        met = meet(Nodes(hello(form=form), hello()).grid, Met(), ORDER, 1.0)
+        met = meet(Nodes(hello(form=form), hello()).grid, Met(), ORDER, RUN)
     assert list(met.members) == [1]
     assert re.search(f"node 10 is left out: .*{re.escape(why)}", caplog.text)
 
 
 def test_clients_of_one_name_or_of_one_that_records_use_are_called_apart():
     nodes = Nodes(hello("hospital"), hello("hospital"), hello("mean"))
-    members = meet(nodes.grid, Met(), ORDER, 1.0).members
-    assert [member.name for member in members.values()] == ["hospital", "hospital-1", "mean-2"]
+    met = meet(nodes.grid, Met(), ORDER, RUN)
+    assert [*map(met.name, range(3))] == ["hospital", "hospital-1", "mean-2"]
 
 
 def test_who_is_gone_keeps_its_size():
     nodes = Nodes(hello(), hello())
-    met = meet(nodes.grid, Met(), ORDER, 1.0)
+    met = meet(nodes.grid, Met(), ORDER, RUN)
     del nodes.grid.nodes[10]
-    met = meet(nodes.grid, met, ORDER, 1.0)
+    met = meet(nodes.grid, met, ORDER, RUN)
     assert list(met.members) == [1]
     assert met.sizes == {0: 9, 1: 9}
 

@@ -21,7 +21,7 @@ class State(NamedTuple):
     uploads: Any = ()
 
 
-HEADER = Answer("one", "fedbn", 0)
+HEADER = Answer("one", "fedbn", 0, 0)
 ARRAYS = {
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
     "by columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),

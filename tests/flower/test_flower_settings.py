@@ -22,8 +22,9 @@ from fedjax_bn.run.files import finished
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower import server
+from fedjax_bn.flower.members import Met, meet
 from fedjax_bn.flower.messages import Order, arrays_in, record_in
-from fedjax_bn.flower.rounds import Met, TooFewError, meet
+from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
 from fedjax_bn.flower.site import load_own, open_site
@@ -43,6 +44,7 @@ NODE = {"client": 0, "folder": "state"}
         ({"clients": 0}, "the run config's clients=0 must be at least 1"),
         ({"minimum": 4}, "minimum=4 must be from 0 to clients=3"),
         ({"time-limit": 0}, "time-limit=0.0 must be above 0"),
+        ({"size-bound": 2**31}, "size-bound=2147483648 must be from 1 to 2147483647"),
         ({"norm-bound": "big"}, "norm-bound='big' is of type str, but it must be float"),
         ({"norm_bound": 1.0}, "the run config has no key 'norm_bound'.*'norm-bound'"),
         ({"serve-unseen": 1}, "serve-unseen=1 is of type int, but it must be bool"),
@@ -156,7 +158,7 @@ def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder, t
     changes = "weigh=generalization_adjustment,data.validation=0.2"
     config = run_config(tmp_path / "server", changes)
     grid = LocalGrid(nodes_of(folder, config, report="sizes"))
-    met = meet(grid, Met(), Order("f", "fedavg", 0, 2, 0, 0, False), 1.0)
+    met = meet(grid, Met(), Order("f", "fedavg", 0, 2, 0, False), run_of(config))
     assert not met.members
     (_, reply), _ = grid.sent
     assert "sends this client's validation losses" in reply.error.reason

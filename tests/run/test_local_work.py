@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn.data.sampling import by_epochs
+from fedjax_bn.data.sampling import by_epochs, by_steps
+from fedjax_bn.engine.keys import step_keys
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.method import OPTIMIZERS
@@ -33,6 +34,31 @@ def test_what_a_client_draws_depends_on_its_number_and_not_on_its_row():
     whole, chosen = draw(SIZES, CLIENTS, 5, key), jnp.asarray([2, 1], jnp.int32)
     some = draw(SIZES[chosen], chosen, 5, key)
     jax.tree.map(lambda all_, few: np.testing.assert_array_equal(all_[chosen], few), whole, some)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_what_a_client_draws_depends_on_no_other_clients_size(x64):
+    """A client alone, or beside one of any size, draws its samples in the same order."""
+    key = jax.random.key(0)
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
+        epochs, steps = by_epochs(2, (3,)), by_steps(2, 7, 3)(SIZES, CLIENTS, 5, key)
+        whole, first = epochs(SIZES, CLIENTS, 5, key), by_epochs(2, (1,))(SIZES, CLIENTS, 5, key)
+        for k, size in enumerate([5, 3, 4]):
+            row = SIZES[k : k + 1], CLIENTS[k : k + 1], size, key
+            mine = epochs(*row)
+            own = whole.index[k][whole.valid[k]]
+            np.testing.assert_array_equal(mine.index[mine.valid], own)
+            np.testing.assert_array_equal(first.index[k][first.valid[k]], own[:size])
+            np.testing.assert_array_equal(by_steps(2, 7, size)(*row).index[0], steps.index[k])
+
+
+def test_steps_take_the_same_keys_with_and_without_empty_ones_between_them():
+    valid = np.array([[1, 1], [1, 0], [0, 0], [1, 1], [0, 0]], bool)
+    key = jax.random.key(0)
+    keys = np.asarray(jax.random.key_data(step_keys(key, jnp.asarray(valid))))
+    alone = jax.random.key_data(step_keys(key, jnp.ones((3, 2), bool)))
+    np.testing.assert_array_equal(keys[[0, 1, 3]], alone)
+    np.testing.assert_array_equal(alone, jax.random.key_data(jax.random.split(key, 3)))
 
 
 def test_one_number_of_epochs_is_everybodys():

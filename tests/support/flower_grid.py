@@ -1,9 +1,14 @@
 """A Grid of Flower whose ClientApps run in this process; messages go through Flower's own bytes."""
 
+from functools import cache
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 
@@ -11,16 +16,19 @@ class LocalGrid:
     """What `fedjax_bn.flower.server.serve` asks of a Grid, for nodes that are functions.
 
     Attributes:
-      nodes: number -> `answer(message) -> message`, or None for one that never answers.
+      nodes: number -> `answer(message) -> message`, None for one that never answers, or the error
+        of Flower for one whose bytes it cannot read.
       sent: (message, reply) of all that was answered, as they arrived.
+      keys: number -> PEM of the node's public key, where it is not `key_of(number)`.
     """
 
     def __init__(self, nodes):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
-        self.nodes, self.sent, self.waiting = dict(nodes), [], {}
+        self.nodes, self.sent, self.waiting, self.keys = dict(nodes), [], {}, {}
 
-    def get_node_ids(self):
-        return list(self.nodes)
+    def get_nodes(self):
+        keys = {number: self.keys.get(number, key_of(number)) for number in self.nodes}
+        return [NodeInfo(node_id=number, public_key=key) for number, key in keys.items()]
 
     def push_messages(self, messages):
         names = []
@@ -30,6 +38,9 @@ class LocalGrid:
             names.append(name)
             answer = self.nodes.get(message.metadata.dst_node_id)
             if answer is None:
+                continue
+            if isinstance(answer, Exception):
+                self.waiting[name] = answer
                 continue
             arrived = over_the_wire(message)
             try:
@@ -43,7 +54,18 @@ class LocalGrid:
         return names
 
     def pull_messages(self, names):
-        return [self.waiting.pop(name) for name in names if name in self.waiting]
+        found = [self.waiting.pop(name) for name in names if name in self.waiting]
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        return found
+
+
+@cache
+def key_of(number):
+    """The PEM of the public key that a node of this number has in all tests of a process."""
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def over_the_wire(message):

@@ -122,6 +122,8 @@ _RECORD = {
     "far_norms?": {"*": NUMBER},
     "not_finite?": [TEXT],
     "clients?": [_INDEX],
+    "left_out?": {"*": TEXT},
+    "refused?": {"*": TEXT},
     "*": _ANY,
 }
 

@@ -1,0 +1,219 @@
+"""Meets the clients: who they are, and whether what they say of themselves can be used.
+
+A client's number is bound to the public key of its SuperNode, which Flower has verified. The
+server's folder keeps the bindings and the clients' names in records, so that both survive a restart
+and the client itself:
+
+    WORKDIR/clients.json    {"0": {"name": "hospital-a", "key": "SHA256:..."}, ...}
+
+The key is "" until a client has presented itself with one.
+"""
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from logging import WARNING
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+)
+from flwr.app import Message, MessageType
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedjax_bn.arguments.text import short
+from fedjax_bn.flower import messages
+from fedjax_bn.flower.messages import Hello, Order, content_of
+from fedjax_bn.flower.settings import Run
+from fedjax_bn.run.files import workdir
+from fedjax_bn.run.files.finished import impossible
+from fedjax_bn.run.files.workdir import FINISHED, TEXT, misfit
+
+_AGAIN = 60.0  # seconds until a refused node is asked again, at least
+_SHARE = 10  # nodes that never answer take a part of 1 / _SHARE of the time at most
+_MOST_FORM = 2**20  # characters of a form of samples
+_MOST_CLASSES = 2**16  # three times as many as ImageNet-21k has
+_MOST_REFUSED = 20  # refusals in the record of a round
+_REASON = 500  # characters of a reason in logs and records
+_FILE = "clients.json"
+
+
+class _Member(NamedTuple):
+    """A client that has presented itself.
+
+    Attributes:
+      node: Flower's current number of the client's node.
+      hello: how the client presented itself.
+    """
+
+    node: int
+    hello: Hello
+
+
+class Met(NamedTuple):
+    """The clients that the server has met.
+
+    Attributes:
+      members: client -> member, for clients that are connected.
+      again: refused node -> the time from `time.monotonic` at which it may be asked again.
+      sizes: client -> the size that it reported last, also for clients that have gone.
+      names: client -> its name in the records, which stays.
+      keys: client -> the fingerprint of the key to which its number is bound.
+      refused: node, with the fingerprint of its key -> why it was refused since the last record.
+    """
+
+    members: Mapping[int, _Member] = {}
+    again: Mapping[int, float] = {}
+    sizes: Mapping[int, int] = {}
+    names: Mapping[int, str] = {}
+    keys: Mapping[int, str] = {}
+    refused: Mapping[str, str] = {}
+
+    def name(self, client: int) -> str:
+        """Returns the name of a client in the records."""
+        return self.names.get(client, f"client-{client}")
+
+
+def fingerprint(key: bytes) -> str:
+    """Returns the fingerprint of a public key, as `ssh-keygen -lf` shows it, or "" for other bytes.
+
+    `key` is in PEM, Flower's form. Nodes of Flower's simulation have random bytes for it.
+    """
+    try:
+        known = load_pem_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    except (ValueError, UnsupportedAlgorithm):
+        return ""
+    digest = hashlib.sha256(base64.b64decode(known.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def read_clients(place: Path, clients: int) -> Met:
+    """Returns the names and bindings in a server's workdir; empty ones in a new workdir.
+
+    Raises:
+      WorkdirError: the file is damaged.
+    """
+    path = place / _FILE
+    form = {f"{k}?": {"name": TEXT, "key": TEXT} for k in range(clients)}
+    found = workdir.read_json(path, form) if path.exists() else {}
+    each = {k: found[str(k)] for k in range(clients) if str(k) in found}
+    keys = {k: one["key"] for k, one in each.items() if one["key"]}
+    return Met(names={k: one["name"] for k, one in each.items()}, keys=keys)
+
+
+def write_clients(place: Path, met: Met, clients: int) -> Met:
+    """Writes the names and bindings of all clients, and returns them: from now on they stay."""
+    names = {k: met.name(k) for k in range(clients)}
+    content = {str(k): {"name": names[k], "key": met.keys.get(k, "")} for k in names}
+    path = place / _FILE
+    if not path.exists() or workdir.read_json(path) != content:
+        workdir.write_json(path, content)
+    return met._replace(names=names)
+
+
+def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
+    """Asks new nodes to present themselves; returns the clients that are connected now.
+
+    If a node's answer cannot be used, if its number is bound to another key, or if another node is
+    the same client, the log and `Met.refused` name the node, and it is asked again after a minute
+    or more. Members whose node has gone are left out.
+
+    Args:
+      grid: Flower's Grid.
+      met: the result of the last call.
+      order: the header of the question.
+      run: the run config, with the time to wait for an answer and the bounds on what it says.
+    """
+    prints = {node.node_id: fingerprint(node.public_key) for node in grid.get_nodes()}
+    start = time.monotonic()
+    found = {k: member for k, member in met.members.items() if member.node in prints}
+    again = {node: at for node, at in met.again.items() if node in prints and at > start}
+    new = sorted(prints.keys() - {member.node for member in found.values()} - again.keys())
+    questions = {node: messages.packed(order) for node in new}
+    replies = messages.exchange(grid, questions, MessageType.QUERY, run.time_limit)
+    keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
+    for node in new:
+        try:
+            client, hello = _presented(replies.get(node), order, run.size_bound)
+            if run.client_keys != "any":
+                _check_key(client, prints[node], keys)
+            if client in found:
+                raise ValueError(f"it presents itself as client {client}, which is there already")
+        except ValueError as error:
+            why = short(str(error), _REASON)
+            log(WARNING, "node %s is left out: %s", node, why)
+            if len(refused) < _MOST_REFUSED:
+                refused[f"node {node} {prints[node]}".strip()] = why
+            waited = time.monotonic() - start
+            again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
+            continue
+        found[client] = _Member(node, hello)
+        if run.client_keys != "any" and prints[node]:
+            keys[client] = prints[node]
+        names.setdefault(client, _name(client, hello.name, names, order.population))
+    sizes = {k: member.hello.size for k, member in found.items()}
+    known = dict(sorted(found.items())), again, {**met.sizes, **sizes}, names, keys, refused
+    return Met(*known)
+
+
+def _check_key(client: int, key: str, keys: Mapping[int, str]) -> None:
+    """Raises ValueError if a number is bound to another key, or the key to another number."""
+    owner = keys.get(client, key)
+    if owner != key:
+        raise ValueError(
+            f"it presents itself as client {client}, whose number is bound to the key {owner}, "
+            f"with {key or 'no key'}: see client-keys in the run config"
+        )
+    other = next((k for k, bound in keys.items() if k != client and bound == key), None)
+    if other is not None and key:
+        raise ValueError(
+            f"it presents itself as client {client}, but its key {key} is bound to client {other}: "
+            "see client-keys in the run config"
+        )
+
+
+def _name(client: int, said: str, names: Mapping[int, str], population: int) -> str:
+    """Returns a name for the records that no other client has."""
+    # Records have an entry for each name and one for "mean", so names must be unique.
+    others = {name for k, name in names.items() if k != client} | {"mean"}
+    others |= {f"client-{k}" for k in range(population) if k != client}
+    name = short(said[:200], 80) or f"client-{client}"
+    while name in others:
+        name += f"-{client}"
+    return name
+
+
+def _presented(reply: Message | Exception | None, order: Order, bound: int) -> tuple[int, Hello]:
+    """Returns a client's number and its `Hello`; raises ValueError if they cannot be used."""
+    content = content_of(reply, order, None)
+    client = messages.record_in(content, messages.Answer).client
+    hello = messages.record_in(content, Hello)
+    if not 0 <= client < order.population:
+        raise ValueError(
+            f"it presents itself as client {client}, but there are {order.population}, from 0: see "
+            "clients in the run config"
+        )
+    if not 0 <= hello.size <= bound:
+        raise ValueError(
+            f"it reports {hello.size} samples, and size-bound={bound} in the run config allows "
+            "from 0 to that number: raise it if the client has so many"
+        )
+    try:
+        if len(hello.form) > _MOST_FORM:
+            raise ValueError(f"it has more than {_MOST_FORM} characters")
+        form = json.loads(hello.form) | {"dataset": "federation", "clients": ["one"]}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"its form of samples is not a JSON object: {hello.form:.80}") from error
+    wrong = misfit(form, FINISHED["form"], "its form of samples") or impossible(form)
+    if wrong or form["num_classes"] > _MOST_CLASSES:
+        raise ValueError(
+            f"no samples have the form that it gives for its own ({wrong or 'num_classes'})"
+        )
+    return client, hello

@@ -1,0 +1,304 @@
+"""What a client says cannot end or slow the others, and a number belongs to the key that has it."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+
+import runs
+from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
+from fedjax_bn.flower.messages import (
+    Answer,
+    Hello,
+    Order,
+    arrays_in,
+    content_of,
+    packed,
+    record_in,
+    recorded,
+    scores_in,
+)
+from fedjax_bn.flower.rounds import TooFewError, _stepped
+from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.settings import Run, run_of
+from fedjax_bn.run.errors import ConfigError, RiskError
+from flower_apps import QUIET, nodes_of, run_config
+from flower_grid import LocalGrid, key_of
+
+ORDER = Order("f", "fedavg", 0, 3, 0, False)
+RUN = Run(clients=3, time_limit=1.0, size_bound=1000)
+FORM = '{"num_classes": 3, "shape": [6], "dtype": "uint8", "mean": [0.5], "std": [0.5]}'
+HELLO = Hello("one", 9, True, True, FORM)
+PRINTS = [fingerprint(key_of(10 + k)) for k in range(3)]
+
+
+def saying(client, hello=HELLO, change=None):
+    """A node that says who it is."""
+
+    def answer(message):
+        content = packed(Answer("f", "fedavg", client, 0), hello=hello)
+        if change:
+            change(content)
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+def about(**entries):
+    return lambda content: content["about"].update(entries)
+
+
+HUGE = "é\n\u202e" * 400_000
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (saying(0, HELLO._replace(size=2**31 - 1)), "size-bound=1000 in the run config allows"),
+        (saying(0, HELLO._replace(size=-1)), "it reports -1 samples"),
+        (saying(0, change=about(size=True)), "the message's about must hold"),
+        (saying(0, change=about(size=9.0)), "the message's about must hold"),
+        (saying(-1), "it presents itself as client -1, but there are 3"),
+        (saying(True), "the message's header must hold"),
+        (saying(0, HELLO._replace(form=HUGE)), "is not a JSON object"),
+        (saying(0, HELLO._replace(form="[" * 10**6)), "is not a JSON object"),
+        (saying(0, HELLO._replace(form=FORM.replace("3", "2147483647", 1))), "(num_classes)"),
+        (saying(0, HELLO._replace(form=FORM.replace("[6]", "[1e400]"))), "must be a whole number"),
+        (saying(0, change=lambda c: c.pop("about")), "but it holds nothing"),
+        (saying(0, change=lambda c: c.update(header=MetricRecord())), "but it holds nothing"),
+        (lambda message: Message(Error(3, HUGE), reply_to=message), "it failed: "),
+        (ValueError("bytes that Flower cannot read"), "its reply cannot be read: bytes"),
+    ],
+)
+def test_a_hello_that_cannot_be_used_leaves_its_node_out_and_no_other(said, why):
+    grid = LocalGrid({10: said, 11: saying(1)})
+    met = meet(grid, Met(), ORDER, RUN)
+    assert list(met.members) == [1]
+    ((node, reason),) = met.refused.items()
+    assert node == f"node 10 {PRINTS[0]}"
+    assert why in reason
+    assert len(reason) <= 500
+
+
+def test_a_name_of_a_megabyte_is_cut():
+    met = meet(LocalGrid({10: saying(0, HELLO._replace(name=HUGE))}), Met(), ORDER, RUN)
+    assert len(met.name(0)) <= 80
+    assert met.name(0).isprintable()
+
+
+def test_a_number_belongs_to_the_first_key_and_the_bindings_survive_a_restart(tmp_path):
+    grid = LocalGrid({10: saying(0), 11: saying(1)})
+    met = write_clients(tmp_path, meet(grid, Met(), ORDER, RUN), 3)
+    stored = json.loads((tmp_path / "clients.json").read_text())
+    assert stored["0"] == {"name": "one", "key": PRINTS[0]}
+    assert stored["2"] == {"name": "client-2", "key": ""}
+    again = read_clients(tmp_path, 3)
+    assert (again.names, again.keys) == (met.names, met.keys)
+    # Client 0 is away, and others claim its number, or a second one.
+    found = meet(LocalGrid({12: saying(0), 11: saying(2)}), again, ORDER, RUN)
+    assert not found.members
+    assert f"bound to the key {PRINTS[0]}" in found.refused[f"node 12 {PRINTS[2]}"]
+    assert f"key {PRINTS[1]} is bound to client 1" in found.refused[f"node 11 {PRINTS[1]}"]
+    # It comes back as another node, and keeps its name whatever it says.
+    back = LocalGrid({13: saying(0, HELLO._replace(name="two"))})
+    back.keys[13] = key_of(10)
+    assert meet(back, again, ORDER, RUN).name(0) == "one"
+
+
+def test_a_list_of_keys_or_none_can_be_asked_for():
+    listed = RUN._replace(client_keys=",".join(PRINTS))
+    met = meet(LocalGrid({11: saying(0), 10: saying(1), 12: saying(2)}), Met(), ORDER, listed)
+    assert list(met.members) == [2]
+    grid = LocalGrid({11: saying(0)})
+    met = met._replace(again={})
+    assert meet(grid, met, ORDER, RUN._replace(client_keys="any")).members
+    for wrong in ("some", ",".join(PRINTS[:2]), ",".join(PRINTS[:1] * 3), f"{PRINTS[0]},a,b"):
+        with pytest.raises(ConfigError, match=r"client-keys=.* must be first, any, or 3 different"):
+            run_of({"config": "quickstart", "clients": 3, "client-keys": wrong})
+    grid.keys[11] = b"random bytes, as in Flower's simulation"
+    assert meet(grid, Met(), ORDER, RUN).keys == {}
+    assert not meet(grid, met, ORDER, listed).members
+
+
+def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path):
+    try:
+        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "node"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    except FileNotFoundError:
+        pytest.skip("ssh-keygen makes the key")
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_ssh_public_key,
+    )
+
+    public = (tmp_path / "node.pub").read_bytes()
+    form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    pem = load_ssh_public_key(public).public_bytes(*form)
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", "node.pub"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert fingerprint(pem) == shown.stdout.split()[1]
+    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
+    assert fingerprint(pem) == "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def test_an_answer_for_another_round_is_refused():
+    order, asked = ORDER._replace(round=3), Message(packed(ORDER), 10, "train")
+    reply = Message(packed(Answer("f", "fedavg", 1, 2)), reply_to=asked)
+    with pytest.raises(ValueError, match="it answers for round 2, not for round 3"):
+        content_of(reply, order, 1)
+
+
+@pytest.mark.parametrize("score", [float("nan"), 100.5, -1.0, [1.0]])
+def test_a_score_that_is_no_percentage_is_refused(score):
+    content = packed(Answer("f", "fedavg", 0, 0), scores={"accuracy": 50})
+    assert scores_in(content) == {"accuracy": 50}
+    content["scores"]["accuracy"] = score
+    with pytest.raises(ValueError, match="from 0 to 100"):
+        scores_in(content)
+
+
+def arrays_of(reply):
+    return arrays_in(reply.content), record_in(reply.content, Answer)
+
+
+def changed(**changes):
+    """A lie that changes arrays of an honest answer."""
+
+    def lie(reply, old):
+        arrays, header = arrays_of(reply)
+        arrays |= {name.replace("__", "/"): change(arrays) for name, change in changes.items()}
+        reply.content = packed(header, recorded(arrays))
+
+    return lie
+
+
+def again(reply, old):
+    reply.content = old.content
+
+
+def many(reply, old):
+    one = Array(np.zeros(()))
+    reply.content["arrays"] = ArrayRecord({f"x{k}": one for k in range(20_000)})
+
+
+def no_arrays(reply, old):
+    reply.content["arrays"] = ConfigRecord({"x": "y"})
+
+
+def weighed(kept, accepted, rows):
+    """A server's step with REA's weights: NaN where a risk is not positive."""
+    risks = np.array([accepted[k].upload.risk if k in accepted else 1.0 for k in range(3)])
+    state = SimpleNamespace(weights=np.where(risks > 0, 1 / 3, np.nan))
+    return SimpleNamespace(state=state, accepted=accepted)
+
+
+@pytest.mark.parametrize(("risk", "least", "error"), [(-1, 2, None), (0, 3, RiskError)])
+def test_a_risk_that_cannot_be_weighed_leaves_its_client_out(risk, least, error):
+    config = SimpleNamespace(weigh="risk_extrapolation", method="fedavg")
+    host, kept = SimpleNamespace(step=weighed, config=config), SimpleNamespace(round=0)
+    sent = {k: SimpleNamespace(upload=SimpleNamespace(risk=x)) for k, x in enumerate((1, risk, 2))}
+    with pytest.raises(error) if error else nullcontext():
+        after, good, why = _stepped(host, Met(), kept, sent, np.arange(3), least)
+        assert list(good) == list(after.accepted) == [0, 2]
+        assert "risk_extrapolation cannot weigh its risk" in why["client-1"]
+
+
+BIAS = "shared/params/out/bias"
+LIES = [
+    ("it answers for round 1, not for round 2", again),
+    ("is not finite", changed(shared__params__out__bias=lambda x: x[BIAS] * np.nan)),
+    ("is float64[8000000]", changed(shared__params__out__bias=lambda x: np.zeros(8_000_000))),
+    ("is complex128", changed(shared__params__out__bias=lambda x: x[BIAS] * 1j)),
+    ("norm of its update", changed(shared__params__out__bias=lambda x: x[BIAS] + 1e300)),
+    ("the message holds 20000 arrays, not", many),
+    ("records of arrays called []", no_arrays),
+]
+
+
+@pytest.mark.slow
+def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(folder, tmp_path):
+    """Client 2 says that it has 2^31 - 1 samples, trains a round, and then lies in each round."""
+    rounds, more = 1 + len(LIES), {"clients": 3, "minimum": 2, "time_limit": 5}
+    changes = "method=fedavg,weigh=uniform"
+    config = run_config(tmp_path / "server", f"{changes},rounds={rounds}", **more)
+    config["size-bound"] = 2**31 - 1
+    grid = LocalGrid(nodes_of(folder, config))
+    uploads = []
+
+    def lies(message):
+        """Answers as client 2 with what client 0 has just said."""
+        order = record_in(message.content, Order)
+        kind, number = message.metadata.message_type, order.round
+        honest = next(
+            up.content for down, up in reversed(grid.sent) if up.metadata.src_node_id == 10
+        )
+        if kind == "query":
+            said = record_in(honest, Hello)._replace(size=2**31 - 1, name="liar")
+            return Message(
+                packed(Answer(order.federation, "fedavg", 2, 0), hello=said), reply_to=message
+            )
+        arrays = arrays_in(honest) | {"client": np.int32(2), "size": np.int32(2**31 - 1)}
+        header = record_in(honest, Answer)._replace(client=2)
+        content = packed(header, recorded(arrays))
+        reply = Message(content, reply_to=message)
+        uploads.append(Message(content, reply_to=message))
+        if number > 1:
+            LIES[number - 2][1](reply, uploads[0])
+        return reply
+
+    grid.nodes[12] = lies
+    _, records = serve(grid, run_of(config), folder)
+    assert records[0]["weights"] == pytest.approx(
+        {"client-0": 1 / 3, "client-1": 1 / 3, "liar": 1 / 3}
+    )
+    for record, (why, _) in zip(records[1:], LIES, strict=True):
+        assert list(record["left_out"]) == ["liar"]
+        assert why in record["left_out"]["liar"]
+    assert records[-1]["seconds"] < 5
+    # Without the liar the same workdir continues; its number is not for another key.
+    config["changes"] = f"{changes},rounds={rounds + 1}"
+    grid = LocalGrid(nodes_of(folder, config))
+    grid.nodes[13] = lies
+    began = time.monotonic()
+    _, records = serve(grid, run_of(config), folder)
+    assert records[-1]["left_out"] == {"liar": "it is not connected"}
+    (reason,) = records[-1]["refused"].values()
+    assert f"bound to the key {PRINTS[2]}" in reason
+    assert time.monotonic() - began < 30
+    assert runs.command("report", str(tmp_path / "server"), f"--out={tmp_path / 'page.html'}") == 0
+    page = (tmp_path / "page.html").read_text()
+    for why in (reason, LIES[0][0], "it is not connected"):
+        assert why in page
+
+
+def test_two_clients_of_different_forms_write_nothing(folder, tmp_path):
+    config = run_config(tmp_path / "server", "method=fedavg", time_limit=0.1)
+    grid = LocalGrid(nodes_of(folder, config, report=QUIET))
+    honest = grid.nodes[11]
+
+    def lies(message):
+        said = record_in(honest(message).content, Hello)
+        form = said.form.replace('"num_classes": 3', '"num_classes": 4')
+        header = record_in(message.content, Order)
+        answer = Answer(header.federation, "fedavg", 1, 0)
+        return Message(packed(answer, hello=said._replace(form=form)), reply_to=message)
+
+    grid.nodes[11] = lies
+    with pytest.raises(ConfigError, match="no form of samples is that of most clients"):
+        serve(grid, run_of(config), folder)
+    assert not (tmp_path / "server" / "config.json").exists()
+    del grid.nodes[11]
+    with pytest.raises(TooFewError):
+        serve(grid, run_of(config), folder)
