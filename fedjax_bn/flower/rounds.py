@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedjax_bn.arguments.text import short
+from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import messages
