@@ -3,8 +3,8 @@
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
 that does not count in a round (it sits out, or its update is not finite) gets weight 0. The rule
 sees size 0 for a client that sits out; if it reads the risks, it sees size 0 and risk 0 for a
-client that failed too. A rule with a state is a `Weighing`, and so are the
-rules of `engine.robust`, which compute something else than a weighted mean.
+client that failed too. A rule with a state is a `Weighing`, and so are the rules of
+`engine.robust`, which compute something else than a weighted mean.
 
 If weights are known before training, a round holds only sums, whose size does not depend on the
 number of clients. Over several devices a round has one reduction if the rule is `by_size` or
@@ -339,19 +339,18 @@ def weigh_uploads(
     counts, rows = uploads.counts, uploads.size.shape[0]
     # A rule must not see the NaN risk of a client that failed: one NaN makes all weights NaN.
     size, risk = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
-    combine = None
+    combine = rule.combine if isinstance(rule, Weighing) else None
     if isinstance(rule, Weighing):
         weights, state = rule.weigh(state, size, risk, uploads.message)
-        combine = rule.combine
     elif _needs_risks(rule, rows):
         weights = rule(size, risk)
     else:
         # As in `early_weights`: a failed client still gets a weight here, which is set to 0 below.
         weights = rule(jnp.where(uploads.participates, uploads.size, 0), jnp.zeros(rows))
     weights = jnp.where(counts, weights, 0)
-    combined = None
-    if combine is not None:
-        combined, weights = combine(uploads.shared, start, weights)
+    if combine is None:
+        return weights, None, state
+    combined, weights = combine(uploads.shared, start, weights)
     return weights, combined, state
 
 
@@ -396,10 +395,10 @@ def serve(
     place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
     mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
     weights, combined, new = weigh_uploads(weigh, mine, uploads, state.shared)
-    if combined is None:
-        sums = sum_uploads(server, weights, uploads)
-    else:
-        sums = sum_uploads(server, weights, uploads._replace(shared=()))
+    if combined is not None:
+        uploads = uploads._replace(shared=())
+    sums = sum_uploads(server, weights, uploads)
+    if combined is not None:
         sums = in_place_of_mean(sums, combined)
     after, _ = conclude(server, state, sums, uploads.counts, population)
     weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))

@@ -14,6 +14,12 @@ def promote(*dtypes: Any) -> jnp.dtype:
         return jnp.result_type(*dtypes)
 
 
+def wide(leaf: jax.Array) -> jax.Array:
+    """Returns a leaf in at least float32, or integers in the default float dtype."""
+    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return leaf.astype(promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float))
+
+
 def parameter_dtype(variables: dict[str, Any]) -> jnp.dtype:
     """Returns the dtype of a model's parameters and of its inputs; by default JAX's float."""
     frozen = (variables.get(FROZEN) or {}).get("params")

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
-from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.weighing import Weighing, normalize, weighted
 
 PyTree = Any
@@ -110,7 +110,9 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
     $v \leftarrow \sum_k w_k y_k / \sum_k w_k$ with $w_k = 1 / \max(\nu, \lVert v - y_k \rVert)$
 
     Differs from the authors' code, which weighs clients by size and starts at their mean: it starts
-    at what the clients received, where one upload pulls no harder than another, however far it is.
+    at what the clients received, and in the first iteration nu is the median of the distances, if
+    that is larger. So no upload pulls harder than another, neither one that is far away nor one
+    that is what its client received, at which the iterations would stay.
 
     Args:
       iterations: at least 1.
@@ -123,12 +125,15 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         counts = weights > 0
 
-        def step(_: jax.Array, last: tuple) -> tuple[PyTree, jax.Array]:
+        def step(number: jax.Array, last: tuple) -> tuple[PyTree, jax.Array]:
             far = update_norms(stacked, last[0], counts)
-            weights = normalize(jnp.where(counts, 1 / jnp.maximum(far, smoothing), 0))
+            # Of two middle distances the smaller one, which an attacker cannot make large.
+            middle = jnp.sort(jnp.where(counts, far, jnp.inf))[(counts.sum() - 1) // 2]
+            least = jnp.maximum(jnp.where(number == 0, middle, 0), smoothing)
+            weights = normalize(jnp.where(counts, 1 / jnp.maximum(far, least), 0))
             return sum_over(weighted, stacked, weights), weights
 
-        first = jax.tree.map(_wide, start), weights
+        first = jax.tree.map(wide, start), weights
         return jax.lax.fori_loop(0, iterations, step, first)
 
     return _rule(combine)
@@ -159,13 +164,10 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
         bound = factor * (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
         scales = jnp.where(norms > bound, bound / jnp.where(norms > 0, norms, 1), 1)
         scales = jnp.where(counts, scales, 0)
-
-        def part(leaves: PyTree, scale: jax.Array) -> PyTree:
-            return weighted(jax.tree.map(lambda y, x: _wide(y) - _wide(x), leaves, start), scale)
-
-        moved = sum_over(part, stacked, scales / jnp.maximum(count, 1).astype(scales.dtype))
-        leaves = jax.tree.map(lambda x, d: _wide(x) + d, start, moved)
-        return leaves, normalize(scales)
+        shares = scales / jnp.maximum(count, 1).astype(scales.dtype)
+        # A mean of x and all y, not x plus updates, which rounding could make a negative variance.
+        kept, moved = weighted(start, 1 - shares.sum()), sum_over(weighted, stacked, shares)
+        return jax.tree.map(jnp.add, kept, moved), normalize(scales)
 
     return _rule(combine)
 
@@ -222,7 +224,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
                 rank = (before & counts.reshape(several)).sum(0, dtype=count.dtype)
                 inside = counts[k] & (rank >= low) & (rank < count - low)
                 taken = inside.sum(dtype=count.dtype)
-                return jnp.where(inside, _wide(row), 0), jnp.where(rows == k, taken, 0)
+                return jnp.where(inside, wide(row), 0), jnp.where(rows == k, taken, 0)
 
             return sum_over(part, leaf, rows)
 
@@ -230,7 +232,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
         sums, taken = zip(*map(one, leaves), strict=True) if leaves else ((), ())
         kept = jnp.maximum(count - 2 * low, 1)
         means = [total / kept.astype(total.dtype) for total in sums]
-        shares = sum(normalize(n) * n.sum().astype(weights.dtype) for n in taken)
+        shares = sum(n.astype(weights.dtype) for n in taken)
         return jax.tree.unflatten(form, means), normalize(shares) if leaves else weights
 
     return combine
@@ -246,13 +248,6 @@ def _squared_distances(stacked: PyTree, rows: jax.Array) -> jax.Array:
 
 def _squared(leaves: PyTree, others: PyTree) -> jax.Array:
     """Returns the squared distance of two trees, f[]."""
-    parts = jax.tree.map(lambda y, x: jnp.square(_wide(y) - _wide(x)).sum(), leaves, others)
-    squares = jax.tree.leaves(parts)
-    dtype = promote(jnp.result_type(float), *{part.dtype for part in squares})
-    return sum((part.astype(dtype) for part in squares), jnp.zeros((), dtype))
-
-
-def _wide(leaf: jax.Array) -> jax.Array:
-    """Returns a leaf in at least float32, or integers in the default float dtype."""
-    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-    return leaf.astype(promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float))
+    dtype = jnp.result_type(float)
+    parts = jax.tree.map(lambda y, x: jnp.square(wide(y) - wide(x)).sum(), leaves, others)
+    return sum((part.astype(dtype) for part in jax.tree.leaves(parts)), jnp.zeros((), dtype))

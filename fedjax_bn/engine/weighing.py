@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.devices import sum_over
-from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.dtypes import promote, wide
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
@@ -93,10 +93,9 @@ def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
 
     def scale(leaf: jax.Array) -> jax.Array:
         # Sums of 16-bit floats would lose what a client of small weight adds.
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        dtype = promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float)
-        w = weight.astype(dtype)
-        return jnp.where(w > 0, leaf.astype(dtype) * w, 0)
+        leaf = wide(leaf)
+        w = weight.astype(leaf.dtype)
+        return jnp.where(w > 0, leaf * w, 0)
 
     return jax.tree.map(scale, tree)
 

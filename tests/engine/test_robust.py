@@ -147,6 +147,24 @@ def test_one_client_cannot_move_a_rule_far(rule, size):
     assert weights[7] < 0.03
 
 
+def test_who_returns_what_it_received_does_not_stop_the_geometric_median():
+    """The iterations would stay at an upload at which they start."""
+    updates = np.eye(8, 50, dtype=np.float32) * (np.arange(8) > 0)[:, None]
+    stacked, zero = {"w": jnp.asarray(updates)}, {"w": jnp.zeros(50)}
+    leaves, weights = geometric_median().combine(stacked, zero, jnp.full(8, 1 / 8))
+    np.testing.assert_allclose(leaves["w"], by_hand_geometric_median(updates, 0), atol=0.04)
+    assert weights[0] < 0.5
+
+
+def test_clipping_makes_no_variance_negative():
+    start = np.random.default_rng(0).uniform(0.1, 3, 1000).astype(np.float32)
+    for clients in (3, 7):
+        stacked = {"var": jnp.zeros((clients, 1000))}
+        weights = jnp.full(clients, 1 / clients)
+        leaves, _ = norm_clipping().combine(stacked, {"var": jnp.asarray(start)}, weights)
+        assert (np.asarray(leaves["var"]) >= 0).all()
+
+
 def test_weights_of_a_median_are_the_numbers_that_it_takes_from_a_client(x64):
     stacked = {"a": np.array([[1.0, 9], [2, 8], [3, -1]]), "b": np.array([[0.0], [5], [7]])}
     leaves, weights = combined("median")(stacked, {"a": np.zeros(2), "b": np.zeros(1)}, np.ones(3))

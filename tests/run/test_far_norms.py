@@ -1,5 +1,6 @@
 """Norms of updates in records: which are far from the others', and what is printed of them."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,20 @@ def test_a_norm_of_more_than_ten_times_the_median_is_recorded_and_is_a_sentence(
     assert found["far_norms"] == {"d": pytest.approx(40 / 3)}
     (sentence,) = warnings_of(found)
     assert sentence == "round 1: the norm of d's update is 13.3 times the median norm"
+
+
+def test_a_norm_that_overflows_is_far_and_is_a_line_of_json():
+    for norms in ([1.0, 3.0, 2.0, np.inf], [1.0, 3.0, np.nan, np.inf]):
+        found = record(norms)
+        json.dumps(found, allow_nan=False)
+        assert found["far_norms"] == {"d": None}
+        assert warnings_of(found) == ["round 1: the norm of d's update overflows"]
+
+
+def test_a_round_in_which_no_client_has_a_weight_is_a_sentence():
+    assert warnings_of(record([1.0] * 4) | {"weights": dict.fromkeys(NAMES, 0.0)}) == [
+        "round 1: no client counts: the shared leaves stay"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ _RECORD = {
     "measures?": _MEASURES,
     "unseen_measures?": _UNSEEN_MEASURES,
     "norm?": {"*": _OR_NOTHING},
-    "far_norms?": {"*": NUMBER},
+    "far_norms?": {"*": _OR_NOTHING},
     "not_finite?": [TEXT],
     "clients?": [_INDEX],
     "left_out?": {"*": TEXT},

@@ -24,7 +24,7 @@ def round_record(
     """Returns one line of metrics.jsonl; a client that did not take part has the loss None.
 
     Where the norms of the clients' updates are known, they are in `norm`, and `far_norms` has those
-    above ten times the median norm, as multiples of it.
+    above ten times the median norm, as multiples of it; None for a norm that overflows.
 
     With more than `limit` clients the line has a summary (`run.evaluation.groups`) and, if not all
     took part, `clients`, the numbers of those that did.
@@ -58,18 +58,25 @@ def round_record(
 
 def _far_norms(names: list[str], norms: np.ndarray) -> Record:
     """Returns {"far_norms": {client: multiple of the median norm}}; {} if all norms are near it."""
-    known = norms[np.isfinite(norms)]
+    known = norms[~np.isnan(norms)]
     middle = float(np.median(known)) if len(known) > 2 else 0.0
     far = np.flatnonzero(norms > _FAR * middle) if middle else []
-    return {"far_norms": {names[k]: float(norms[k] / middle) for k in far}} if len(far) else {}
+    times = {names[k]: float(norms[k] / middle) for k in far}
+    # None, because JSON has no infinite numbers.
+    found = {name: x if np.isfinite(x) else None for name, x in times.items()}
+    return {"far_norms": found} if found else {}
 
 
 def warnings_of(record: Record) -> list[str]:
-    """Returns a warning for each client whose update has a norm far from the others'."""
-    return [
-        f"round {record['round']}: the norm of {name}'s update is {times:.3g} times the median norm"
+    """Returns warnings: a round without weights, and each norm that is far from the others'."""
+    round = f"round {record['round']}: "
+    idle = [] if any(record["weights"].values()) else ["no client counts: the shared leaves stay"]
+    norms = [
+        f"the norm of {name}'s update "
+        + ("overflows" if times is None else f"is {times:.3g} times the median norm")
         for name, times in record.get("far_norms", {}).items()
     ]
+    return [round + warning for warning in idle + norms]
 
 
 def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
