@@ -1,13 +1,12 @@
 """Counts what robust weighing rules cost: reductions on a mesh, memory, and CPU seconds.
 
-    JAX_NUM_CPU_DEVICES=4 python benchmarks/robust.py --clients=8 --numbers=1000000
+    JAX_NUM_CPU_DEVICES=4 python benchmarks/robust.py
 
 A round whose clients do not train: each adds its number to the shared leaf, so that a program has
 the aggregation and nothing else. Bytes are in multiples of one upload. Memory is what XLA reserves
 in addition to arguments and results (`memory_analysis`), on one device and on each of the mesh.
 """
 
-import argparse
 import math
 import re
 import time
@@ -32,30 +31,22 @@ RULES = {
     "norm_clipping": aggregation.norm_clipping(),
 }
 KEY = jax.random.key(0)
+CLIENTS, NUMBERS = 8, 1_000_000  # of the federation, of an upload
 
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--numbers", type=int, default=1_000_000, help="of an upload")
-    options = parser.parse_args()
-    devices = jax.devices()
-    mesh = Mesh(np.array(devices), ("clients",))
-    print(f"rule | reductions on {len(devices)} devices | uploads in them | memory of one device |")
+    mesh = Mesh(np.array(jax.devices()), ("clients",))
+    print(f"rule | reductions on {mesh.size} devices | uploads in them | memory of one device |")
     print("memory of each of the mesh | CPU ms of a round on one device")
     for name, rule in RULES.items():
-        over, alone = (
-            lowered(federate(adding(), weigh=rule, mesh=m), options.clients, options.numbers)
-            for m in (mesh, None)
-        )
-        one = 4 * options.numbers
+        methods = (federate(adding(), weigh=rule, mesh=m) for m in (None, mesh))
+        alone, over = (method.round.lower(*given(method)).compile() for method in methods)
         found = re.findall(r"= (.*?) all-reduce(?:-start)?\(", over.as_text())
-        moved = sum(numbers(form) for form in found) / options.numbers
-        memory = [p.memory_analysis().temp_size_in_bytes / one for p in (alone, over)]
-        taken = seconds(alone, options.clients, options.numbers)
+        moved = sum(numbers(form) for form in found) / NUMBERS
+        memory = [p.memory_analysis().temp_size_in_bytes / (4 * NUMBERS) for p in (alone, over)]
         print(f"{name} | {len(found)} | {moved:.1f} | ", end="")
-        print(f"{memory[0]:.1f} | {memory[1]:.1f} | {1000 * taken:.0f}", flush=True)
+        print(f"{memory[0]:.1f} | {memory[1]:.1f} | {1000 * seconds(alone):.0f}", flush=True)
 
 
 def adding() -> Client:
@@ -68,20 +59,15 @@ def adding() -> Client:
     return Client(lambda shared, personal: (), run)
 
 
-def given(method: FederatedMethod, clients: int, count: int) -> tuple:
+def given(method: FederatedMethod) -> tuple:
     """Returns the arguments of a round."""
-    state = method.init(KEY, {"params": {"w": jnp.zeros(count)}}, clients)
+    state = method.init(KEY, {"params": {"w": jnp.zeros(NUMBERS)}}, CLIENTS)
     batches = {
-        "image": jnp.arange(clients, dtype=float).reshape(clients, 1, 1, 1),
-        "label": jnp.zeros((clients, 1, 1), jnp.int32),
-        "valid": jnp.ones((clients, 1, 1), bool),
+        "image": jnp.arange(CLIENTS, dtype=float).reshape(CLIENTS, 1, 1, 1),
+        "label": jnp.zeros((CLIENTS, 1, 1), jnp.int32),
+        "valid": jnp.ones((CLIENTS, 1, 1), bool),
     }
     return state, batches, KEY
-
-
-def lowered(method: FederatedMethod, clients: int, count: int) -> Any:
-    """Returns the compiled program of a round."""
-    return method.round.lower(*given(method, clients, count)).compile()
 
 
 def numbers(form: str) -> int:
@@ -90,11 +76,11 @@ def numbers(form: str) -> int:
     return sum(math.prod(int(n) for n in shape.split(",") if n) for shape in shapes)
 
 
-def seconds(program: Any, clients: int, count: int) -> float:
+def seconds(program: Any) -> float:
     """Returns the least CPU seconds of five rounds."""
     taken = []
     for _ in range(5):
-        arguments = jax.block_until_ready(given(federate(adding()), clients, count))
+        arguments = jax.block_until_ready(given(federate(adding())))
         before = time.process_time()
         jax.block_until_ready(program(*arguments))
         taken.append(time.process_time() - before)

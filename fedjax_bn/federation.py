@@ -360,7 +360,7 @@ def _round(
         memory=own.memory,
     )
     return after, {
-        **{name: seen[name] for name in ("norm",) if name in seen},
+        **({"norm": seen["norm"]} if "norm" in seen else {}),
         "loss": jnp.where(seen["participates"], seen["loss"], jnp.nan),
         "step_loss": seen["step_loss"],
         "risk": seen["risk"],
