@@ -157,8 +157,8 @@ def absences(variants: Sequence[Variant]) -> str:
     ]
     heads = ("folder", "who", "why", "rounds", "first", "last")
     about = (
-        "Clients whose upload was left out of a round, and nodes that were refused as clients. At "
-        f"most {_MOST_ABSENCES} of {len(rounds)} rows are shown."
+        "Clients whose upload was left out of a round, and nodes that were refused as clients: "
+        f"{len(rows)} of {len(rounds)} rows."
     )
     return sortable(about, heads, rows) if rows else ""
 
