@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import runs
+from fedjax_bn.flower import members
 from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import (
     Answer,
@@ -31,7 +32,7 @@ from fedjax_bn.flower.messages import (
 from fedjax_bn.flower.rounds import TooFewError, _stepped
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.run.errors import ConfigError, RiskError
+from fedjax_bn.run.errors import ConfigError, RiskError, WorkdirError
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 
@@ -113,6 +114,23 @@ def test_a_number_belongs_to_the_first_key_and_the_bindings_survive_a_restart(tm
     back = LocalGrid({13: saying(0, HELLO._replace(name="two"))})
     back.keys[13] = key_of(10)
     assert meet(back, again, ORDER, RUN).name(0) == "one"
+
+
+def test_rounds_without_the_names_of_their_clients_are_refused(tmp_path):
+    assert read_clients(tmp_path, 3) == Met()
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"round": 1, "loss": {}, "weights": {}, "seconds": 1}\n'
+    )
+    with pytest.raises(WorkdirError, match=r"has rounds, but no clients\.json"):
+        read_clients(tmp_path, 3)
+
+
+def test_only_a_node_that_did_not_answer_waits_for_longer(monkeypatch):
+    monkeypatch.setattr(members, "_AGAIN", 0.5)
+    grid = LocalGrid({10: saying(0), 11: saying(0), 12: None})
+    began = time.monotonic()
+    again = meet(grid, Met(), ORDER, RUN).again
+    assert again[11] < began + 5 < again[12]
 
 
 def test_a_list_of_keys_or_none_can_be_asked_for():
@@ -215,6 +233,7 @@ def test_a_risk_that_cannot_be_weighed_leaves_its_client_out(risk, least, error)
         assert "risk_extrapolation cannot weigh its risk" in why["client-1"]
 
 
+MOST = (2**31 - 1) // 3  # the largest bound for three clients
 BIAS = "shared/params/out/bias"
 LIES = [
     ("it answers for round 1, not for round 2", again),
@@ -229,11 +248,11 @@ LIES = [
 
 @pytest.mark.slow
 def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(folder, tmp_path):
-    """Client 2 says that it has 2^31 - 1 samples, trains a round, and then lies in each round."""
+    """Client 2 says that it has MOST samples, trains a round, and then lies in each round."""
     rounds, more = 1 + len(LIES), {"clients": 3, "minimum": 2, "time_limit": 5}
     changes = "method=fedavg,weigh=uniform"
     config = run_config(tmp_path / "server", f"{changes},rounds={rounds}", **more)
-    config["size-bound"] = 2**31 - 1
+    config["size-bound"] = MOST
     grid = LocalGrid(nodes_of(folder, config))
     uploads = []
 
@@ -245,11 +264,11 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
             up.content for down, up in reversed(grid.sent) if up.metadata.src_node_id == 10
         )
         if kind == "query":
-            said = record_in(honest, Hello)._replace(size=2**31 - 1, name="liar")
+            said = record_in(honest, Hello)._replace(size=MOST, name="liar")
             return Message(
                 packed(Answer(order.federation, "fedavg", 2, 0), hello=said), reply_to=message
             )
-        arrays = arrays_in(honest) | {"client": np.int32(2), "size": np.int32(2**31 - 1)}
+        arrays = arrays_in(honest) | {"client": np.int32(2), "size": np.int32(MOST)}
         header = record_in(honest, Answer)._replace(client=2)
         content = packed(header, recorded(arrays))
         reply = Message(content, reply_to=message)
