@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import runs
-from fedjax_bn.flower import members
+from fedjax_bn.flower import members, rounds
 from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import (
     Answer,
@@ -33,6 +33,7 @@ from fedjax_bn.flower.rounds import TooFewError, _stepped
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
 from fedjax_bn.run.errors import ConfigError, RiskError, WorkdirError
+from fedjax_bn.run.files.workdir import NUMBER, misfit
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 
@@ -172,6 +173,7 @@ def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path):
 
 
 def test_an_answer_for_another_round_is_refused():
+    LocalGrid({})  # Flower makes messages only inside a task
     order, asked = ORDER._replace(round=3), Message(packed(ORDER), 10, "train")
     reply = Message(packed(Answer("f", "fedavg", 1, 2)), reply_to=asked)
     with pytest.raises(ValueError, match="it answers for round 2, not for round 3"):
@@ -185,6 +187,25 @@ def test_a_score_that_is_no_percentage_is_refused(score):
     content["scores"]["accuracy"] = score
     with pytest.raises(ValueError, match="from 0 to 100"):
         scores_in(content)
+
+
+def test_a_name_like_a_domains_leaves_records_whole(monkeypatch):
+    """A client that reports no score is the only one of the domain that its name states."""
+    grid, order = LocalGrid({}), ORDER._replace(round=1)
+    members = {k: SimpleNamespace(hello=HELLO._replace(scores=k > 0), node=k) for k in range(3)}
+    replies = {
+        k: Message(
+            packed(Answer("f", "fedavg", k, 1), scores={"accuracy": 50}),
+            reply_to=Message(packed(ORDER), 10, "evaluate"),
+        )
+        for k in (1, 2)
+    }
+    monkeypatch.setattr(rounds, "_asked", lambda *given: replies)
+    config = SimpleNamespace(clients_named=2)
+    host = SimpleNamespace(order=order, run=RUN, config=config)
+    met = Met(members, names={0: "x/y", 1: "a", 2: "b"})
+    found = rounds.evaluate(grid, host, met, SimpleNamespace(taken=np.ones(3), round=1))
+    assert misfit(found["accuracy"], {"mean": NUMBER, "*": NUMBER}) == ""
 
 
 def arrays_of(reply):
@@ -249,9 +270,9 @@ LIES = [
 @pytest.mark.slow
 def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(folder, tmp_path):
     """Client 2 says that it has MOST samples, trains a round, and then lies in each round."""
-    rounds, more = 1 + len(LIES), {"clients": 3, "minimum": 2, "time_limit": 5}
+    last, more = 1 + len(LIES), {"clients": 3, "minimum": 2, "time_limit": 5}
     changes = "method=fedavg,weigh=uniform"
-    config = run_config(tmp_path / "server", f"{changes},rounds={rounds}", **more)
+    config = run_config(tmp_path / "server", f"{changes},rounds={last}", **more)
     config["size-bound"] = MOST
     grid = LocalGrid(nodes_of(folder, config))
     uploads = []
@@ -287,7 +308,7 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
         assert why in record["left_out"]["liar"]
     assert records[-1]["seconds"] < 5
     # Without the liar the same workdir continues; its number is not for another key.
-    config["changes"] = f"{changes},rounds={rounds + 1}"
+    config["changes"] = f"{changes},rounds={last + 1}"
     grid = LocalGrid(nodes_of(folder, config))
     grid.nodes[13] = lies
     began = time.monotonic()
