@@ -44,10 +44,7 @@ NODE = {"client": 0, "folder": "state"}
         ({"clients": 0}, "the run config's clients=0 must be at least 1"),
         ({"minimum": 4}, "minimum=4 must be from 0 to clients=3"),
         ({"time-limit": 0}, "time-limit=0.0 must be above 0"),
-        (
-            {"size-bound": 2**30},
-            "size-bound=1073741824 must be at least 1, and times clients",
-        ),
+        ({"size-bound": 2**30}, "size-bound=1073741824 must be at least 1, and times clients"),
         ({"size-bound": 0}, "size-bound=0 must be at least 1"),
         ({"norm-bound": "big"}, "norm-bound='big' is of type str, but it must be float"),
         ({"norm_bound": 1.0}, "the run config has no key 'norm_bound'.*'norm-bound'"),
