@@ -34,7 +34,7 @@ class Trained(NamedTuple):
       state: the local step's state after the last step, such as an optimizer's.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
       counts: i32[S], valid samples of each step.
-      chosen: i32[], the number of steps that led to `variables`; None for all S.
+      chosen: i32[], the number of steps with a valid sample that led to `variables`; None for all.
     """
 
     variables: Variables
@@ -47,10 +47,8 @@ class Trained(NamedTuple):
     def steps(self) -> jax.Array:
         """Returns tau_k i32[], the number of steps with a valid sample that led to `variables`."""
         # Padding does not count, so a client with fewer batches has made fewer steps.
-        real = self.counts > 0
-        if self.chosen is not None:
-            real &= jnp.arange(len(real)) < self.chosen
-        return real.sum(dtype=jnp.int32)
+        every = (self.counts > 0).sum(dtype=jnp.int32)
+        return every if self.chosen is None else self.chosen
 
 
 class LocalUpdate(NamedTuple):

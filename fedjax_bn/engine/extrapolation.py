@@ -35,7 +35,8 @@ def risk_extrapolation(
 
     Returns:
       A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. If a
-      client with samples has a risk that is not positive and finite, the rule raises a ValueError
+      client with samples has a risk that is not finite or below the smallest normal number (about
+      1.2e-38 in float32), the rule raises a ValueError
       that names the client. Under `jit`, where values are unknown, it returns NaN for that client:
       the round then changes nothing, and `fedjax_bn.run.training.train` stops with the same error.
 
@@ -50,7 +51,8 @@ def risk_extrapolation(
             check_risks(np.asarray(sizes), np.asarray(risks))
         dtype = jnp.result_type(float)
         counts, risks = sizes > 0, risks.astype(dtype)
-        wrong = counts & ~((risks > 0) & (risks < jnp.inf))
+        # XLA takes smaller numbers as 0, which would make every weight NaN.
+        wrong = counts & ~((risks >= jnp.finfo(dtype).tiny) & (risks < jnp.inf))
         # A wrong risk becomes 1, so that the other clients' weights stay finite.
         w = solve(jnp.where(counts & ~wrong, risks, 1), counts)
         shares = sizes.astype(dtype) / jnp.maximum(sizes.sum(), 1).astype(dtype)
@@ -61,21 +63,22 @@ def risk_extrapolation(
 
 
 def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = None) -> None:
-    """Raises ValueError if a client with samples has a risk that is not positive and finite.
+    """Raises ValueError if a client with samples has a risk that the rule cannot weigh.
 
     Args:
       sizes: i32[K].
       risks: f[K].
       names: the clients' names; by default "client 0" and so on.
     """
-    wrong = (sizes > 0) & ~((risks > 0) & np.isfinite(risks))
+    least = float(jnp.finfo(jnp.result_type(float)).tiny)
+    wrong = (sizes > 0) & ~((risks >= least) & np.isfinite(risks))
     if wrong.any():
         k = int(np.flatnonzero(wrong)[0])
         who = names[k] if names else f"client {k}"
         raise ValueError(
             f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}, but the mean training "
-            "loss of every client's last local epoch must be positive and finite; use another "
-            "weighing rule, such as by_size, where a client fits its data without any loss"
+            f"loss of every client's last local epoch must be finite and at least {least:.3g}; use "
+            "another weighing rule, such as by_size, where a client fits its data without any loss"
         )
 
 

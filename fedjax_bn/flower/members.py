@@ -32,6 +32,7 @@ from fedjax_bn.arguments.text import short
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Hello, Order, content_of
 from fedjax_bn.flower.settings import Run
+from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.finished import impossible
 from fedjax_bn.run.files.workdir import FINISHED, TEXT, misfit
@@ -98,9 +99,14 @@ def read_clients(place: Path, clients: int) -> Met:
     """Returns the names and bindings in a server's workdir; empty ones in a new workdir.
 
     Raises:
-      WorkdirError: the file is damaged.
+      WorkdirError: the file is damaged, or missing although rounds were played.
     """
     path = place / _FILE
+    if not path.exists() and workdir.rounds_recorded(place / "metrics.jsonl"):
+        raise WorkdirError(
+            f"{place} has rounds, but no {_FILE} with the names of their clients: give back that "
+            "file, or begin a new federation in another workdir"
+        )
     form = {f"{k}?": {"name": TEXT, "key": TEXT} for k in range(clients)}
     found = workdir.read_json(path, form) if path.exists() else {}
     each = {k: found[str(k)] for k in range(clients) if str(k) in found}
@@ -138,6 +144,7 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     new = sorted(prints.keys() - {member.node for member in found.values()} - again.keys())
     questions = {node: messages.packed(order) for node in new}
     replies = messages.exchange(grid, questions, MessageType.QUERY, run.time_limit)
+    asked = time.monotonic()
     keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
     for node in new:
         try:
@@ -151,7 +158,8 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
             log(WARNING, "node %s is left out: %s", node, why)
             if len(refused) < _MOST_REFUSED:
                 refused[f"node {node} {prints[node]}".strip()] = why
-            waited = time.monotonic() - start
+            # Only a node that did not answer made the server wait.
+            waited = 0.0 if node in replies else asked - start
             again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
             continue
         found[client] = _Member(node, hello)

@@ -140,11 +140,13 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
     for name, values in sorted(found.items()):
-        if len(names) <= limit:  # clients without a score have NaN; `by_client` would write None
+        # Clients without a score have NaN, and groups of them no entry: a record allows no None.
+        if len(names) <= limit:
             named = dict(zip(names, values.tolist(), strict=True))
             record[name] = named | {"mean": float(np.nanmean(values))}
         else:
-            record[name] = by_client(names, values, limit)
+            known = by_client(names, values, limit).items()
+            record[name] = {k: x for k, x in known if x is not None}
     return record
 
 

@@ -104,7 +104,10 @@ def run_of(given: Mapping[str, Any]) -> Run:
         "minimum": (0 <= run.minimum <= run.clients, f"from 0 to clients={run.clients}"),
         "time-limit": (run.time_limit > 0, "above 0"),
         "attempts": (run.attempts >= 1, "at least 1"),
-        "size-bound": (1 <= run.size_bound < 2**31, "from 1 to 2147483647"),
+        "size-bound": (
+            0 < run.size_bound * run.clients < 2**31,
+            "at least 1, and times clients below 2^31, because sizes are added in 32 bits",
+        ),
         "client-keys": (
             run.client_keys in ("first", "any") or (right_keys and len({*keys}) == run.clients),
             f"first, any, or {run.clients} different fingerprints SHA256:..., one for each client, "

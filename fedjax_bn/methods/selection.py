@@ -11,7 +11,6 @@ from fedjax_bn.client import Load, Train, Trained, run_steps
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype
-from fedjax_bn.engine.keys import step_keys
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import OWN, Variables, without
@@ -27,9 +26,8 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     """Returns local training that keeps the variables with the best score of the round.
 
     The training makes the steps of `client.run_steps` and scores the variables after every `every`
-    steps and after the last step; the first of equal scores wins. State, losses and counts are
-    those of the whole round; `Trained.chosen` is the number of steps, with padding, that made the
-    variables.
+    steps and after the last step; the first of equal scores wins. Steps without valid samples come
+    last and are not counted. State, losses and counts are those of the whole round.
 
     Args:
       score: usually `validation_score`.
@@ -54,19 +52,22 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         source = {name: leaf for name, leaf in batches.items() if name == "source"}
         inputs = {name: leaf for name, leaf in batches.items() if name != "source"}
 
-        def chunk(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
+        def chunk(carry: tuple, given: tuple) -> tuple[tuple, tuple]:
             variables, state, best, passed = carry
-            some, keys = inputs
+            places, keys = given
+            some = jax.tree.map(lambda leaf: leaf[places], inputs)
             done = run_steps(step, received, variables, state, some | source, keys, load)
-            passed += len(done.counts)  # with padding, which `Trained.steps` leaves out
+            passed += (done.counts > 0).sum(dtype=passed.dtype)
             value = score(received.with_frozen(done.variables), received).astype(worst.dtype)
             # > is False for NaN, so that a model with score NaN is never kept.
             best = where_tree(value > best[1], (done.variables, value, passed), best)
             return (done.variables, done.state, best, passed), (done.losses, done.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
-        # One split for all steps, so that the keys are those of a round without scores.
-        each = (inputs, step_keys(key, batches["valid"]))
+        # One split for all steps, so that the keys are those of a round without scores. Empty steps
+        # come last, so that the scored steps do not depend on how many end the client's epochs.
+        order = jnp.argsort(~batches["valid"].any(1))
+        each = (order, jax.random.split(key, steps))
         whole = jax.tree.map(
             lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), each
         )
@@ -76,7 +77,8 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             carry, (more, seen) = chunk(carry, jax.tree.map(lambda x: x[chunks * every :], each))
             losses, counts = jnp.concatenate([losses, more]), jnp.concatenate([counts, seen])
         _, state, (variables, _, chosen), _ = carry
-        return Trained(variables, state, losses, counts, chosen)
+        back = jnp.argsort(order)
+        return Trained(variables, state, losses[back], counts[back], chosen)
 
     return train
 

@@ -54,6 +54,11 @@ def test_least_squares_bear_the_two_ends_of_the_range_and_any_unit(count, scale)
     np.testing.assert_allclose(_least_variance(risks), inverse / inverse.sum(), rtol=0, atol=2e-6)
 
 
+def test_a_risk_too_small_for_float32_leaves_the_other_weights_finite():
+    weights = jax.jit(RULE)(jnp.ones(3, jnp.int32), jnp.array([1, 1, 1e-38], jnp.float32))
+    np.testing.assert_array_equal(np.isfinite(weights), [True, True, False])
+
+
 @settings(max_examples=8, deadline=None)
 @given(count=COUNTS, eta=ETAS, seed=st.integers(0, 999))
 def test_weights_are_the_softmax_of_equation_18(count, eta, seed):

@@ -94,15 +94,26 @@ def test_the_steps_are_those_of_plain_training_with_the_same_keys_and_loads():
     np.testing.assert_allclose(selected(*arguments, load).variables["params"], plain.losses[2])
 
 
-def test_the_steps_behind_a_selected_state_are_counted_without_padding():
-    data = batches(8) | {"valid": jnp.arange(8)[:, None] != 1}
-    select = best_of_round(near(3), 2)
-    arguments = (COUNTING, NOWHERE, START, jnp.zeros((), jnp.int32), data, jax.random.key(0))
-    trained = select(*arguments)
-    np.testing.assert_array_equal(trained.variables["params"], 3)
-    np.testing.assert_array_equal(trained.chosen, 4)
-    np.testing.assert_array_equal(trained.steps, 3)
-    np.testing.assert_array_equal(local.run_steps(*arguments).steps, 7)
+def test_empty_steps_between_the_others_change_nothing():
+    """A client of several epochs beside larger ones has them, and alone over Flower it has none."""
+
+    def noisy(variables, state, batch, received, key):
+        value = variables["params"] + batch["image"].sum() * jax.random.uniform(key)
+        return {"params": value}, state + 1, value
+
+    step, state = LocalStep(COUNTING.init, noisy), jnp.zeros((), jnp.int32)
+    valid = np.array([1, 0, 1, 1, 0, 1, 1, 1], bool)
+    data = batches(8) | {"valid": jnp.asarray(valid)[:, None]}
+    select, key = best_of_round(near(1), 2), jax.random.key(0)
+    among = select(step, NOWHERE, START, state, data, key)
+    alone = select(step, NOWHERE, START, state, batches(6), key)
+    np.testing.assert_array_equal(among.losses, np.where(valid, among.losses, 0))
+    np.testing.assert_array_equal(among.losses[valid], alone.losses)
+    np.testing.assert_array_equal(among.counts, valid)
+    assert 0 < alone.steps < 6
+    for name in ("variables", "state", "steps"):
+        jax.tree.map(np.testing.assert_array_equal, *(getattr(one, name) for one in (among, alone)))
+    np.testing.assert_array_equal(local.run_steps(step, NOWHERE, START, state, data, key).steps, 6)
 
 
 def test_each_client_selects_for_itself_under_vmap():

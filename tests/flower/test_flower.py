@@ -37,6 +37,11 @@ SLOW = ("fedavg", "fedbn", "fedfa", "fediga", "scaffold")
         "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
         *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
         pytest.param("method=fedbn,weigh=norm_clipping:factor=0.5", marks=pytest.mark.slow),
+        # Clients of unequal sizes end their epochs with empty steps in the simulation alone.
+        pytest.param(
+            "method=fedcd,local_epochs=3,local_selection=2,batch_size=4", marks=pytest.mark.slow
+        ),
+        pytest.param("method=fedavg,local_steps=7,batch_size=4", marks=pytest.mark.slow),
     ],
 )
 def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, changes, caplog):

@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import runs
+from fedjax_bn.flower import members, rounds
 from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import (
     Answer,
@@ -31,7 +32,8 @@ from fedjax_bn.flower.messages import (
 from fedjax_bn.flower.rounds import TooFewError, _stepped
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.run.errors import ConfigError, RiskError
+from fedjax_bn.run.errors import ConfigError, RiskError, WorkdirError
+from fedjax_bn.run.files.workdir import NUMBER, misfit
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 
@@ -115,6 +117,23 @@ def test_a_number_belongs_to_the_first_key_and_the_bindings_survive_a_restart(tm
     assert meet(back, again, ORDER, RUN).name(0) == "one"
 
 
+def test_rounds_without_the_names_of_their_clients_are_refused(tmp_path):
+    assert read_clients(tmp_path, 3) == Met()
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"round": 1, "loss": {}, "weights": {}, "seconds": 1}\n'
+    )
+    with pytest.raises(WorkdirError, match=r"has rounds, but no clients\.json"):
+        read_clients(tmp_path, 3)
+
+
+def test_only_a_node_that_did_not_answer_waits_for_longer(monkeypatch):
+    monkeypatch.setattr(members, "_AGAIN", 0.5)
+    grid = LocalGrid({10: saying(0), 11: saying(0), 12: None})
+    began = time.monotonic()
+    again = meet(grid, Met(), ORDER, RUN).again
+    assert again[11] < began + 5 < again[12]
+
+
 def test_a_list_of_keys_or_none_can_be_asked_for():
     listed = RUN._replace(client_keys=",".join(PRINTS))
     met = meet(LocalGrid({11: saying(0), 10: saying(1), 12: saying(2)}), Met(), ORDER, listed)
@@ -154,6 +173,7 @@ def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path):
 
 
 def test_an_answer_for_another_round_is_refused():
+    LocalGrid({})  # Flower makes messages only inside a task
     order, asked = ORDER._replace(round=3), Message(packed(ORDER), 10, "train")
     reply = Message(packed(Answer("f", "fedavg", 1, 2)), reply_to=asked)
     with pytest.raises(ValueError, match="it answers for round 2, not for round 3"):
@@ -167,6 +187,25 @@ def test_a_score_that_is_no_percentage_is_refused(score):
     content["scores"]["accuracy"] = score
     with pytest.raises(ValueError, match="from 0 to 100"):
         scores_in(content)
+
+
+def test_a_name_like_a_domains_leaves_records_whole(monkeypatch):
+    """A client that reports no score is the only one of the domain that its name states."""
+    grid, order = LocalGrid({}), ORDER._replace(round=1)
+    members = {k: SimpleNamespace(hello=HELLO._replace(scores=k > 0), node=k) for k in range(3)}
+    replies = {
+        k: Message(
+            packed(Answer("f", "fedavg", k, 1), scores={"accuracy": 50}),
+            reply_to=Message(packed(ORDER), 10, "evaluate"),
+        )
+        for k in (1, 2)
+    }
+    monkeypatch.setattr(rounds, "_asked", lambda *given: replies)
+    config = SimpleNamespace(clients_named=2)
+    host = SimpleNamespace(order=order, run=RUN, config=config)
+    met = Met(members, names={0: "x/y", 1: "a", 2: "b"})
+    found = rounds.evaluate(grid, host, met, SimpleNamespace(taken=np.ones(3), round=1))
+    assert misfit(found["accuracy"], {"mean": NUMBER, "*": NUMBER}) == ""
 
 
 def arrays_of(reply):
@@ -215,6 +254,7 @@ def test_a_risk_that_cannot_be_weighed_leaves_its_client_out(risk, least, error)
         assert "risk_extrapolation cannot weigh its risk" in why["client-1"]
 
 
+MOST = (2**31 - 1) // 3  # the largest bound for three clients
 BIAS = "shared/params/out/bias"
 LIES = [
     ("it answers for round 1, not for round 2", again),
@@ -229,11 +269,11 @@ LIES = [
 
 @pytest.mark.slow
 def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(folder, tmp_path):
-    """Client 2 says that it has 2^31 - 1 samples, trains a round, and then lies in each round."""
-    rounds, more = 1 + len(LIES), {"clients": 3, "minimum": 2, "time_limit": 5}
+    """Client 2 says that it has MOST samples, trains a round, and then lies in each round."""
+    last, more = 1 + len(LIES), {"clients": 3, "minimum": 2, "time_limit": 5}
     changes = "method=fedavg,weigh=uniform"
-    config = run_config(tmp_path / "server", f"{changes},rounds={rounds}", **more)
-    config["size-bound"] = 2**31 - 1
+    config = run_config(tmp_path / "server", f"{changes},rounds={last}", **more)
+    config["size-bound"] = MOST
     grid = LocalGrid(nodes_of(folder, config))
     uploads = []
 
@@ -245,11 +285,11 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
             up.content for down, up in reversed(grid.sent) if up.metadata.src_node_id == 10
         )
         if kind == "query":
-            said = record_in(honest, Hello)._replace(size=2**31 - 1, name="liar")
+            said = record_in(honest, Hello)._replace(size=MOST, name="liar")
             return Message(
                 packed(Answer(order.federation, "fedavg", 2, 0), hello=said), reply_to=message
             )
-        arrays = arrays_in(honest) | {"client": np.int32(2), "size": np.int32(2**31 - 1)}
+        arrays = arrays_in(honest) | {"client": np.int32(2), "size": np.int32(MOST)}
         header = record_in(honest, Answer)._replace(client=2)
         content = packed(header, recorded(arrays))
         reply = Message(content, reply_to=message)
@@ -268,7 +308,7 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
         assert why in record["left_out"]["liar"]
     assert records[-1]["seconds"] < 5
     # Without the liar the same workdir continues; its number is not for another key.
-    config["changes"] = f"{changes},rounds={rounds + 1}"
+    config["changes"] = f"{changes},rounds={last + 1}"
     grid = LocalGrid(nodes_of(folder, config))
     grid.nodes[13] = lies
     began = time.monotonic()
