@@ -124,7 +124,7 @@ def test_all_adaptations_can_be_chosen_by_name(state):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tsmobm", "'tsmobm' is unknown; did you mean 'tsmobn'\\? valid are batch, "),
+        ("tsmobm", "'tsmobm' is unknown; did you mean 'tsmobn'\\? valid are atp, batch, "),
         ("tsmobn:momentun=0.5", "must be key=value with a key of about, affine, batch_size"),
         ("tsmobn:momentum", "must be key=value"),
         ("tsmobn:momentum=high", "momentum='high' is of type str, but it must be float"),

@@ -132,8 +132,8 @@ def test_an_unknown_option_is_refused_at_construction_with_the_nearest(name):
         method(SmallCNN(), optax.sgd(0.1), **SAID.get(name, {}), wiegh=None)
 
 
-def test_the_options_of_every_method_are_fourteen():
+def test_the_options_of_every_method_are_fifteen():
     assert Options.__optional_keys__ == {
         *("prepare", "perturb", "task", "local_epochs", "keep_optimizer", "load", "train"),
-        *("share", "weigh", "privacy", "server", "clients", "mesh", "statistics"),
+        *("share", "frozen", "weigh", "privacy", "server", "clients", "mesh", "statistics"),
     }

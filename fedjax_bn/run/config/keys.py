@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.choices import Table, misfit, parsed, read_choice
-from fedjax_bn.arguments.text import brief, nearest
+from fedjax_bn.arguments.text import brief, nearest, short
 from fedjax_bn.run.config.defaults import base, keys
 from fedjax_bn.run.errors import ConfigError, as_config_errors
 
@@ -184,8 +184,8 @@ def check_complete(config: ConfigDict) -> None:
         check_key(name)
     if missing := keys().keys() - set(names):
         raise ConfigError(
-            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
-            "fedjax_bn.run.config.keys.base()"
+            f"the configuration lacks {short(', '.join(sorted(missing)))}: get_config must start "
+            "from fedjax_bn.run.config.keys.base()"
         )
 
 
