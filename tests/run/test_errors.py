@@ -29,7 +29,7 @@ MISTAKES = [
     (["--config.model=ResNet19"], ["'ResNet19'", "did you mean 'ResNet18'?", "DigitCNN"]),
     (["--config.data.name=cifar"], ["'cifar'", "did you mean 'cifar10_c'?", "digits, digits_dg"]),
     (["--config.share=all_but_bn"], ["'all_but_bn'", "all_but_statistics, everything, nothing"]),
-    (["--config.weigh=size"], ["'size'", "by_size, generalization_adjustment, risk"]),
+    (["--config.weigh=size"], ["'size'", "by_size, coordinate_media"]),
     (["--config.optimizer.name=adm"], ["'adm'", "did you mean 'adam'?", "sgd"]),
     (["--config.adaptations=bach"], ["'bach'", "did you mean 'batch'?", "running"]),
     (

@@ -279,7 +279,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
         state = checkpoint.resume(tmp_path, lambda: first, workdir.rounds_recorded(lines))
         records = workdir.read_lines(lines, int(state["round"]))
         workdir.keep_lines(lines, records)
-        return train._loop(built, evaluate, tmp_path, round, state, records)
+        return train._loop(built, evaluate, tmp_path, print, round, state, records)
 
     if killed:
         with pytest.raises(Killed):
