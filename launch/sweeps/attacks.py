@@ -13,9 +13,10 @@ labels:
     noise   Gaussian noise of ten times the update's norm
     labels  9 - y instead of the digit y
 
-Runs are not made twice, so the same command continues. The table has the mean test accuracy of the
-honest clients after the last round in percent, over the seeds, one row for each rule; the first
-column shows what a rule costs without attackers, where only features differ.
+Runs are not made twice, so the same command continues. Each method has four tables with a row for
+each rule, of means over the seeds in percent: the test accuracy of the honest clients after the
+last round; the attackers' part of the weights, a mean over rounds; and both by client where no
+client attacks and only features differ. There each client's part would be 12.5 if it were equal.
 """
 
 import argparse
@@ -48,6 +49,8 @@ RULES = (
     *("krum:malicious=2:keep=6", "geometric_median", "norm_clipping"),
 )
 METHODS, KINDS = ("fedbn", "fedavg"), ("flip", "scale", "noise", "labels")
+# column -> how the attackers attack, and how many do
+ATTACKS = {"none": ("none", 0)} | {f"{n} {kind}": (kind, n) for kind, n in product(KINDS, (1, 2))}
 CHANGES = all_methods.SMALL | {
     **all_methods.BENCHES["scanners"].changes,
     **{"target": "magazine,fax", "data.clients_per_domain": 2, "adaptations": "running"},
@@ -115,21 +118,66 @@ def changes_of(base: str, rule: str, kind: str, count: int, seed: int) -> dict[s
     return CHANGES | {"method": method, "weigh": rule, "seed": seed}
 
 
-def honest(folder: Path, changes: dict[str, Any], count: int) -> float:
-    """Returns the mean accuracy of the honest clients in percent; makes a run that is missing."""
+def tested(folder: Path, changes: dict[str, Any]) -> dict[str, float]:
+    """Returns client -> its test accuracy in percent; makes a run that is missing."""
     if not (folder / "summary.json").exists():
         texts = [(key, plan.text(value)) for key, value in changes.items()]
         train.run(read(plan.config_file("configs/quickstart.py"), texts), folder, modules=False)
     found = json.loads((folder / "summary.json").read_text())["last_round"]["internal"]
-    values = [value for name, value in found.items() if name != "mean"]
-    return float(np.mean([v for k, v in enumerate(values) if k not in ATTACKERS[:count]]))
+    return {name: value for name, value in found.items() if name != "mean"}
 
 
-def table(rows: dict[str, list[np.ndarray]], heads: list[str]) -> str:
-    """Returns a table in Markdown of means over seeds, f[seeds] for each cell."""
+def shares(folder: Path) -> dict[str, float]:
+    """Returns client -> its part of the weights in percent, a mean over the rounds of a run."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    weights = [json.loads(line)["weights"] for line in lines]
+    return {name: 100 * float(np.mean([one[name] for one in weights])) for name in weights[0]}
+
+
+def honest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Returns the mean f[seeds] of scores f[seeds, K] over the clients that do not attack."""
+    return np.delete(scores, ATTACKERS[:count], axis=1).mean(1)
+
+
+def table(rows: Iterable[str], heads: Iterable[str], cell: Callable[[str, str], Any]) -> str:
+    """Returns a table in Markdown with the mean of each `cell(row, head)`."""
+    heads = list(heads)
     lines = [["rule", *heads], ["---", *("---:",) * len(heads)]]
-    lines += [[rule, *(f"{cell.mean():.1f}" for cell in cells)] for rule, cells in rows.items()]
+    lines += [[row, *(f"{np.mean(cell(row, head)):.1f}" for head in heads)] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def report(base: str, workdir: Path, seeds: int) -> str:
+    """Returns the tables of a method; makes the runs that are missing."""
+    scores, parts = {}, {}  # (rule, attack) -> f[seeds, K]
+    names: dict[str, int] = {}
+    for rule, (attack, (kind, count)) in product(RULES, ATTACKS.items()):
+        place = workdir / base / rule.replace(":", "-") / f"{kind}-{count}"
+        runs = {place / str(k): changes_of(base, rule, kind, count, k) for k in range(seeds)}
+        found = [tested(folder, changes) for folder, changes in runs.items()]
+        scores[rule, attack] = np.array([[*one.values()] for one in found])
+        parts[rule, attack] = np.array([[*shares(folder).values()] for folder in runs])
+        names = {name: k for k, name in enumerate(found[0])}
+
+    def taken(rule: str, attack: str) -> np.ndarray:
+        return parts[rule, attack][:, ATTACKERS[: ATTACKS[attack][1]]].sum(1)
+
+    means = {(row, head): honest(x, ATTACKS[head][1]) for (row, head), x in scores.items()}
+    tables = {
+        "accuracy of the honest clients": table(RULES, ATTACKS, lambda *at: means[at]),
+        "the attackers' part of the weights": table(RULES, [*ATTACKS][1:], taken),
+        "accuracy by client where no client attacks": table(
+            RULES, names, lambda row, name: scores[row, "none"][:, names[name]]
+        ),
+        "part of the weights where no client attacks": table(
+            RULES, names, lambda row, name: parts[row, "none"][:, names[name]]
+        ),
+    }
+    lines = [f"\n{base}: {title}\n\n{text}" for title, text in tables.items()]
+    if seeds > 1:
+        spread = np.median([mean.std(ddof=1) for mean in means.values()])
+        lines.append(f"\nDeviation of the first table between seeds: median {spread:.1f}.")
+    return "\n".join(lines)
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -142,21 +190,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--seeds", type=partial(all_methods.count, 1), default=3)
     parser.add_argument("--workdir", type=Path, default=Path("runs") / "attacks")
     options = parser.parse_args(arguments)
-    columns = [("none", 0), *product(KINDS, (1, 2))]
-    heads = ["none", *(f"{count} {kind}" for kind, count in columns[1:])]
     for base in options.only.split(","):
-        rows = {}
-        for rule in RULES:
-            rows[rule] = []
-            for kind, count in columns:
-                place = options.workdir / base / rule.replace(":", "-") / f"{kind}-{count}"
-                seeds = {k: changes_of(base, rule, kind, count, k) for k in range(options.seeds)}
-                cell = [honest(place / str(k), changes, count) for k, changes in seeds.items()]
-                rows[rule].append(np.array(cell))
-        spread = [cell.std(ddof=1) for cells in rows.values() for cell in cells if len(cell) > 1]
-        print(f"\n{base}\n\n{table(rows, heads)}")
-        if spread:
-            print(f"\nDeviation between seeds: median {np.median(spread):.1f}.")
+        print(report(base, options.workdir, options.seeds))
     return 0
 
 

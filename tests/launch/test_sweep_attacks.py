@@ -55,9 +55,27 @@ def test_every_run_has_a_valid_configuration():
         assert read(attacks.plan.config_file("configs/quickstart.py"), texts).weigh == rule
 
 
-def test_only_honest_clients_are_in_the_mean(tmp_path):
-    scores = {f"c{k}": float(k) for k in range(8)} | {"mean": 99.0}
-    summary = {"last_round": {"internal": scores}}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert attacks.honest(tmp_path, {}, 0) == 3.5
-    assert attacks.honest(tmp_path, {}, 2) == np.mean([0, 2, 3, 4, 6, 7])
+def test_only_honest_clients_are_in_the_mean():
+    scores = np.arange(8.0)[None]
+    assert attacks.honest(scores, 0) == [3.5]
+    assert attacks.honest(scores, 2) == [np.mean([0, 2, 3, 4, 6, 7])]
+
+
+def test_tables_are_made_from_the_records_of_finished_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(attacks, "RULES", ("krum:malicious=2",))
+    scores = {f"c{k}": float(k) for k in range(8)}
+    weights = [dict.fromkeys(scores, share) for share in (0.1, 0.2)]
+    for kind, count in attacks.ATTACKS.values():
+        folder = tmp_path / "fedbn" / "krum-malicious=2" / f"{kind}-{count}" / "0"
+        folder.mkdir(parents=True)
+        summary = {"last_round": {"internal": scores | {"mean": 99.0}}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        lines = [json.dumps({"weights": one}) for one in weights]
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+    text = attacks.report("fedbn", tmp_path, 1)
+    rows = [line for line in text.splitlines() if line.startswith("| krum")]
+    one, two = np.mean([0, 2, 3, 4, 5, 6, 7]), np.mean([0, 2, 3, 4, 6, 7])
+    means = " | ".join(("3.5", *(f"{mean:.1f}" for mean in (one, two) * 4)))
+    assert rows[0] == f"| krum:malicious=2 | {means} |"
+    assert rows[1] == f"| krum:malicious=2 | {' | '.join(('15.0', '30.0') * 4)} |"
+    assert rows[3] == f"| krum:malicious=2 | {' | '.join(('15.0',) * 8)} |"
