@@ -22,6 +22,19 @@ class DoubleNet(nn.Module):
         return nn.Dense(self.num_classes, param_dtype=jnp.float64, name="out")(x)
 
 
+class DoubleImageNet(nn.Module):
+    """A batch norm over vectors and two dense layers, for images of any size."""
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.astype(jnp.float64).reshape(len(x), -1)
+        x = nn.Dense(4, param_dtype=jnp.float64, name="in")(x)
+        x = nn.relu(BatchNorm(param_dtype=jnp.float64, name="norm")(x))
+        return nn.Dense(self.num_classes, param_dtype=jnp.float64, name="out")(x)
+
+
 class DoubleUNet(UNet):
     """A tiny U-Net."""
 
