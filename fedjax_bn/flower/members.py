@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +24,13 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_public_key,
 )
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedjax_bn.arguments.text import short
 from fedjax_bn.flower import messages
-from fedjax_bn.flower.messages import Hello, Order, content_of
+from fedjax_bn.flower.messages import Hello, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files import workdir
@@ -63,7 +63,8 @@ class Met(NamedTuple):
 
     Attributes:
       members: client -> member, for clients that are connected.
-      again: refused node -> the time from `time.monotonic` at which it may be asked again.
+      again: node that was refused, or asked anew -> the time from `time.monotonic` at which it may
+        be asked again.
       sizes: client -> the size that it reported last, also for clients that have gone.
       names: client -> its name in the records, which stays.
       keys: client -> the fingerprint of the key to which its number is bound.
@@ -143,12 +144,13 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     again = {node: at for node, at in met.again.items() if node in prints and at > start}
     new = sorted(prints.keys() - {member.node for member in found.values()} - again.keys())
     questions = {node: messages.packed(order) for node in new}
-    replies = messages.exchange(grid, questions, MessageType.QUERY, run.time_limit)
+    kind, seconds = MessageType.QUERY, run.time_limit
+    replies = messages.exchange(grid, questions, kind, seconds, lambda node, reply: reply)
     asked = time.monotonic()
     keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
     for node in new:
         try:
-            client, hello = _presented(replies.get(node), order, run.size_bound)
+            client, hello = _presented(replies[node], order, run.size_bound)
             if run.client_keys != "any":
                 _check_key(client, prints[node], keys)
             if client in found:
@@ -159,9 +161,11 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
             if len(refused) < _MOST_REFUSED:
                 refused[f"node {node} {prints[node]}".strip()] = why
             # Only a node that did not answer made the server wait.
-            waited = 0.0 if node in replies else asked - start
+            waited = asked - start if replies[node] is None else 0.0
             again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
             continue
+        if node in met.again:
+            again[node] = time.monotonic() + _SHARE * (asked - start)
         found[client] = _Member(node, hello)
         if run.client_keys != "any" and prints[node]:
             keys[client] = prints[node]
@@ -169,6 +173,18 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     sizes = {k: member.hello.size for k, member in found.items()}
     known = dict(sorted(found.items())), again, {**met.sizes, **sizes}, names, keys, refused
     return Met(*known)
+
+
+def forget(met: Met, nodes: Iterable[int]) -> Met:
+    """Returns what the server has met without the clients of these nodes, which `meet` asks anew.
+
+    A node that was asked anew before stays a member for ten times as long as that took, so that
+    slow answers cannot make more of the rounds' time.
+    """
+    now = time.monotonic()
+    asked = {node: now for node in nodes if met.again.get(node, now) <= now}
+    members = {k: member for k, member in met.members.items() if member.node not in asked}
+    return met._replace(members=members, again={**met.again, **asked})
 
 
 def _check_key(client: int, key: str, keys: Mapping[int, str]) -> None:
@@ -198,7 +214,7 @@ def _name(client: int, said: str, names: Mapping[int, str], population: int) -> 
     return name
 
 
-def _presented(reply: Message | Exception | None, order: Order, bound: int) -> tuple[int, Hello]:
+def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     """Returns a client's number and its `Hello`; raises ValueError if they cannot be used."""
     content = content_of(reply, order, None)
     client = messages.record_in(content, messages.Answer).client

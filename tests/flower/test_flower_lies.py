@@ -236,7 +236,7 @@ def no_arrays(reply, old):
     reply.content["arrays"] = ConfigRecord({"x": "y"})
 
 
-def weighed(kept, accepted, rows):
+def weighed(kept, total, accepted, rows):
     """A server's step with REA's weights: NaN where a risk is not positive."""
     risks = np.array([accepted[k].upload.risk if k in accepted else 1.0 for k in range(3)])
     state = SimpleNamespace(weights=np.where(risks > 0, 1 / 3, np.nan))
