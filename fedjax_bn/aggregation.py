@@ -386,8 +386,8 @@ def serve(
 ) -> FederatedState:
     """Returns the state after a round; the clients' own parts are unchanged.
 
-    `uploads` are stacked, one for each row of the state or for some of them. If the rule gives NaN,
-    the state's weights are NaN, and the shared leaves stay.
+    `uploads` are stacked, one for each row of the state or for some of them. If the rule gives NaN
+    for a client, so does the state, and the shared leaves stay.
     """
     rows, given = state.weights.shape[0], uploads.client.shape[0]
     population = rows if uploads.population is None else uploads.population.max()
@@ -402,7 +402,7 @@ def serve(
     if combined is not None:
         sums = in_place_of_mean(sums, combined)
     after, _ = conclude(server, state, sums, uploads.counts, population)
-    weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))
+    weights = jnp.zeros_like(state.weights).at[place].set(weights)
     return after._replace(
         weights=_last_weights(weights, state),
         weighing=jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows), state.weighing, new),
@@ -410,9 +410,13 @@ def serve(
 
 
 def _last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:
-    """Returns the weights f[K] of a round, or those before it if no client counts."""
-    # NaN weights stay: a server has no metrics that would show that the rule failed.
-    return jnp.where(weights.sum() == 0, state.weights, weights)
+    """Returns the weights f[K] of a round scaled to sum 1, or those before it if no client counts.
+
+    A server has no metrics, so NaN stays, and only where the rule gave it.
+    """
+    total = weights.sum()
+    scaled = jnp.where(jnp.isnan(total), weights, normalize(weights))
+    return jnp.where(total == 0, state.weights, scaled)
 
 
 class Running(NamedTuple):
@@ -469,6 +473,6 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
 
     def end(state: FederatedState, running: Running) -> FederatedState:
         after, _ = conclude(server, state, running.sums, running.counts, len(running.counts))
-        return after._replace(weights=_last_weights(normalize(running.weights), state))
+        return after._replace(weights=_last_weights(running.weights, state))
 
     return Adding(begin, jax.jit(add, donate_argnums=0), jax.jit(end))

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -140,13 +140,19 @@ def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
       ValueError: the message has no such record, or one with other entries or types.
     """
     name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
-    record = content.config_records.get(name, {})
+    record = _of_kind(content, ConfigRecord).get(name, {})
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
         raise ValueError(
             f"the message's {name} must hold {', '.join(types)}, but it holds "
             f"{', '.join(sorted(record)[:20]) or 'nothing'}: the other side has another version"
         )
     return kind(**record)
+
+
+def _of_kind(content: RecordDict, kind: type) -> dict[str, Any]:
+    """Returns name -> record of the records of one type in a message."""
+    # Flower's `content.array_records` makes a reference cycle, which keeps the bytes in memory.
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndarray]:
@@ -158,12 +164,13 @@ def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndar
       ValueError: the message has another form or more arrays, or an array cannot be read; nothing
         is unpickled.
     """
-    if set(content.array_records) != {_ARRAYS}:
+    records, found = _of_kind(content, ArrayRecord), {}
+    if set(records) != {_ARRAYS}:
         raise ValueError(
-            f"the message holds records of arrays called {sorted(content.array_records)[:20]}, not "
-            f"one called {_ARRAYS!r}: the other side is another app"
+            f"the message holds records of arrays called {sorted(records)[:20]}, not one called "
+            f"{_ARRAYS!r}: the other side is another app"
         )
-    found, record = {}, content.array_records[_ARRAYS]
+    record = records[_ARRAYS]
     if most is not None and len(record) > most:
         raise ValueError(
             f"the message holds {len(record)} arrays, not {most} at most: the other side has "
@@ -193,7 +200,7 @@ def scores_in(content: RecordDict) -> dict[str, float]:
     Raises:
       ValueError: a score is not from 0 to 100.
     """
-    record = content.metric_records.get(_SCORES, {})
+    record = _of_kind(content, MetricRecord).get(_SCORES, {})
     if not all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values()):
         raise ValueError("a reported score is not a number from 0 to 100")
     return {name: float(x) for name, x in record.items()}
