@@ -157,9 +157,9 @@ class Sites(LocalGrid):
         found = super().pull_messages([name for name in names if not self.is_late(name)])
         self.sent.clear()
         for one in found:
-            if not one.has_error() and one.content.array_records:
+            if not one.has_error() and "arrays" in one.content:
                 self.arrived.append(one.content["arrays"]["shared/params/w"].data)
-        # A collector that runs now and then would find the messages in cycles too late.
+        # Without `gc.collect`: messages must not wait for it in a cycle.
         used = [sys.getrefcount(self.arrived[k]) > 2 for k in range(len(self.arrived))]
         self.most = max(self.most, sum(used))
         return found
