@@ -27,12 +27,12 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.accept import Accepted
-from fedjax_bn.flower.host import Kept, _by_sums, _step
+from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
 from fedjax_bn.flower.members import Met, fingerprint, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError, play
-from fedjax_bn.flower.settings import Run
-from fedjax_bn.run.errors import RiskError
+from fedjax_bn.flower.settings import Run, config_of
+from fedjax_bn.run.errors import ConfigError, RiskError
 from fedjax_bn.run.experiment.availability import Participation
 from fedjax_bn.state import FederatedState, ServerState, Upload
 from flower_grid import LocalGrid, key_of
@@ -325,3 +325,14 @@ def test_a_negative_risk_leaves_its_client_out_and_ends_a_round_that_needs_it(ho
     host.run = RUN._replace(minimum=3)
     with pytest.raises(RiskError, match="gave weights that are not finite"):
         played(grid, host, kept, met)
+
+
+@pytest.mark.parametrize(
+    ("clients", "changes", "there"), [(4, "", 4), (6, ",clients_per_round=4", 4)]
+)
+def test_krum_with_too_few_clients_is_refused_before_the_first_round(clients, changes, there):
+    changes = f"method=fedavg,model=MLP,mesh.clients=1,weigh=krum:malicious=1{changes}"
+    config = config_of("quickstart", changes, ".")
+    message = f"krum with malicious=1 needs at least 5 clients in a round, and there are {there}"
+    with pytest.raises(ConfigError, match=message):
+        open_host(config, RUN._replace(clients=clients), ORDER, FORM)
