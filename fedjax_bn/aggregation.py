@@ -451,12 +451,14 @@ class Adding(NamedTuple):
 
 def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | None:
     """Returns the server's half by sums, or None if weights depend on other clients' uploads."""
-    size = jax.ShapeDtypeStruct((), jnp.int32)
-    if jax.eval_shape(functools.partial(relative_weights, weigh), size) is None:
+    if isinstance(weigh, Weighing):
+        return None
+    relative = functools.partial(relative_weights, weigh)
+    if jax.eval_shape(relative, jax.ShapeDtypeStruct((), jnp.int32)) is None:
         return None
 
     def part(upload: Upload) -> Sums:
-        return part_of(server, cast(jax.Array, relative_weights(weigh, upload.size)), upload)
+        return part_of(server, cast(jax.Array, relative(upload.size)), upload)
 
     def begin(num_clients: int, upload: Upload) -> Running:
         like = jax.eval_shape(part, upload)
