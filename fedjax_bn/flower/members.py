@@ -63,8 +63,8 @@ class Met(NamedTuple):
 
     Attributes:
       members: client -> member, for clients that are connected.
-      again: node that was refused, or asked anew -> the time from `time.monotonic` at which it may
-        be asked again.
+      again: node that was refused or asked again -> the time from `time.monotonic` at which it may
+        be asked the next time.
       sizes: client -> the size that it reported last, also for clients that have gone.
       names: client -> its name in the records, which stays.
       keys: client -> the fingerprint of the key to which its number is bound.
@@ -176,10 +176,10 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
 
 
 def forget(met: Met, nodes: Iterable[int]) -> Met:
-    """Returns what the server has met without the clients of these nodes, which `meet` asks anew.
+    """Returns what the server has met without the clients of these nodes, which `meet` asks again.
 
-    A node that was asked anew before stays a member for ten times as long as that took, so that
-    slow answers cannot make more of the rounds' time.
+    A node that was asked again before stays a member for ten times as long as that took, so that
+    slow answers take a tenth of the time at most.
     """
     now = time.monotonic()
     asked = {node: now for node in nodes if met.again.get(node, now) <= now}

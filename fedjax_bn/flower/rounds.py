@@ -66,12 +66,12 @@ def play(
     """
     number, start = int(kept.round) + 1, time.perf_counter()
     rows, asked = _drawn(host, met, number - 1)
-    least, anew = host.run.minimum or len(asked), set()
+    least, forgotten = host.run.minimum or len(asked), set()
     for attempt in range(1, host.run.attempts + 1):
         met = write(meet(grid, met, host.order, host.run))
         got = _uploads(grid, host, met, kept, asked)
-        # A node is asked to present itself anew once in a round at most.
-        met, anew = forget(met, got.misfits - anew), anew | got.misfits
+        # A node is asked to present itself again once in a round at most.
+        met, forgotten = forget(met, got.misfits - forgotten), forgotten | got.misfits
         accepted, left_out = got.accepted, got.left_out
         for name, reason in left_out.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)

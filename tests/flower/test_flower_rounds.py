@@ -28,7 +28,7 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
-from fedjax_bn.flower.members import Met, fingerprint, write_clients
+from fedjax_bn.flower.members import Met, fingerprint, forget, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError, play
 from fedjax_bn.flower.settings import Run, config_of
@@ -336,3 +336,11 @@ def test_krum_with_too_few_clients_is_refused_before_the_first_round(clients, ch
     message = f"krum with malicious=1 needs at least 5 clients in a round, and there are {there}"
     with pytest.raises(ConfigError, match=message):
         open_host(config, RUN._replace(clients=clients), ORDER, FORM)
+
+
+def test_a_node_that_was_slow_when_asked_anew_is_not_asked_again_at_once(host):
+    _, _, met = played(Sites(), host)
+    first = forget(met, [11])
+    assert list(first.members) == [0, 2]
+    later = met._replace(again={11: first.again[11] + 60})
+    assert forget(later, [11]) == later
