@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from logging import WARNING
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +69,8 @@ class Met(NamedTuple):
       names: client -> its name in the records, which stays.
       keys: client -> the fingerprint of the key to which its number is bound.
       refused: node, with the fingerprint of its key -> why it was refused since the last record.
+      misfits: nodes of members that answered otherwise than they had presented themselves; `meet`
+        asks them again.
     """
 
     members: Mapping[int, _Member] = {}
@@ -77,6 +79,7 @@ class Met(NamedTuple):
     names: Mapping[int, str] = {}
     keys: Mapping[int, str] = {}
     refused: Mapping[str, str] = {}
+    misfits: Set[int] = frozenset()
 
     def name(self, client: int) -> str:
         """Returns the name of a client in the records."""
@@ -130,7 +133,8 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
 
     If a node's answer cannot be used, if its number is bound to another key, or if another node is
     the same client, the log and `Met.refused` name the node, and it is asked again after a minute
-    or more. Members whose node has gone are left out.
+    or more. Members whose node has gone are left out, and misfits are asked like new nodes, but not
+    twice within ten times the time that the first answer took.
 
     Args:
       grid: Flower's Grid.
@@ -140,8 +144,9 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     """
     prints = {node.node_id: fingerprint(node.public_key) for node in grid.get_nodes()}
     start = time.monotonic()
-    found = {k: member for k, member in met.members.items() if member.node in prints}
     again = {node: at for node, at in met.again.items() if node in prints and at > start}
+    misfits, there = met.misfits - again.keys(), met.members.items()
+    found = {k: one for k, one in there if one.node in prints and one.node not in misfits}
     new = sorted(prints.keys() - {member.node for member in found.values()} - again.keys())
     questions = {node: messages.packed(order) for node in new}
     kind, seconds = MessageType.QUERY, run.time_limit
@@ -164,7 +169,7 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
             waited = asked - start if replies[node] is None else 0.0
             again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
             continue
-        if node in met.again:
+        if node in misfits:  # it stays a member for so long, whatever it answers
             again[node] = time.monotonic() + _SHARE * (asked - start)
         found[client] = _Member(node, hello)
         if run.client_keys != "any" and prints[node]:
@@ -173,18 +178,6 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     sizes = {k: member.hello.size for k, member in found.items()}
     known = dict(sorted(found.items())), again, {**met.sizes, **sizes}, names, keys, refused
     return Met(*known)
-
-
-def forget(met: Met, nodes: Iterable[int]) -> Met:
-    """Returns what the server has met without the clients of these nodes, which `meet` asks again.
-
-    A node that was asked again before stays a member for ten times as long as that took, so that
-    slow answers take a tenth of the time at most.
-    """
-    now = time.monotonic()
-    asked = {node: now for node in nodes if met.again.get(node, now) <= now}
-    members = {k: member for k, member in met.members.items() if member.node not in asked}
-    return met._replace(members=members, again={**met.again, **asked})
 
 
 def _check_key(client: int, key: str, keys: Mapping[int, str]) -> None:

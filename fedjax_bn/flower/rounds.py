@@ -21,7 +21,7 @@ from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.accept import Accepted, Expected, MisfitError, accept
 from fedjax_bn.flower.host import Host, Kept
-from fedjax_bn.flower.members import Met, forget, meet
+from fedjax_bn.flower.members import Met, meet
 from fedjax_bn.flower.messages import Reply, content_of
 from fedjax_bn.run.errors import ConfigError, RiskError, UserError
 from fedjax_bn.run.evaluation.groups import by_client
@@ -66,12 +66,12 @@ def play(
     """
     number, start = int(kept.round) + 1, time.perf_counter()
     rows, asked = _drawn(host, met, number - 1)
-    least, forgotten = host.run.minimum or len(asked), set()
+    least, misfits = host.run.minimum or len(asked), set()
     for attempt in range(1, host.run.attempts + 1):
         met = write(meet(grid, met, host.order, host.run))
         got = _uploads(grid, host, met, kept, asked)
         # A node is asked to present itself again once in a round at most.
-        met, forgotten = forget(met, got.misfits - forgotten), forgotten | got.misfits
+        met, misfits = met._replace(misfits=got.misfits - misfits), misfits | got.misfits
         accepted, left_out = got.accepted, got.left_out
         for name, reason in left_out.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)

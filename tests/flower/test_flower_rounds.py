@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
-from fedjax_bn.flower.members import Met, fingerprint, forget, write_clients
+from fedjax_bn.flower.members import Met, fingerprint, meet, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError, play
 from fedjax_bn.flower.settings import Run, config_of
@@ -338,9 +339,13 @@ def test_krum_with_too_few_clients_is_refused_before_the_first_round(clients, ch
         open_host(config, RUN._replace(clients=clients), ORDER, FORM)
 
 
-def test_a_node_that_was_slow_when_asked_anew_is_not_asked_again_at_once(host):
-    _, _, met = played(Sites(), host)
-    first = forget(met, [11])
-    assert list(first.members) == [0, 2]
-    later = met._replace(again={11: first.again[11] + 60})
-    assert forget(later, [11]) == later
+def test_a_node_that_was_slow_when_asked_again_is_a_member_until_it_may_be_asked(host):
+    grid = Sites()
+    met = meet(grid, Met(), ORDER, RUN)._replace(misfits={11})
+    grid.asked.clear()
+    later = met._replace(again={11: time.monotonic() + 60})
+    assert sorted(meet(grid, later, ORDER, RUN).members) == [0, 1, 2]
+    assert grid.asked == []
+    met = meet(grid, met, ORDER, RUN)
+    assert grid.asked == [("query", 0, 1)]
+    assert met.again[11] < time.monotonic() + 60
