@@ -263,7 +263,9 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
         order = record_in(message.content, Order)
         kind, number = message.metadata.message_type, order.round
         honest = next(
-            up.content for down, up in reversed(grid.sent) if up.metadata.src_node_id == 10
+            up.content
+            for down, up in reversed(grid.sent)
+            if (up.metadata.src_node_id, down.metadata.message_type) == (10, kind)
         )
         if kind == "query":
             said = record_in(honest, Hello)._replace(size=MOST, name="liar")
