@@ -23,6 +23,7 @@ _HEADERS = {
 }
 _MOST_TEXT = 2000  # characters of an error that a client sends
 _POLL = 0.5  # seconds between polls for replies; `Grid.send_and_receive` waits 3
+_SESSION = 180.0  # seconds for which Flower waits for a reply that was announced but not sent
 _Kind = TypeVar("_Kind", bound=NamedTuple)
 _Result = TypeVar("_Result")
 Reply = Message | Exception | None  # what a node answered, see `exchange`
@@ -234,7 +235,7 @@ def exchange(
         reached, Flower itself tries again.
     """
     # A reply expires with its message, so the others' must outlive the wait for the first.
-    life = 2 * seconds
+    life = 2 * seconds + _SESSION
     messages = [Message(x, node, kind, ttl=life, group_id=group) for node, x in contents.items()]
     given = list(grid.push_messages(messages)) if messages else []
     end, names = time.monotonic() + seconds, dict(zip(contents, given, strict=False))

@@ -210,7 +210,7 @@ def test_who_is_late_makes_no_other_late_and_the_order_of_arrival_does_not_matte
     assert [*record["weights"].values()] == pytest.approx([0, 4 / 9, 5 / 9])
     np.testing.assert_array_equal(kept.taken, [2, 5, 5])
     # Flower deletes a reply when its message expires, which must be later than the time limit.
-    assert grid.lives == [2 * RUN.time_limit] * 3
+    assert min(grid.lives) >= 2 * RUN.time_limit
 
 
 def test_replies_are_read_in_the_order_of_the_clients_whichever_came_first():
