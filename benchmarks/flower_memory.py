@@ -46,7 +46,7 @@ class Grid:
         self.clients, self.asked, self.before, self.upload = clients, {}, 0.0, 0
 
     def get_nodes(self) -> list:
-        """Returns the nodes, which have bytes in place of a key."""
+        """Returns the nodes; none has a key."""
         from flwr.proto.node_pb2 import NodeInfo
 
         return [NodeInfo(node_id=1 + k, public_key=b"none") for k in range(self.clients)]
