@@ -16,10 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import (
+    Adding,
     ServerUpdate,
     Sums,
     Weighing,
     WeighingRule,
+    adding,
     averaging,
     by_size,
     conclude,
@@ -106,6 +108,8 @@ class FederatedMethod(NamedTuple):
       notes: sentences for the user, such as what travels in addition to the model.
       personalize: (labelled samples, learning rate) with which a client adapts its model before it
         is tested (`methods.perfedavg.personalize`); None if it does not adapt.
+      adding: `server` for uploads that arrive one after another (`aggregation.Adding`); None if
+        `weigh` is neither `by_size` nor `uniform`.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -117,6 +121,7 @@ class FederatedMethod(NamedTuple):
     serves: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     personalize: tuple[int, float] | None = None
+    adding: Adding | None = None
 
 
 class _Plan(NamedTuple):
@@ -221,6 +226,7 @@ def federate(
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
         client=_checked(jax.jit(functools.partial(_take_part, plan)), check_client),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
+        adding=adding(plan.server, plan.weigh),
         statistics=statistics,
     )
 

@@ -96,6 +96,12 @@ def _forgetful(nodes: dict[int, Callable]) -> LocalGrid:
     return grid
 
 
+def _read(message: Message) -> None:
+    """Reads the arrays of a message."""
+    for array in message.content["arrays"].values():
+        array.numpy()
+
+
 def _echoed(config: Any, clients: int, rounds: int) -> Iterator[float]:
     """Yields the seconds of messages of the same arrays, to the clients and back."""
     _, _, start = prepare(config)
@@ -111,6 +117,5 @@ def _echoed(config: Any, clients: int, rounds: int) -> Iterator[float]:
         began = time.process_time()
         record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
         contents = {10 + k: RecordDict({"arrays": record}) for k in range(clients)}
-        for reply in exchange(grid, contents, "train", 60).values():
-            [array.numpy() for array in reply.content["arrays"].values()]
+        exchange(grid, contents, "train", 60, lambda node, reply: _read(reply))
         yield time.process_time() - began

@@ -23,6 +23,13 @@ _BLOCK = 2**14  # numbers of a leaf that `_norm` squares at once
 _MOST_LOSS = 1e6
 
 
+class MisfitError(ValueError):
+    """An answer that does not fit what its client said of itself when it presented itself.
+
+    A client that was started again with other data, or as another client, answers in this way.
+    """
+
+
 class Expected(NamedTuple):
     """What the server expects of one client's upload.
 
@@ -65,7 +72,9 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     """Returns the upload in the arrays that a client sent.
 
     Raises:
-      ValueError: the upload is not accepted; the message states why.
+      MisfitError: names, shapes, dtypes, the client, its size or the losses that it reports are
+        others than expected; the message states which.
+      ValueError: the upload is not accepted for another reason, which the message states.
     """
     # In a message only personal leaves have a prefix; here the upload's leaves get one too.
     split = {
@@ -73,14 +82,17 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
         for name, array in arrays.items()
     }
     both = {"upload": expected.upload, "personal": expected.personal}
-    upload, personal = (from_named(split, both)[name] for name in ("upload", "personal"))
+    try:
+        upload, personal = (from_named(split, both)[name] for name in ("upload", "personal"))
+    except ValueError as error:
+        raise MisfitError(str(error)) from error
     if int(upload.client) != expected.client:
-        raise ValueError(f"it speaks for client {int(upload.client)}")
+        raise MisfitError(f"it speaks for client {int(upload.client)}")
     if int(upload.population) != expected.population or not upload.participates:
         raise ValueError("it is an upload of another federation, or of a client that sits out")
     if int(upload.size) != (expected.size or 1):
         said = expected.size or "nothing and counts as one"
-        raise ValueError(f"it claims {int(upload.size)} samples, where it said {said}")
+        raise MisfitError(f"it claims {int(upload.size)} samples, where it said {said}")
     if not upload.finite:
         raise ValueError("its update is not finite")
     parts = {"shared": upload.shared, "message": upload.message, "personal": personal}
@@ -88,9 +100,10 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     for name in ("risk", "loss"):
         value = float(getattr(upload, name))
         if expected.losses and not abs(value) <= _MOST_LOSS:  # refuses NaN too
-            raise ValueError(f"its {name}, {value:.4g}, is not within {_MOST_LOSS:g}")
+            error = MisfitError if math.isnan(value) else ValueError
+            raise error(f"its {name}, {value:.4g}, is not within {_MOST_LOSS:g}")
         if not expected.losses and not math.isnan(value):
-            raise ValueError(f"it sends a {name}, {value:.4g}, though it reports none")
+            raise MisfitError(f"it sends a {name}, {value:.4g}, though it reports none")
     norm = _norm(upload.shared, expected.shared)
     norms = {"update": norm, "message": _norm(upload.message), "personal leaves": _norm(personal)}
     for what, size in norms.items():

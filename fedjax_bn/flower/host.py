@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.aggregation import Adding, weighted_mean
+from fedjax_bn.engine.weighing import restore, weighted
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.messages import Order
@@ -19,13 +20,15 @@ from fedjax_bn.flower.site import deployed, sent_personal
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import start as starting
 from fedjax_bn.run.experiment.availability import Participation, read_trace
-from fedjax_bn.run.experiment.build import assemble
+from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.task import Task
 
 PyTree = Any
+_Add = Callable[[Any, Accepted], tuple[Any, Accepted]]
+_Finish = Callable[["Kept", Any, Mapping[int, Accepted], np.ndarray], tuple["Kept", jax.Array]]
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
 
 
@@ -63,8 +66,11 @@ class Host(NamedTuple):
       notes: messages for the log: which leaves are shared, how many bytes travel.
       participation: the rule by which clients take part in a round.
       task: what the clients learn, whose score they report.
-      step: `step(kept, accepted, rows) -> kept`, the end of a round, with client -> `accepted`
-        upload; `rows` i32[C] are all drawn clients, also those without an upload.
+      add: `add(total, accepted) -> (total, accepted)` adds an upload to the total of a round, None
+        before the first, and drops its arrays; where weights need all uploads it does nothing.
+      step: `step(kept, total, accepted, rows) -> (kept, weights f[K])`, the end of a round, with
+        client -> `accepted` upload; `rows` i32[C] are all drawn clients, also those without an
+        upload. The weights are those of the round: all 0 if no client counts.
     """
 
     config: ConfigDict
@@ -79,7 +85,8 @@ class Host(NamedTuple):
     notes: tuple[str, ...]
     participation: Participation
     task: Task
-    step: Callable[[Kept, Mapping[int, Accepted], np.ndarray], Kept]
+    add: _Add
+    step: _Finish
 
 
 def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
@@ -102,7 +109,14 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     alone = deployed(config)
     alone.target = ""  # the server has no domains that it could leave out
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
-    make = partial(assemble, internal=internal, unseen=())
+    trace = read_trace(config.participation.trace, count)
+    who = choose_participation(config, count)._replace(trace=trace)
+
+    def make(config: ConfigDict) -> Experiment:
+        # `prepare` traces the server's step with as many uploads as a round has.
+        drawn = who._replace(on_disk=False)
+        return assemble(config, internal, ())._replace(participation=drawn)
+
     experiment, keys, one = starting.prepare(alone, make, clients=count)
     rows = starting.make_start(experiment, keys, rows=count, clients=count)
 
@@ -121,43 +135,102 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
     personal = sent_personal(own.personal) if run.serve_unseen else ()
-    _, upload = jax.eval_shape(experiment.method.client, broadcast_of(like), own, batches, key)
-    sent = traffic(experiment.method, like, batches)
+    method = experiment.method
+    _, upload = jax.eval_shape(method.client, broadcast_of(like), own, batches, key)
+    sent = traffic(method, like, batches)
     notes = (
         *experiment.notes,
         starting.partition_table(experiment, jax.eval_shape(rows)),
         "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
     )
-    trace = read_trace(config.participation.trace, count)
-    who = choose_participation(config, count)._replace(trace=trace)
-    step = _step(experiment.method.server, upload, personal)
+    if method.adding:
+        add, step = _by_sums(method.adding, count, upload, personal)
+    else:
+        add, step = lambda total, one: (total, one), _step(method.server, upload, personal)
     served = starting.make_start(experiment, keys, rows=1, clients=1)
     known = config, run, keys, served, start, order, form, upload, personal, notes, who
-    return Host(*known, experiment.task, step)
+    return Host(*known, experiment.task, add, step)
 
 
-def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kept]:
-    """Returns `step(kept, accepted, rows) -> kept`, the method's server step, see `Host`."""
+def _by_sums(
+    adding: Adding, clients: int, upload: Upload, personal: PyTree
+) -> tuple[_Add, _Finish]:
+    """Returns `add` and `step`, see `Host`, which hold sums and one upload at a time."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def put(total: PyTree, upload: Upload, part: PyTree) -> PyTree:
+        running, parts = total
+        running = adding.add(running, upload)
+        part = weighted(part, running.weights[upload.client])
+        return running, jax.tree.map(jnp.add, parts, part)
 
     @jax.jit
-    def step(kept: Kept, uploads: Upload, parts: PyTree) -> Kept:
-        state, client = server(kept.state, uploads), uploads.client
+    def end(kept: Kept, total: PyTree) -> tuple[Kept, jax.Array]:
+        (running, parts), taken = total, jnp.where(total[0].counts, kept.round + 1, kept.taken)
+        state, weights = _weighed(kept.state, lambda state: adding.end(state, running))
+        mean = jax.tree.map(lambda x: x / running.sums.weight.astype(x.dtype), parts)
+        return Kept(state, _served(kept, restore(mean, personal), weights.any()), taken), weights
+
+    @jax.jit
+    def begin() -> PyTree:
+        form = jax.eval_shape(partial(weighted, weight=jnp.zeros(())), personal)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        return adding.begin(clients, upload), zeros
+
+    def add(total: PyTree, one: Accepted) -> tuple[PyTree, Accepted]:
+        total = put(begin() if total is None else total, one.upload, one.personal)
+        # The arrays are views of the message, which can be freed only after they were read.
+        jax.block_until_ready(total)
+        return total, one._replace(upload=one.upload._replace(shared=(), message=()), personal=())
+
+    def step(
+        kept: Kept, total: PyTree, accepted: Mapping[int, Accepted], rows: np.ndarray
+    ) -> tuple[Kept, jax.Array]:
+        del accepted, rows
+        return end(kept, begin() if total is None else total)
+
+    return add, step
+
+
+def _weighed(
+    state: FederatedState, serve: Callable[[FederatedState], FederatedState]
+) -> tuple[FederatedState, jax.Array]:
+    """Returns the state after the method's server step, and the weights of this round alone."""
+    # If no client counts, a server keeps the weights that it is given.
+    after = serve(state._replace(weights=jnp.zeros_like(state.weights)))
+    weights = after.weights
+    return after._replace(weights=jnp.where(weights.sum() == 0, state.weights, weights)), weights
+
+
+def _served(kept: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
+    """Returns the mean that unseen clients receive, or the last one if no client counts."""
+    if not jax.tree.leaves(kept.served):
+        return kept.served
+    return jax.tree.map(lambda new, old: jnp.where(counts, new, old), mean, kept.served)
+
+
+def _step(server: Callable, form: Upload, personal: PyTree) -> _Finish:
+    """Returns `step`, see `Host`, of the method's server step, for all uploads at once."""
+
+    @jax.jit
+    def step(kept: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array]:
+        client = uploads.client
+        state, weights = _weighed(kept.state, lambda state: server(state, uploads))
         # Clients of weight 0 are not in the mean, as in the simulation's `global_variables`.
-        counts = uploads.participates & (state.weights[client] > 0)
-        weights = jnp.where(counts, state.weights[client], 0)
-        served = kept.served
-        if jax.tree.leaves(served):
-            mean = weighted_mean(parts, weights)
-            served = jax.tree.map(lambda new, old: jnp.where(counts.any(), new, old), mean, served)
+        counts = uploads.participates & (weights[client] > 0)
+        mean = kept.served and weighted_mean(parts, jnp.where(counts, weights[client], 0))
         taken = jnp.where(uploads.participates, state.round, kept.taken[client])
-        return Kept(state, served, kept.taken.at[client].set(taken))
+        taken = kept.taken.at[client].set(taken)
+        return Kept(state, _served(kept, mean, counts.any()), taken), weights
 
     stack = _side_by_side((form, personal))
     # The upload of a client that sits out: broadcast zeros, which take no memory and do not count.
     zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
     absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 
-    def take(kept: Kept, accepted: Mapping[int, Accepted], rows: np.ndarray) -> Kept:
+    def take(
+        kept: Kept, total: None, accepted: Mapping[int, Accepted], rows: np.ndarray
+    ) -> tuple[Kept, jax.Array]:
         parts, population = [], np.int32(len(kept.taken))
         for k in rows:
             blank = absent._replace(client=np.int32(k), population=population)

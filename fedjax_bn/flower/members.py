@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from logging import WARNING
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +24,13 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_public_key,
 )
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedjax_bn.arguments.text import short
 from fedjax_bn.flower import messages
-from fedjax_bn.flower.messages import Hello, Order, content_of
+from fedjax_bn.flower.messages import Hello, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files import workdir
@@ -63,11 +63,14 @@ class Met(NamedTuple):
 
     Attributes:
       members: client -> member, for clients that are connected.
-      again: refused node -> the time from `time.monotonic` at which it may be asked again.
+      again: node that was refused or asked again -> the time from `time.monotonic` at which it may
+        be asked the next time.
       sizes: client -> the size that it reported last, also for clients that have gone.
       names: client -> its name in the records, which stays.
       keys: client -> the fingerprint of the key to which its number is bound.
       refused: node, with the fingerprint of its key -> why it was refused since the last record.
+      misfits: nodes of members that answered otherwise than they had presented themselves; `meet`
+        asks them again.
     """
 
     members: Mapping[int, _Member] = {}
@@ -76,6 +79,7 @@ class Met(NamedTuple):
     names: Mapping[int, str] = {}
     keys: Mapping[int, str] = {}
     refused: Mapping[str, str] = {}
+    misfits: Set[int] = frozenset()
 
     def name(self, client: int) -> str:
         """Returns the name of a client in the records."""
@@ -129,7 +133,8 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
 
     If a node's answer cannot be used, if its number is bound to another key, or if another node is
     the same client, the log and `Met.refused` name the node, and it is asked again after a minute
-    or more. Members whose node has gone are left out.
+    or more. Members whose node has gone are left out, and misfits are asked like new nodes, but not
+    twice within ten times the time that the first answer took.
 
     Args:
       grid: Flower's Grid.
@@ -139,16 +144,18 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     """
     prints = {node.node_id: fingerprint(node.public_key) for node in grid.get_nodes()}
     start = time.monotonic()
-    found = {k: member for k, member in met.members.items() if member.node in prints}
     again = {node: at for node, at in met.again.items() if node in prints and at > start}
+    misfits, there = met.misfits - again.keys(), met.members.items()
+    found = {k: one for k, one in there if one.node in prints and one.node not in misfits}
     new = sorted(prints.keys() - {member.node for member in found.values()} - again.keys())
     questions = {node: messages.packed(order) for node in new}
-    replies = messages.exchange(grid, questions, MessageType.QUERY, run.time_limit)
+    kind, seconds = MessageType.QUERY, run.time_limit
+    replies = messages.exchange(grid, questions, kind, seconds, lambda node, reply: reply)
     asked = time.monotonic()
     keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
     for node in new:
         try:
-            client, hello = _presented(replies.get(node), order, run.size_bound)
+            client, hello = _presented(replies[node], order, run.size_bound)
             if run.client_keys != "any":
                 _check_key(client, prints[node], keys)
             if client in found:
@@ -159,9 +166,11 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
             if len(refused) < _MOST_REFUSED:
                 refused[f"node {node} {prints[node]}".strip()] = why
             # Only a node that did not answer made the server wait.
-            waited = 0.0 if node in replies else asked - start
+            waited = asked - start if replies[node] is None else 0.0
             again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
             continue
+        if node in misfits:  # it stays a member for so long, whatever it answers
+            again[node] = time.monotonic() + _SHARE * (asked - start)
         found[client] = _Member(node, hello)
         if run.client_keys != "any" and prints[node]:
             keys[client] = prints[node]
@@ -198,7 +207,7 @@ def _name(client: int, said: str, names: Mapping[int, str], population: int) -> 
     return name
 
 
-def _presented(reply: Message | Exception | None, order: Order, bound: int) -> tuple[int, Hello]:
+def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
     """Returns a client's number and its `Hello`; raises ValueError if they cannot be used."""
     content = content_of(reply, order, None)
     client = messages.record_in(content, messages.Answer).client

@@ -5,13 +5,15 @@
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+
+from fedjax_bn.flower.accept import MisfitError
 
 _ARRAYS, _HEADER, _SCORES, _ABOUT = "arrays", "header", "scores", "about"
 _NUMPY = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
@@ -21,7 +23,10 @@ _HEADERS = {
 }
 _MOST_TEXT = 2000  # characters of an error that a client sends
 _POLL = 0.5  # seconds between polls for replies; `Grid.send_and_receive` waits 3
+_SESSION = 180.0  # seconds for which Flower waits for a reply that was announced but not sent
 _Kind = TypeVar("_Kind", bound=NamedTuple)
+_Result = TypeVar("_Result")
+Reply = Message | Exception | None  # what a node answered, see `exchange`
 
 
 class Order(NamedTuple):
@@ -136,13 +141,19 @@ def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
       ValueError: the message has no such record, or one with other entries or types.
     """
     name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
-    record = content.config_records.get(name, {})
+    record = _of_kind(content, ConfigRecord).get(name, {})
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
         raise ValueError(
             f"the message's {name} must hold {', '.join(types)}, but it holds "
             f"{', '.join(sorted(record)[:20]) or 'nothing'}: the other side has another version"
         )
     return kind(**record)
+
+
+def _of_kind(content: RecordDict, kind: type) -> dict[str, Any]:
+    """Returns name -> record of the records of one type in a message."""
+    # Flower's `content.array_records` makes a reference cycle, which keeps the bytes in memory.
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndarray]:
@@ -154,12 +165,13 @@ def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndar
       ValueError: the message has another form or more arrays, or an array cannot be read; nothing
         is unpickled.
     """
-    if set(content.array_records) != {_ARRAYS}:
+    records, found = _of_kind(content, ArrayRecord), {}
+    if set(records) != {_ARRAYS}:
         raise ValueError(
-            f"the message holds records of arrays called {sorted(content.array_records)[:20]}, not "
-            f"one called {_ARRAYS!r}: the other side is another app"
+            f"the message holds records of arrays called {sorted(records)[:20]}, not one called "
+            f"{_ARRAYS!r}: the other side is another app"
         )
-    found, record = {}, content.array_records[_ARRAYS]
+    record = records[_ARRAYS]
     if most is not None and len(record) > most:
         raise ValueError(
             f"the message holds {len(record)} arrays, not {most} at most: the other side has "
@@ -189,67 +201,85 @@ def scores_in(content: RecordDict) -> dict[str, float]:
     Raises:
       ValueError: a score is not from 0 to 100.
     """
-    record = content.metric_records.get(_SCORES, {})
+    record = _of_kind(content, MetricRecord).get(_SCORES, {})
     if not all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values()):
         raise ValueError("a reported score is not a number from 0 to 100")
     return {name: float(x) for name, x in record.items()}
 
 
 def exchange(
-    grid: Grid, contents: Mapping[int, RecordDict], kind: str, seconds: float, group: str = ""
-) -> dict[int, Message | Exception]:
-    """Sends a message to each node; returns node -> reply, or why its bytes cannot be read.
+    grid: Grid,
+    contents: Mapping[int, RecordDict],
+    kind: str,
+    seconds: float,
+    read: Callable[[int, Reply], _Result],
+    group: str = "",
+) -> dict[int, _Result]:
+    """Sends a message to each node; returns node -> `read(node, reply)`.
 
-    Nodes that do not answer in time are missing from the result.
+    Replies are fetched in the order of `contents`, one after another, whatever the order of their
+    arrival. So only one is in memory unless `read` keeps it; the SuperLink has those not fetched.
 
     Args:
       grid: Flower's Grid.
       contents: node -> content of its message.
       kind: the type of the messages, such as `MessageType.TRAIN`.
-      seconds: how long to wait for replies; the messages expire after the same time.
+      seconds: how long to wait for the replies, all together. What has arrived then is still
+        fetched.
+      read: is called with a node's reply, with an error if its bytes cannot be read, or with None
+        if it did not answer in time.
       group: the round, by which Flower groups messages.
+
+    Raises:
+      Exception: what Flower raises if the SuperLink refuses the connection; while it cannot be
+        reached, Flower itself tries again.
     """
-    messages = [Message(x, node, kind, ttl=seconds, group_id=group) for node, x in contents.items()]
+    # A reply expires with its message, so the others' must outlive the wait for the first.
+    life = 2 * seconds + _SESSION
+    messages = [Message(x, node, kind, ttl=life, group_id=group) for node, x in contents.items()]
     given = list(grid.push_messages(messages)) if messages else []
-    waiting = {m: node for m, node in zip(given, contents, strict=False) if m is not None}
-    replies: dict[int, Message | Exception] = {}
-    end = time.monotonic() + seconds
-    while waiting:
-        for message in list(waiting):
-            # One at a time, because bytes that Flower cannot read raise an error here, which would
-            # also lose the replies that were pulled together with them.
-            try:
-                for reply in grid.pull_messages([message]):
-                    if (node := waiting.pop(reply.metadata.reply_to_message_id, None)) is not None:
-                        replies[node] = reply
-            except Exception as error:  # a client chooses the bytes, and with them the error
-                replies[waiting.pop(message)] = error
-        if not waiting or time.monotonic() > end:
+    end, names = time.monotonic() + seconds, dict(zip(contents, given, strict=False))
+    # No variable has a reply while the next one is fetched.
+    return {node: read(node, _fetched(grid, names.get(node), end)) for node in contents}
+
+
+def _fetched(grid: Grid, message: str | None, end: float) -> Reply:
+    """Returns the reply to a message that was sent (None: it was not), see `exchange`."""
+    while message is not None:
+        try:
+            for reply in grid.pull_messages([message]):
+                if reply.metadata.reply_to_message_id == message:
+                    return reply
+        except Exception as error:  # a client chooses the bytes, and with them the error
+            grid.get_nodes()  # raises an error if the connection to the SuperLink is the cause
+            return error.with_traceback(None)
+        if (left := end - time.monotonic()) <= 0:
             break
-        time.sleep(min(_POLL, max(0.0, end - time.monotonic())))
-    return replies
+        time.sleep(min(_POLL, left))
+    return None
 
 
-def content_of(reply: Message | Exception | None, order: Order, client: int | None) -> RecordDict:
+def content_of(reply: Reply, order: Order, client: int | None) -> RecordDict:
     """Returns the content of a client's reply to an order.
 
     `client` is the number of the client that was asked, or None if it is still unknown.
 
     Raises:
-      ValueError: no reply came (None), the reply is an error or cannot be read, or it answers for
-        another method, federation, client or round.
+      MisfitError: the client failed, or answers for another client or federation.
+      ValueError: no reply came (None), the reply cannot be read, or it answers for another method
+        or round.
     """
     if reply is None:
         raise ValueError("it did not answer in time")
     if isinstance(reply, Exception):
         raise ValueError(f"its reply cannot be read: {str(reply)[:_MOST_TEXT]}")
     if reply.has_error():
-        raise ValueError(f"it failed: {reply.error.reason[:_MOST_TEXT]}")
+        raise MisfitError(f"it failed: {reply.error.reason[:_MOST_TEXT]}")
     answer = record_in(reply.content, Answer)
     if answer.method != order.method:
         raise ValueError(f"it answers as {answer.method:.40}, not as {order.method}")
     if answer.federation != order.federation or client not in (None, answer.client):
-        raise ValueError("it answers for another federation or another client")
+        raise MisfitError("it answers for another federation or another client")
     if answer.round != order.round:
         raise ValueError(f"it answers for round {answer.round}, not for round {order.round}")
     return reply.content

@@ -5,12 +5,13 @@ server's side, `met` the clients that the server has met, `kept` its state after
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -18,10 +19,10 @@ from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import messages
-from fedjax_bn.flower.accept import Accepted, Expected, accept
+from fedjax_bn.flower.accept import Accepted, Expected, MisfitError, accept
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Met, meet
-from fedjax_bn.flower.messages import content_of
+from fedjax_bn.flower.messages import Reply, content_of
 from fedjax_bn.run.errors import ConfigError, RiskError, UserError
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.experiment.availability import draw_cohort
@@ -32,8 +33,29 @@ class TooFewError(UserError):
     """A round got fewer good uploads than the run config asks for."""
 
 
-def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Met]:
+class _Uploads(NamedTuple):
+    """What a round got.
+
+    Attributes:
+      accepted: client -> accepted upload, in the order of the clients; without its arrays if they
+        are in the total.
+      total: the total of `Host.add`.
+      left_out: client's name -> why it is left out.
+      misfits: nodes whose answers do not fit what they said when they presented themselves.
+    """
+
+    accepted: dict[int, Accepted]
+    total: Any
+    left_out: dict[str, str]
+    misfits: set[int]
+
+
+def play(
+    grid: Grid, host: Host, met: Met, kept: Kept, write: Callable[[Met], Met]
+) -> tuple[Kept, Record, Met]:
     """Plays the next round, and repeats it if too few uploads are good.
+
+    `write` stores the bindings of clients to keys before any of them trains.
 
     Returns:
       The new `Kept`, the round's record, and the clients that are connected now.
@@ -44,10 +66,13 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     """
     number, start = int(kept.round) + 1, time.perf_counter()
     rows, asked = _drawn(host, met, number - 1)
-    least = host.run.minimum or len(asked)
+    least, misfits = host.run.minimum or len(asked), set()
     for attempt in range(1, host.run.attempts + 1):
-        met = meet(grid, met, host.order, host.run)
-        accepted, left_out = _uploads(grid, host, met, kept, asked)
+        met = write(meet(grid, met, host.order, host.run))
+        got = _uploads(grid, host, met, kept, asked)
+        # A node is asked to present itself again once in a round at most.
+        met, misfits = met._replace(misfits=got.misfits - misfits), misfits | got.misfits
+        accepted, left_out = got.accepted, got.left_out
         for name, reason in left_out.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)
         if len(accepted) >= min(least, len(asked)) and (accepted or not asked):
@@ -59,18 +84,16 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
                 f"fewer than {max(least, 1)} (minimum in the run config): see the log for who was "
                 "left out and why, and start again to resume from the last round"
             )
-    after, accepted, unweighed = _stepped(host, met, kept, accepted, rows, max(least, 1))
+    after, weights, accepted, unweighed = _stepped(host, met, kept, got, rows, max(least, 1))
     left_out |= unweighed
-    weights = np.asarray(after.state.weights)
     # The record becomes a line of metrics.jsonl, with the norms of the accepted updates.
     population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
     names = [*map(met.name, range(population))]
-    loss, norm, weighed = (np.full(population, fill) for fill in (np.nan, np.nan, 0.0))
+    loss, norm = np.full((2, population), np.nan)
     loss[taken] = [one.upload.loss for one in accepted.values()]
     norm[taken] = [one.norm for one in accepted.values()]
-    weighed[taken] = weights[taken]
     finite = {"finite": np.ones(population, bool), "server_finite": True}  # `accept` has checked
-    metrics = {"loss": loss, "weights": weighed, "norm": norm} | finite
+    metrics = {"loss": loss, "weights": weights, "norm": norm} | finite
     seconds = time.perf_counter() - start
     record = round_record(names, metrics, number, seconds, limit)
     for warning in warnings_of(record):
@@ -82,32 +105,31 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
 
 
 def _stepped(
-    host: Host, met: Met, kept: Kept, accepted: dict[int, Accepted], rows: np.ndarray, least: int
-) -> tuple[Kept, dict[int, Accepted], dict[str, str]]:
+    host: Host, met: Met, kept: Kept, got: _Uploads, rows: np.ndarray, least: int
+) -> tuple[Kept, np.ndarray, dict[int, Accepted], dict[str, str]]:
     """Makes the server's step, again without the clients whose weights are not finite.
 
     A client that hides its risk sends NaN, and REA weighs a risk that is not positive with NaN.
 
     Returns:
-      The new `Kept`, the uploads that were added, and name -> why a client is left out.
+      The new `Kept`, the round's weights f[K], the uploads that were added, and name -> why a
+      client is left out.
 
     Raises:
       RiskError, ConfigError: fewer than `least` uploads have weights that are finite.
     """
     number, rule = int(kept.round) + 1, host.config.weigh or f"of {host.config.method}"
-    after = host.step(kept, accepted, rows)
-    weights = np.asarray(after.state.weights)
-    wrong = [k for k in accepted if not np.isfinite(weights[k])]
-    good = {k: one for k, one in accepted.items() if k not in wrong}
+    after, weights = host.step(kept, got.total, got.accepted, rows)
+    wrong = [k for k in got.accepted if not np.isfinite(weights[k])]
+    good = {k: one for k, one in got.accepted.items() if k not in wrong}
     if wrong and len(good) >= least:
-        after = host.step(kept, good, rows)
-        weights = np.asarray(after.state.weights)
+        after, weights = host.step(kept, got.total, good, rows)
     if np.isfinite(weights).all():
         why = dict.fromkeys(map(met.name, wrong), f"the weighing rule {rule} cannot weigh its risk")
         for name, reason in why.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)
-        return after, good, why
-    hidden = [met.name(k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
+        return after, np.asarray(weights), good, why
+    hidden = [met.name(k) for k, one in got.accepted.items() if np.isnan(one.upload.risk)]
     if hidden:
         raise ConfigError(
             f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
@@ -126,7 +148,8 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     # A client whose upload was never taken has no model of its own yet.
     trained = [k for k, m in members.items() if m.hello.scores and np.asarray(kept.taken)[k]]
     number = int(kept.round)
-    replies = _asked(grid, host, met, kept, trained, MessageType.EVALUATE, number)
+    kind, keep = MessageType.EVALUATE, lambda k, reply: reply
+    replies = _asked(grid, host, met, kept, trained, kind, number, keep)
     order = host.order._replace(round=number)
     found: dict[str, np.ndarray] = {}
     for k in trained:
@@ -172,9 +195,16 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 
 
 def _asked(
-    grid: Grid, host: Host, met: Met, kept: Kept, clients: Iterable[int], kind: str, number: int
-) -> dict[int, Message | Exception]:
-    """Sends clients the broadcast of round `number`; returns client -> reply.
+    grid: Grid,
+    host: Host,
+    met: Met,
+    kept: Kept,
+    clients: Iterable[int],
+    kind: str,
+    number: int,
+    read: Callable[[int, Reply], Any],
+) -> dict[int, Any]:
+    """Sends clients the broadcast of round `number`; returns client -> `read(client, reply)`.
 
     Clients that have not trained yet also get the frozen leaves, which they keep.
     """
@@ -183,48 +213,59 @@ def _asked(
     first = arrays
     if host.order.frozen and not all(np.asarray(kept.taken)[[*clients]]):
         first = messages.recorded(sent | to_named({"frozen": kept.state.frozen}))
-    node = {k: met.members[k].node for k in clients}
+    client = {met.members[k].node: k for k in clients}
     order = host.order._replace(round=number)
-    orders = {k: order._replace(begin=int(kept.taken[k])) for k in node}
+    orders = {node: order._replace(begin=int(kept.taken[k])) for node, k in client.items()}
     contents = {
-        node[k]: messages.packed(order, arrays if order.begin else first)
-        for k, order in orders.items()
+        node: messages.packed(order, arrays if order.begin else first)
+        for node, order in orders.items()
     }
-    replies = messages.exchange(grid, contents, kind, host.run.time_limit, str(number))
-    return {k: replies[node[k]] for k in node if node[k] in replies}
+    seconds, group = host.run.time_limit, str(number)
+
+    def read_from(node: int, reply: Reply) -> Any:
+        return read(client[node], reply)
+
+    replies = messages.exchange(grid, contents, kind, seconds, read_from, group)
+    return {client[node]: reply for node, reply in replies.items()}
 
 
-def _uploads(
-    grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]
-) -> tuple[dict[int, Accepted], dict[str, str]]:
-    """Returns client -> accepted upload, and client's name -> reason why it is left out."""
+def _uploads(grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]) -> _Uploads:
+    """Asks clients to train, and adds their uploads one by one; `asked` are in ascending order."""
     members, form = met.members, host.form
-    there = [k for k in asked if k in members and members[k].hello.form == form]
     number, most = int(kept.round) + 1, len(jax.tree.leaves((host.upload, host.personal)))
-    replies = _asked(grid, host, met, kept, there, MessageType.TRAIN, number)
-    order = host.order._replace(round=number)
-    accepted, left_out, shared = {}, {}, jax.device_get(kept.state.shared)
-    for k in asked:
+    order, shared = host.order._replace(round=number), jax.device_get(kept.state.shared)
+    accepted, total, why, misfits = {}, None, {}, set()
+
+    def take(k: int, reply: Reply) -> None:
+        nonlocal total
+        hello = members[k].hello
+        expected = Expected(
+            upload=host.upload,
+            personal=host.personal,
+            shared=shared,
+            client=k,
+            population=host.run.clients,
+            size=hello.size,
+            losses=hello.losses,
+            norm_bound=host.run.norm_bound,
+        )
         try:
-            if k not in members:
-                raise ValueError("it is not connected")
-            hello = members[k].hello
-            if hello.form != form:
-                raise ValueError(
-                    f"its samples are {hello.form:.200}, not {form:.200} as others' are"
-                )
-            content = content_of(replies.get(k), order, k)
-            expected = Expected(
-                upload=host.upload,
-                personal=host.personal,
-                shared=shared,
-                client=k,
-                population=host.run.clients,
-                size=hello.size,
-                losses=hello.losses,
-                norm_bound=host.run.norm_bound,
-            )
-            accepted[k] = accept(messages.arrays_in(content, most), expected)
+            one = accept(messages.arrays_in(content_of(reply, order, k), most), expected)
         except ValueError as error:
-            left_out[met.name(k)] = short(str(error), 500)
-    return accepted, left_out
+            why[k] = str(error)
+            if isinstance(error, MisfitError):
+                misfits.add(members[k].node)
+            return
+        total, accepted[k] = host.add(total, one)
+
+    for k in asked:
+        if k not in members:
+            why[k] = "it is not connected"
+        elif members[k].hello.form != form:
+            said = members[k].hello.form
+            why[k] = f"its samples are {said:.200}, not {form:.200} as others' are"
+            misfits.add(members[k].node)
+    there = [k for k in asked if k not in why]
+    _asked(grid, host, met, kept, there, MessageType.TRAIN, number, take)
+    left_out = {met.name(k): short(why[k], 500) for k in asked if k in why}
+    return _Uploads(accepted, total, left_out, misfits)

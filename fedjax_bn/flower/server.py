@@ -206,10 +206,10 @@ def _loop(
     grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
 ) -> tuple[Kept, list[Record]]:
     """Plays the rounds that are left, and writes each to the disk before the next begins."""
-    config = host.config
+    config, write = host.config, lambda met: write_clients(place, met, host.run.clients)
     with checkpoint.open_both(place, len(records)) as (latest, selected):
         while len(records) < config.rounds and not out_of_patience(records, config.patience):
-            kept, record, met = play(grid, host, met, kept)
+            kept, record, met = play(grid, host, met, kept, write)
             number = record["round"]
             if number == config.rounds or number % config.eval_every == 0:
                 record |= evaluate(grid, host, met, kept)
@@ -218,7 +218,6 @@ def _loop(
             # can have more records than the checkpoint has rounds, but not fewer; `resume` drops
             # the surplus.
             workdir.append_line(place / "metrics.jsonl", record)
-            write_clients(place, met, host.run.clients)
             if "validation" in record and select_round(records) == number:
                 checkpoint.save(selected, number, kept)
                 checkpoint.settle(selected)

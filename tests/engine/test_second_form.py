@@ -51,6 +51,11 @@ def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64,
     state, some = after_one_round(method), unequal_batches(PRESENT)
     after, uploads = uploads_of(method, state, some)
     alone = method.server(after, stacked(uploads))
+    if method.adding:
+        running = method.adding.begin(4, uploads[0])
+        for upload in uploads:
+            running = method.adding.add(running, upload)
+        assert_close(method.adding.end(after, running), alone, rtol=1e-12, atol=1e-12)
 
     client = jnp.asarray([3, 0, 2, 4], jnp.int32)
     cohort, seen = method.round(take(state, client), rows_of(unequal_batches(), client), KEY)

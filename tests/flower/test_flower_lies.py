@@ -5,7 +5,6 @@ import hashlib
 import json
 import subprocess
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,10 +28,10 @@ from fedjax_bn.flower.messages import (
     recorded,
     scores_in,
 )
-from fedjax_bn.flower.rounds import TooFewError, _stepped
+from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.run.errors import ConfigError, RiskError, WorkdirError
+from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.files.workdir import NUMBER, misfit
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
@@ -236,24 +235,6 @@ def no_arrays(reply, old):
     reply.content["arrays"] = ConfigRecord({"x": "y"})
 
 
-def weighed(kept, accepted, rows):
-    """A server's step with REA's weights: NaN where a risk is not positive."""
-    risks = np.array([accepted[k].upload.risk if k in accepted else 1.0 for k in range(3)])
-    state = SimpleNamespace(weights=np.where(risks > 0, 1 / 3, np.nan))
-    return SimpleNamespace(state=state, accepted=accepted)
-
-
-@pytest.mark.parametrize(("risk", "least", "error"), [(-1, 2, None), (0, 3, RiskError)])
-def test_a_risk_that_cannot_be_weighed_leaves_its_client_out(risk, least, error):
-    config = SimpleNamespace(weigh="risk_extrapolation", method="fedavg")
-    host, kept = SimpleNamespace(step=weighed, config=config), SimpleNamespace(round=0)
-    sent = {k: SimpleNamespace(upload=SimpleNamespace(risk=x)) for k, x in enumerate((1, risk, 2))}
-    with pytest.raises(error) if error else nullcontext():
-        after, good, why = _stepped(host, Met(), kept, sent, np.arange(3), least)
-        assert list(good) == list(after.accepted) == [0, 2]
-        assert "risk_extrapolation cannot weigh its risk" in why["client-1"]
-
-
 MOST = (2**31 - 1) // 3  # the largest bound for three clients
 BIAS = "shared/params/out/bias"
 LIES = [
@@ -282,7 +263,9 @@ def test_no_lie_of_one_client_ends_or_slows_the_others_now_or_after_a_restart(fo
         order = record_in(message.content, Order)
         kind, number = message.metadata.message_type, order.round
         honest = next(
-            up.content for down, up in reversed(grid.sent) if up.metadata.src_node_id == 10
+            up.content
+            for down, up in reversed(grid.sent)
+            if (up.metadata.src_node_id, down.metadata.message_type) == (10, kind)
         )
         if kind == "query":
             said = record_in(honest, Hello)._replace(size=MOST, name="liar")

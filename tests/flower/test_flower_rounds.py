@@ -1,0 +1,351 @@
+"""Rounds of a federation of three numbers: sums as uploads come, and clients that change."""
+
+import json
+import logging
+import sys
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+
+from flwr.app import Message
+
+from fedjax_bn import aggregation
+from fedjax_bn.aggregation import (
+    Weighing,
+    adding,
+    averaging,
+    by_size,
+    krum,
+    risk_extrapolation,
+    uniform,
+)
+from fedjax_bn.engine.named_arrays import to_named
+from fedjax_bn.flower.accept import Accepted
+from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
+from fedjax_bn.flower.members import Met, fingerprint, meet, write_clients
+from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
+from fedjax_bn.flower.rounds import TooFewError, play
+from fedjax_bn.flower.settings import Run, config_of
+from fedjax_bn.run.errors import ConfigError, RiskError
+from fedjax_bn.run.experiment.availability import Participation
+from fedjax_bn.state import FederatedState, ServerState, Upload
+from flower_grid import LocalGrid, key_of
+
+ORDER = Order("f", "fedavg", 0, 3, 5, False)
+RUN = Run(clients=3, minimum=1, time_limit=1.0, attempts=1)
+FORM = '{"num_classes": 3, "shape": [6], "dtype": "uint8", "mean": [0.5], "std": [0.5]}'
+SERVER = averaging(lambda shared, personal: (), lambda sent, one: sent + one.message)
+
+
+def upload_of(k, size=None, risk=1.0):
+    random = np.random.default_rng(k)
+    return Upload(
+        shared={"params": {"w": random.normal(size=(2, 3))}},
+        message=random.normal(size=2),
+        size=np.int32(size or k + 3),
+        risk=np.float32(risk),
+        loss=np.float32(risk),
+        finite=np.array(True),
+        participates=np.array(True),
+        client=np.int32(k),
+        population=np.int32(3),
+    )
+
+
+def accepted(k, **given):
+    personal = {"scale": np.full(2, k + 1, np.float16), "count": np.array(7 * k + 1)}
+    return Accepted(upload_of(k, **given), personal, 1.0)
+
+
+FORMS = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), accepted(0)[:2])
+
+
+def begun(personal=()):
+    state = FederatedState(
+        round=jnp.asarray(4, jnp.int32),
+        shared={"params": {"w": jnp.ones((2, 3))}},
+        server=ServerState(sent=jnp.ones(2)),
+        weights=jnp.asarray([0.5, 0.25, 0.25]),
+        weighing=(),
+        personal=(),
+        memory=(),
+    )
+    return Kept(state, personal, jnp.asarray([2, 3, 1], jnp.int32))
+
+
+def stacked(weigh, personal=FORMS[1]):
+    if isinstance(weigh, Weighing):  # robust rules allow no message
+
+        def serve(state, uploads):
+            return aggregation.serve(averaging(), weigh, state, uploads._replace(message=()))
+    else:
+        serve = partial(aggregation.serve, SERVER, weigh)
+    return lambda total, one: (total, one), _step(serve, FORMS[0], personal)
+
+
+def summed(weigh, personal=FORMS[1]):
+    return _by_sums(adding(SERVER, weigh), 3, FORMS[0], personal)
+
+
+def stepped(ways, kept, some):
+    (add, step), total, found = ways, None, {}
+    for k, one in some.items():
+        total, found[k] = add(total, one)
+    return jax.device_get(step(kept, total, found, np.arange(3, dtype=np.int32)))
+
+
+@pytest.mark.parametrize("there", [(0, 1, 2), (0, 2), ()])
+@pytest.mark.parametrize("weigh", [by_size, uniform])
+def test_sums_of_uploads_that_come_one_by_one_are_the_stacked_ones(x64, weigh, there):
+    kept = begun(jax.tree.map(jnp.asarray, accepted(5).personal))
+    some = {k: accepted(k) for k in there}
+    ours, weights = stepped(summed(weigh), kept, some)
+    theirs, known = stepped(stacked(weigh), kept, some)
+    np.testing.assert_allclose(weights, known, rtol=1e-14)
+    assert weights.any() == bool(there)
+    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert mine.dtype == other.dtype
+        np.testing.assert_allclose(mine, other, rtol=1e-12)
+    if not there:  # all stays but the round
+        np.testing.assert_array_equal(ours.state.weights, kept.state.weights)
+        np.testing.assert_array_equal(ours.served["scale"], kept.served["scale"])
+
+
+def test_only_by_size_and_uniform_are_summed():
+    assert all(adding(SERVER, rule) is None for rule in (risk_extrapolation, krum()))
+    assert adding(SERVER, lambda sizes, risks: by_size(sizes, risks)) is None
+
+
+class Sites(LocalGrid):
+    """Nodes 10 to 12, which are clients that send the same upload in each round.
+
+    Attributes:
+      size: client -> the size that it says and sends.
+      number: client -> the number that it says and sends.
+      arrived: the bytes of an array of each upload that was fetched.
+      most: how many uploads were in use at most when one was fetched.
+    """
+
+    def __init__(self, *late):
+        super().__init__({10 + k: partial(self.answer, k) for k in range(3)})
+        self.size, self.number, self.late = {0: 3, 1: 4, 2: 5}, {0: 0, 1: 1, 2: 2}, late
+        self.risk, self.lives = [1.0] * 3, []
+        self.asked, self.arrived, self.most = [], [], 0
+
+    def answer(self, place, message):
+        k, order = self.number[place], record_in(message.content, Order)
+        self.asked.append((message.metadata.message_type, order.round, place))
+        header = Answer("f", "fedavg", k, order.round)
+        if message.metadata.message_type == "query":
+            content = packed(header, hello=Hello("", self.size[place], True, True, FORM))
+        else:
+            upload = upload_of(k, self.size[place], self.risk[place])
+            content = packed(header, recorded(to_named(upload)))
+        return Message(content, reply_to=message)
+
+    def push_messages(self, messages):
+        self.lives += [one.metadata.ttl for one in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, names):
+        found = super().pull_messages([name for name in names if not self.is_late(name)])
+        self.sent.clear()
+        for one in found:
+            if not one.has_error() and "arrays" in one.content:
+                self.arrived.append(one.content["arrays"]["shared/params/w"].data)
+        # Without `gc.collect`: messages must not wait for it in a cycle.
+        used = [sys.getrefcount(self.arrived[k]) > 2 for k in range(len(self.arrived))]
+        self.most = max(self.most, sum(used))
+        return found
+
+    def is_late(self, name):
+        return int(name.split("-")[1]) in self.late
+
+
+@pytest.fixture(params=[by_size])
+def host(request, x64):
+    way = summed if adding(SERVER, request.param) else stacked
+    add, step = way(request.param, ())
+    config = SimpleNamespace(weigh="", method="fedavg", clients_named=100)
+    return SimpleNamespace(
+        order=ORDER, form=FORM, run=RUN, config=config, upload=FORMS[0], personal=(), add=add,
+        step=step, participation=Participation(0, "uniform", 0.0, None, False),
+        keys=SimpleNamespace(participation=jax.random.key(0)),
+    )  # fmt: skip
+
+
+def played(grid, host, kept=None, met=None, write=lambda met: met):
+    with jax.numpy_dtype_promotion("standard"):
+        return play(grid, host, met or Met(), kept or begun(), write)
+
+
+RULES = [(by_size, 1), (risk_extrapolation(), 3)]
+
+
+@pytest.mark.parametrize(("host", "most"), RULES, indirect=["host"])
+def test_a_round_by_sums_holds_one_upload_at_a_time_and_compiles_once(host, most, caplog):
+    grid = Sites()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        _, record, _ = played(grid, host)
+    assert (len(grid.arrived), grid.most) == (3, most)
+    assert caplog.text.count("Compiling jit(put)") == (most == 1)
+    if most == 1:
+        expected = {"client-0": 3 / 12, "client-1": 4 / 12, "client-2": 5 / 12}
+        assert record["weights"] == pytest.approx(expected)
+
+
+def test_who_is_late_makes_no_other_late_and_the_order_of_arrival_does_not_matter(host):
+    """Node 10 never answers, so that the others' answers are fetched after the time limit."""
+    _, _, met = played(Sites(), host)
+    grid = Sites(10)
+    kept, record, _ = played(grid, host, met=met)
+    assert record["left_out"] == {"client-0": "it did not answer in time"}
+    assert [*record["weights"].values()] == pytest.approx([0, 4 / 9, 5 / 9])
+    np.testing.assert_array_equal(kept.taken, [2, 5, 5])
+    # Flower deletes a reply when its message expires, which must be later than the time limit.
+    assert min(grid.lives) >= 2 * RUN.time_limit
+
+
+def test_replies_are_read_in_the_order_of_the_clients_whichever_came_first():
+    grid, read = Sites(), []
+    contents = {node: packed(ORDER) for node in (12, 10, 11, 13)}
+    grid.nodes[13] = ValueError("bytes that Flower cannot read")
+    found = exchange(grid, contents, "query", 1.0, lambda *one: read.append(one))
+    assert [node for node, _ in read] == [12, 10, 11, 13] == list(found)
+    assert str(read[-1][1]) == "bytes that Flower cannot read"
+
+
+def test_a_lost_connection_is_no_fault_of_a_client():
+    grid = Sites()
+
+    def lost(*given):
+        raise ConnectionError("the SuperLink is gone")
+
+    grid.pull_messages = grid.get_nodes = lost
+    with pytest.raises(ConnectionError, match="the SuperLink is gone"):
+        exchange(grid, {10: packed(ORDER)}, "query", 1.0, lambda node, reply: reply)
+
+
+def asked_of(grid, place):
+    """The kinds of questions to a node since the last call."""
+    found = [kind for kind, _, node in grid.asked if node == place]
+    grid.asked.clear()
+    return found
+
+
+def test_a_client_that_was_started_again_with_other_data_takes_part_again(host):
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    grid.size[1] = 9
+    asked_of(grid, 1)
+    kept, record, met = played(grid, host, kept, met)
+    assert record["left_out"] == {"client-1": "it claims 9 samples, where it said 4"}
+    assert asked_of(grid, 1) == ["train"]
+    kept, record, met = played(grid, host, kept, met)
+    assert "left_out" not in record
+    assert record["weights"]["client-1"] == pytest.approx(9 / 17)
+    assert asked_of(grid, 1) == ["query", "train"]
+    played(grid, host, kept, met)
+    assert asked_of(grid, 1) == ["train"]
+
+
+def test_a_client_that_is_another_one_now_is_held_to_its_key(host):
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    grid.number[2] = 0
+    kept, record, met = played(grid, host, kept, met)
+    assert list(record["left_out"]) == ["client-2"]
+    kept, record, met = played(grid, host, kept, met)
+    assert record["left_out"] == {"client-2": "it is not connected"}
+    (reason,) = record["refused"].values()
+    assert "client 0, whose number is bound to the key" in reason
+    assert 12 in met.again
+
+
+def test_a_client_that_changes_in_each_round_is_asked_anew_once_and_then_after_a_pause(host):
+    host.run = RUN._replace(attempts=3, minimum=3)
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    asked_of(grid, 1)
+
+    def changes(message):
+        grid.size[1] += 1
+        return grid.answer(1, message)
+
+    grid.nodes[11] = changes
+    with pytest.raises(TooFewError):
+        played(grid, host, kept, met)
+    assert asked_of(grid, 1) == ["train", "query", "train", "train"]
+
+
+def test_bindings_are_stored_before_a_client_trains(host, tmp_path):
+    grid = Sites()
+
+    def dies(message):
+        if message.metadata.message_type == "train":
+            raise KeyboardInterrupt
+        return grid.answer(2, message)
+
+    grid.nodes[12] = dies
+    with pytest.raises(KeyboardInterrupt):
+        played(grid, host, write=partial(write_clients, tmp_path, clients=3))
+    stored = json.loads((tmp_path / "clients.json").read_text())
+    keys = [fingerprint(key_of(10 + k)) for k in range(3)]
+    assert [one["key"] for one in stored.values()] == keys
+
+
+@pytest.mark.parametrize("host", [krum(malicious=0)], indirect=True)
+def test_a_round_of_krum_with_too_few_clients_is_shown_as_in_a_simulation(host, caplog):
+    """It needs three clients, and one of them is away."""
+    grid = Sites()
+    kept, record, met = played(grid, host)
+    assert sorted(record["weights"].values()) == [0, 0, 1]
+    del grid.nodes[11]
+    with caplog.at_level(logging.WARNING, "flwr"):
+        after, record, _ = played(grid, host, kept, met)
+    assert record["weights"] == {"client-0": 0, "client-1": 0, "client-2": 0}
+    assert "round 6: no client counts: the shared leaves stay" in caplog.text
+    np.testing.assert_array_equal(after.state.weights, kept.state.weights)
+
+
+@pytest.mark.parametrize("host", [risk_extrapolation()], indirect=True)
+def test_a_negative_risk_leaves_its_client_out_and_ends_a_round_that_needs_it(host):
+    grid = Sites()
+    grid.risk[1] = -1.0
+    kept, record, met = played(grid, host)
+    np.testing.assert_array_equal(kept.taken, [5, 3, 5])
+    assert record["left_out"] == {"client-1": "the weighing rule of fedavg cannot weigh its risk"}
+    assert record["weights"]["client-0"] > 0 == record["weights"]["client-1"]
+    host.run = RUN._replace(minimum=3)
+    with pytest.raises(RiskError, match="gave weights that are not finite"):
+        played(grid, host, kept, met)
+
+
+@pytest.mark.parametrize(
+    ("clients", "changes", "there"), [(4, "", 4), (6, ",clients_per_round=4", 4)]
+)
+def test_krum_with_too_few_clients_is_refused_before_the_first_round(clients, changes, there):
+    changes = f"method=fedavg,model=MLP,mesh.clients=1,weigh=krum:malicious=1{changes}"
+    config = config_of("quickstart", changes, ".")
+    message = f"krum with malicious=1 needs at least 5 clients in a round, and there are {there}"
+    with pytest.raises(ConfigError, match=message):
+        open_host(config, RUN._replace(clients=clients), ORDER, FORM)
+
+
+def test_a_node_that_was_slow_when_asked_again_is_a_member_until_it_may_be_asked(host):
+    grid = Sites()
+    met = meet(grid, Met(), ORDER, RUN)._replace(misfits={11})
+    grid.asked.clear()
+    later = met._replace(again={11: time.monotonic() + 60})
+    assert sorted(meet(grid, later, ORDER, RUN).members) == [0, 1, 2]
+    assert grid.asked == []
+    met = meet(grid, met, ORDER, RUN)
+    assert grid.asked == [("query", 0, 1)]
+    assert met.again[11] < time.monotonic() + 60
