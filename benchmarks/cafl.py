@@ -1,6 +1,7 @@
 """Compares readings of FedIG's CAFL (Eq. 4), from random weights and from trained ones.
 
     python benchmarks/cafl.py --path PACS [--model ResNet18:width=16] [--warm 10]
+    python benchmarks/cafl.py --path PACS --model ResNet50:keras=True --pretrained WEIGHTS
 
 FedIG with lambda_1 = 0.1 and lambda_2 = 4 on PACS, one domain left out, SGD with learning rate 0.01
 and momentum 0.5 as in the paper. The readings define the distance of a sample's two passes
@@ -25,7 +26,7 @@ import optax
 
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.methods import fedig
-from fedjax_bn.models import ResNet
+from fedjax_bn.models import ResNet, pretrained
 from fedjax_bn.normalization import batch_statistics, normalize_with
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.build import Experiment, build
@@ -71,6 +72,7 @@ def main() -> None:
     add("--path", required=True)
     add("--model", default="ResNet18:width=16")
     add("--target", default="sketch")
+    add("--pretrained", default="", help="weights to start from, as config.pretrained takes them")
     for name, default in {"size": 64, "batch": 32, "steps": 20, "rounds": 5}.items():
         add(f"--{name}", type=int, default=default)
     add("--warm", type=int, default=0, help="rounds without CAFL first")
@@ -80,10 +82,11 @@ def main() -> None:
     changes += [("model", options.model), ("target", options.target), ("data.validation", "0.1")]
     experiment = build(read(str(CONFIG), changes))
     draw = partial(sample, experiment, options.steps, options.batch)
-    step, state = compiled(experiment, draw(0))
+    step, state = compiled(experiment, draw(0), options.pretrained)
     state, losses = train(step, state, draw, options.warm, "none")
     score = scorer(experiment)
-    print(json.dumps({"start": "trained" if losses else "random", "loss": losses}), flush=True)
+    start = "trained" if losses else options.pretrained or "random"
+    print(json.dumps({"start": start, "loss": losses}), flush=True)
     for reading in options.only.split(","):
         trained, losses = train(step, state, draw, options.rounds, reading)
         print(json.dumps({"reading": reading, "loss": losses, **score(trained)}), flush=True)
@@ -101,7 +104,9 @@ def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[
     return {"image": images, "label": labels, "valid": np.ones(labels.shape, bool)}
 
 
-def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, FederatedState]:
+def compiled(
+    experiment: Experiment, batches: dict[str, Any], weights: str
+) -> tuple[Round, FederatedState]:
     """Returns one program for a round with any reading, and the state before the first round."""
     model = Unpooled(**{name: getattr(experiment.model, name) for name in ResNet.__annotations__})
 
@@ -120,6 +125,8 @@ def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, Fe
 
     image = experiment.prepare(jnp.asarray(batches["image"][0, 0, :2]), jnp.float32)
     variables = jax.jit(model.init)(KEY, image)
+    if weights:
+        variables, _ = pretrained.load(weights, model, variables)
     return step, method(jnp.int32(0)).init(KEY, variables, len(batches["image"]))
 
 

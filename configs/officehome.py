@@ -4,11 +4,11 @@
 
 PATH is laid out as in fedjax_bn/data/sets/image_folders.py; the decoded images take 2.3 GB in the
 folder config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen
-client; the others train a ResNet-18. FedIG's starts from ImageNet's weights, with CAFL
-as a sum over features: the paper's run has --config.pretrained=timm/resnet18.tv_in1k, fetched once,
-or a file of these weights, and --config.fedig.cafl=sum. Without these two keys the run starts at
-random with CAFL as the mean over features: from random weights the sum diverges or loses the
-features (docs/results.md). A run states its CAFL at its start, in config.json and in its report.
+client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: the paper's run has
+--config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of these weights. Without this
+key the run starts at random. CAFL is a mean over features. The sum that the paper prints
+(--config.fedig.cafl=sum) diverged or made all features equal in all our runs, from random weights
+and from ImageNet's (docs/results.md). A run states its CAFL at its start and in its report.
 
 A fifth of a domain that trains validates, as DomainBed holds out, whose splits the paper follows. A
 client uploads its best state of a round by its own validation samples; the round is the one whose

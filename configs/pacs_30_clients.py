@@ -3,7 +3,7 @@
     python -m fedjax_bn.main --config configs/pacs_30_clients.py --config.data.path=PATH
 
 Each of the three domains that train is shared out among ten clients. PATH, the target, the weights
-to start from (pretrained) and what CAFL is without them are as in configs/pacs.py.
+to start from (pretrained) and CAFL are as in configs/pacs.py.
 
     iid labels (Table 9)         the default
     Dirichlet labels (Table 10)  --config.data.partition=dirichlet --config.data.alpha=0.5

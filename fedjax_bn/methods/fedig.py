@@ -79,9 +79,9 @@ def fedig(  # type: ignore[misc] # its own default
         features.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
-      cafl: how CAFL combines a sample's F features. "sum" is the squared norm as printed, for
-        ImageNet weights. "mean" divides it by F and also works from random weights, where "sum"
-        diverges or collapses the features (docs/results.md). In Python also a function
+      cafl: how CAFL combines a sample's F features. "sum" is the squared norm as printed, which
+        diverged or made all features equal from random weights and from ImageNet's
+        (docs/results.md). "mean" divides it by F and trains from both. In Python also a function
         `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text; MixIG with u ~ U(0, 1) by
         default. `normalization.mixig.choose_mixing` lists the others (Tables 1, 3b and 6).
@@ -133,11 +133,11 @@ def fedig(  # type: ignore[misc] # its own default
     notes: tuple[str, ...] = ()
     if isinstance(cafl, str) and lambda_2:
         why = (
-            "as the paper prints it for a start from ImageNet's weights; from random weights the "
-            "sum diverges or loses the features, and fedig.cafl=mean does not"
+            "as the paper prints it; at the paper's rate the sum diverges or makes all features "
+            "equal, and fedig.cafl=mean does not"
             if cafl == "sum"
-            else "which also trains from random weights; the paper prints the sum, for a start "
-            "from ImageNet's weights (fedig.cafl=sum)"
+            else "which trains; the paper prints the sum (fedig.cafl=sum), which diverges at the "
+            "paper's rate"
         )
         notes = (f"CAFL is the {cafl} over features (fedig.lambda_2={lambda_2:g} of it), {why}",)
     serves = ("zero_shot_adapter",) * adapter + ("learned_alpha",) * gates

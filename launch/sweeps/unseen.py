@@ -10,9 +10,9 @@ not change the main network. Seeds share compiled programs if the environment ha
 JAX_COMPILATION_CACHE_DIR=FOLDER.
 
 The runs differ from the papers: small networks from random weights, fewer rounds and small images.
-CAFL is the mean over features, as in every run from random weights, where the sum lets features
-collapse. The published numbers beside the digits are those of Digits-DG (TsmoBN, Table E.5); beside
-PACS they are those of FedIG's Table 5, whose ResNet-18 starts from ImageNet's weights.
+CAFL is the mean over features, because the printed sum makes all features equal. The published
+numbers beside the digits are those of Digits-DG (TsmoBN, Table E.5); beside PACS they are those of
+FedIG's Table 5, whose ResNet-18 starts from ImageNet's weights.
 """
 
 import sys

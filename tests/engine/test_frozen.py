@@ -143,6 +143,18 @@ def test_a_client_of_a_frozen_vit_receives_and_sends_the_bytes_of_its_layer_norm
 
 
 @pytest.mark.slow
+def test_a_compiled_round_of_a_frozen_vit_takes_the_model_once():
+    method, state, batches = vit_round()
+    program = method.round.lower(state, batches, jax.random.key(0)).compile()
+    model, given = (
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        for tree in ((state.shared, state.frozen), batches)
+    )
+    # And the round's number, its key, and the weights of the last round.
+    assert 0 <= program.memory_analysis().argument_size_in_bytes - model - given < 64
+
+
+@pytest.mark.slow
 def test_devices_exchange_the_layer_norms_of_a_frozen_vit_alone():
     method, state, batches = vit_round(Mesh(np.array(jax.devices()[:2]), ("clients",)))
     text = method.round.lower(state, batches, jax.random.key(0)).compile().as_text()
