@@ -132,10 +132,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(*pids: int) -> None:
-    """Kills processes and those that they have started, as a power cut does."""
-    for one in [*pids, *(child for pid in pids for child in descendants(pid))]:
+    """Kills processes and those that they have started, and waits for their end."""
+    every = [*pids, *(child for pid in pids for child in descendants(pid))]
+    for one in every:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
+    wait_for(lambda: all(map(ended, every)))  # until then a port is taken
 
 
 def shown(pid: int) -> str:
