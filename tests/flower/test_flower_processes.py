@@ -46,7 +46,7 @@ from flower_processes import (
 )
 
 pytestmark = pytest.mark.slow
-METHODS = ("fedbn", "scaffold", "fedcd")
+METHODS = ("fedbn", "fedcd")
 SCAFFOLD = "method=scaffold,share=all_but_batch_norm"
 START = ("start", "-n", "2", 'report="sizes,losses"')
 LATE = 60.0  # seconds for which a round waits for a client that is slow or dead
