@@ -92,6 +92,11 @@ def federation(tmp_path_factory):
     call(made, "stop")
 
 
+def checkpoint_of(workdir: Path, number: int) -> Path:
+    """The last thing that the server writes of a round; a kill before it makes it play it again."""
+    return workdir / "checkpoints" / "latest" / str(number)
+
+
 def behind(federation, workdir, changes):
     """What the server has kept in its workdir, and the federation's name."""
     config = config_of("config.py", changes, federation.app)
@@ -146,18 +151,18 @@ def test_after_the_superlink_alone_is_killed_the_same_commands_end_with_the_same
     """The SuperNodes stay, and find the SuperLink again; their keys stay registered."""
     workdir, changes = federation.folder / "server-superlink", f"{SCAFFOLD},rounds=2"
     process = start(federation, workdir, changes)
-    wait_for_rounds(process, workdir, 1)
+    wait_for(checkpoint_of(workdir, 1).exists, process)
     pids = pids_of(federation)
     command = command_of(pids["superlink"])
     kill(process.pid, pids["superlink"])
     process.communicate()
-    before = len(records_in(workdir))
+    before = records_in(workdir)
     begin(federation, "superlink", command)
     wait_for_port(federation)
     process = start(federation, workdir, changes)
     wait_for_rounds(process, workdir, 2)
     process.communicate(timeout=LIMIT)
-    assert before == 1
+    assert records_in(workdir)[:1] == before
     assert not any(ended(pids[name]) for name in ("client-0", "client-1"))
     assert not any("left_out" in record for record in records_in(workdir))
     assert_simulated(federation, workdir, changes)
@@ -227,11 +232,11 @@ def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_k
     join(federation, "liar", honest | {"args": changed})
     try:
         process = start(federation, workdir, changes, **listed)
-        wait_for_rounds(process, workdir, 1)
+        wait_for(checkpoint_of(workdir, 1).exists, process)
         below = descendants(pids["superlink"])
         kill(process.pid, *(pid for pid in below if "flwr-serverapp" in shown(pid)))
         process.communicate()
-        before = len(records_in(workdir))
+        before = records_in(workdir)
         os.kill(pids["client-0"], signal.SIGTERM)
         wait_for(lambda: ended(pids["client-0"]))
         log = log_of(federation, "liar")
@@ -243,7 +248,7 @@ def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_k
         process.communicate(timeout=LIMIT)
     finally:
         os.kill(pids_of(federation)["liar"], signal.SIGTERM)
-    assert before == 1
+    assert records_in(workdir)[:1] == before
     for record in records_in(workdir):
         ((node, why),) = record["refused"].items()
         assert keys[2] in node
