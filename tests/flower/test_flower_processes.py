@@ -46,6 +46,9 @@ from flower_processes import (
 )
 
 pytestmark = pytest.mark.slow
+on_linux = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="/proc shows how a process was started"
+)
 METHODS = ("fedbn", "fedcd")
 SCAFFOLD = "method=scaffold,share=all_but_batch_norm"
 START = ("start", "-n", "2", 'report="sizes,losses"')
@@ -145,6 +148,7 @@ def test_after_a_power_cut_in_the_middle_the_same_command_ends_with_the_same_num
     assert_simulated(federation, workdir, changes)
 
 
+@on_linux
 def test_after_the_superlink_alone_is_killed_the_same_commands_end_with_the_same_numbers(
     x64, federation
 ):
@@ -168,6 +172,7 @@ def test_after_the_superlink_alone_is_killed_the_same_commands_end_with_the_same
     assert_simulated(federation, workdir, changes)
 
 
+@on_linux
 def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_simulation_without_it(
     x64, federation, tmp_path
 ):
@@ -210,6 +215,7 @@ def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_sim
     assert_simulated(federation, workdir, changes, f",participation.trace={tmp_path / 'trace.txt'}")
 
 
+@on_linux
 def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_killed(
     x64, federation
 ):

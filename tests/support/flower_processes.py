@@ -176,7 +176,8 @@ def join(federation, name: str, command: dict) -> None:
     For up to a minute the SuperLink takes a SuperNode that was killed to be online.
     """
     log, end = log_of(federation, name), time.monotonic() + LIMIT
-    before = log.read_text().count(JOINED) if log.exists() else 0
+    log.touch()
+    before = log.read_text().count(JOINED)
     pid = begin(federation, name, command)
     while log.read_text().count(JOINED) == before:
         assert time.monotonic() < end, log.read_text()[-4000:]
