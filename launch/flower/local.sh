@@ -34,12 +34,14 @@ start() {
     "$here/certificates.sh" "$keys" 127.0.0.1 localhost --nodes "$number"
   fi
   mkdir -p "$FLWR_HOME" "$place/logs"
+  rm -f "$place"/superlink.sqlite* # the keys are registered again below
   printf '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:%s"\n' "$port" \
     >"$FLWR_HOME/config.toml"
   printf 'root-certificates = "%s"\n' "$keys/ca.crt" >>"$FLWR_HOME/config.toml"
   flower-superlink --host 127.0.0.1 --port "$port" --ssl-ca-certfile "$keys/ca.crt" \
     --ssl-certfile "$keys/server.pem" --ssl-keyfile "$keys/server.key" --enable-supernode-auth \
-    --disable-runtime-dependency-installation >"$place/logs/superlink.log" 2>&1 &
+    --database "$place/superlink.sqlite" --disable-runtime-dependency-installation \
+    >"$place/logs/superlink.log" 2>&1 &
   echo $! >>"$place/pids"
   for ((k = 0; k < number; k++)); do
     until flwr supernode register "$keys/node-$k.pub" local --name "client-$k" \

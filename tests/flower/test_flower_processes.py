@@ -1,14 +1,11 @@
 """A SuperLink and SuperNodes in processes of their own, over TLS with registered keys."""
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -24,34 +21,55 @@ from fedjax_bn.flower.server import _facts_of
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.run.files import checkpoint
 from flower_apps import CONFIG, assert_same, simulated
+from flower_processes import (
+    CLIENT,
+    LAUNCH,
+    LIMIT,
+    Federation,
+    begin,
+    call,
+    command_of,
+    descendants,
+    ended,
+    fingerprint,
+    free_ports,
+    join,
+    kill,
+    log_of,
+    pids_of,
+    records_in,
+    shown,
+    start,
+    wait_for,
+    wait_for_port,
+    wait_for_rounds,
+)
 
 pytestmark = pytest.mark.slow
-LAUNCH = runs.ROOT / "launch" / "flower"
-METHODS = ("fedbn", "scaffold", "fedcd")
-LIMIT = 900  # seconds for a federation of two rounds
-PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-
-
-def free_ports(count: int) -> int:
-    """The first of some ports in a row that no process listens on."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        taken = []
-        for port in range(first, first + count):
-            with socket.socket() as one:
-                taken.append(one.connect_ex(("127.0.0.1", port)) == 0)
-        if not any(taken) and first + count < 65536:
-            return first
+on_linux = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="/proc shows how a process was started"
+)
+METHODS = ("fedbn", "fedcd")
+SCAFFOLD = "method=scaffold,share=all_but_batch_norm"
+START = ("start", "-n", "2", 'report="sizes,losses"')
+LATE = 60.0  # seconds for which a round waits for a client that is slow or dead
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """A started federation of two clients: its folder, its app, and the environment."""
+    """A started federation of two clients."""
     folder = tmp_path_factory.mktemp("federation")
     app = folder / "app"
     shutil.copytree(LAUNCH, app)
+    (app / "hospitals" / "client.py").write_text(CLIENT)
+    keys = [
+        LAUNCH / "certificates.sh",
+        folder / "runs" / "certificates",
+        "127.0.0.1",
+        "--nodes",
+        "3",
+    ]
+    subprocess.run(keys, check=True)  # one more than clients, for a liar
     data = {
         f"{d.name}__{part}_{kind}": getattr(getattr(d, part), kind)
         for d in runs.DATA.domains[:2]
@@ -64,53 +82,27 @@ def federation(tmp_path_factory):
     paths = [str(runs.ROOT), str(runs.ROOT / "tests" / "support")]
     environment = os.environ | {
         "FEDERATION": str(folder / "runs"),
-        "PORT": str(free_ports(4)),
+        "PORT": str(free_ports(5)),
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
         "PYTHONPATH": os.pathsep.join(paths),
         "FLWR_TELEMETRY_ENABLED": "0",  # what calls home waits for an answer at the end
         "JAX_ENABLE_X64": "true",
         "JAX_NUM_CPU_DEVICES": "1",
     }
-    call(app, environment, "start", "-n", "2", 'report="sizes,losses"')
-    yield folder, app, environment
-    call(app, environment, "stop")
+    made = Federation(folder, app, environment)
+    call(made, *START)
+    yield made
+    call(made, "stop")
 
 
-def call(app, environment, *arguments):
-    """What `local.sh` prints; fails where it does."""
-    script = [str(app / "local.sh"), *arguments]
-    done = subprocess.run(script, cwd=app, env=environment, timeout=LIMIT, **PIPES)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def start(federation, workdir, changes, **more):
-    """Starts a run, and returns the process that shows its log."""
-    _, app, environment = federation
-    config = {"config": "config.py", "changes": changes, "workdir": str(workdir)} | more
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-    command = [str(app / "local.sh"), "run", "--run-config", text]
-    return subprocess.Popen(command, cwd=app, env=environment, **PIPES)
-
-
-def rounds_in(workdir: Path) -> int:
-    path = workdir / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def wait_for(process, workdir, rounds):
-    """Until the workdir has so many rounds; fails with the log where that never happens."""
-    end = time.monotonic() + LIMIT
-    while rounds_in(workdir) < rounds:
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        assert time.monotonic() < end, "the rounds never came"
-        time.sleep(0.5)
+def checkpoint_of(workdir: Path, number: int) -> Path:
+    """The last thing that the server writes of a round; a kill before it makes it play it again."""
+    return workdir / "checkpoints" / "latest" / str(number)
 
 
 def behind(federation, workdir, changes):
     """What the server has kept in its workdir, and the federation's name."""
-    _, app, _ = federation
-    config = config_of("config.py", changes, app)
+    config = config_of("config.py", changes, federation.app)
     run = run_of({"config": "config.py", "changes": changes, "clients": 2})
     order, form = _facts_of(workdir, run, config.method)
     like = jax.eval_shape(open_host(config, run, order, form).start)
@@ -120,52 +112,155 @@ def behind(federation, workdir, changes):
         return checkpoint.restore(manager, like), order.federation
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_over_processes_the_numbers_are_those_of_the_simulation(x64, federation, method):
-    folder, app, _ = federation
-    workdir, changes = folder / f"server-{method}", f"method={method}"
-    process = start(federation, workdir, changes)
-    wait_for(process, workdir, 2)
-    process.communicate(timeout=LIMIT)
+def assert_simulated(federation, workdir, changes, more=""):
+    """The server and the clients have kept the end of the simulation with `changes + more`."""
     with jax.numpy_dtype_promotion("standard"):
         kept, name = behind(federation, workdir, changes)
-        state, _ = simulated(app, changes)
-    assert_same(folder / "runs", kept, name, state)
+        state, _ = simulated(federation.app, changes + more)
+    assert_same(federation.folder / "runs", kept, name, state)
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that these have."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
-    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    children = [child for child, parent in pairs if parent == pid]
-    return [one for child in children for one in (child, *descendants(child))]
+@pytest.mark.parametrize("method", METHODS)
+def test_over_processes_the_numbers_are_those_of_the_simulation(x64, federation, method):
+    workdir, changes = federation.folder / f"server-{method}", f"method={method}"
+    process = start(federation, workdir, changes)
+    wait_for_rounds(process, workdir, 2)
+    process.communicate(timeout=LIMIT)
+    assert_simulated(federation, workdir, changes)
 
 
 def test_after_a_power_cut_in_the_middle_the_same_command_ends_with_the_same_numbers(
     x64, federation
 ):
     """SuperLink, SuperNodes, ServerApp and ClientApps are all killed after the first round."""
-    folder, app, environment = federation
-    workdir, changes = folder / "server-killed", "method=scaffold,share=all_but_batch_norm,rounds=3"
+    workdir, changes = federation.folder / "server-killed", f"{SCAFFOLD},rounds=2"
     process = start(federation, workdir, changes)
-    wait_for(process, workdir, 1)
-    pids = [int(pid) for pid in (folder / "runs" / "pids").read_text().split()]
-    pids += [process.pid]
-    for one in [*pids, *(child for pid in pids for child in descendants(pid))]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+    wait_for_rounds(process, workdir, 1)
+    kill(process.pid, *pids_of(federation).values())
     process.communicate()
-    before = rounds_in(workdir)
-    call(app, environment, "stop")
-    call(app, environment, "start", "-n", "2", 'report="sizes,losses"')
+    before = len(records_in(workdir))
+    call(federation, "stop")
+    call(federation, *START)
     process = start(federation, workdir, changes)
-    wait_for(process, workdir, 3)
+    wait_for_rounds(process, workdir, 2)
     process.communicate(timeout=LIMIT)
-    assert 1 <= before < 3
-    with jax.numpy_dtype_promotion("standard"):
-        kept, name = behind(federation, workdir, changes)
-        state, _ = simulated(app, changes)
-    assert_same(folder / "runs", kept, name, state)
+    assert before == 1
+    assert_simulated(federation, workdir, changes)
+
+
+@on_linux
+def test_after_the_superlink_alone_is_killed_the_same_commands_end_with_the_same_numbers(
+    x64, federation
+):
+    """The SuperNodes stay, and find the SuperLink again; their keys stay registered."""
+    workdir, changes = federation.folder / "server-superlink", f"{SCAFFOLD},rounds=2"
+    process = start(federation, workdir, changes)
+    wait_for(checkpoint_of(workdir, 1).exists, process)
+    pids = pids_of(federation)
+    command = command_of(pids["superlink"])
+    kill(process.pid, pids["superlink"])
+    process.communicate()
+    before = records_in(workdir)
+    begin(federation, "superlink", command)
+    wait_for_port(federation)
+    process = start(federation, workdir, changes)
+    wait_for_rounds(process, workdir, 2)
+    process.communicate(timeout=LIMIT)
+    assert records_in(workdir)[:1] == before
+    assert not any(ended(pids[name]) for name in ("client-0", "client-1"))
+    assert not any("left_out" in record for record in records_in(workdir))
+    assert_simulated(federation, workdir, changes)
+
+
+@on_linux
+def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_simulation_without_it(
+    x64, federation, tmp_path
+):
+    """Client 1 answers round 1 too late; client 0 is killed in round 2 and returns with its key."""
+    folder = federation.folder
+    workdir, changes = folder / "server-held", f"{SCAFFOLD},rounds=4"
+    places = [folder / "runs" / f"client-{k}" for k in range(2)]
+    holds = [places[1] / "hold-1", places[0] / "hold-2", places[1] / "hold-3"]
+    for hold in holds:
+        hold.parent.mkdir(exist_ok=True)
+        hold.touch()
+    process = start(federation, workdir, changes, **{"minimum": 1, "time-limit": LATE})
+    wait_for_rounds(process, workdir, 1)
+    holds[0].unlink()
+    wait_for((places[0] / "held-2").exists, process)  # it has trained, and not answered
+    pid = pids_of(federation)["client-0"]
+    command = command_of(pid)
+    kill(pid)
+    wait_for_rounds(process, workdir, 2)
+    join(federation, "client-0", command)
+    for hold in holds[1:]:  # client 1 waits in round 3, so that there is another
+        hold.unlink()
+    wait_for_rounds(process, workdir, 4)
+    process.communicate(timeout=LIMIT)
+
+    records = records_in(workdir)
+    left_out = [record.get("left_out", {}) for record in records]
+    assert [*map(list, left_out[:2])] == [["client-1"], ["client-0"]]
+    assert list(left_out[2]) in ([], ["client-0"])
+    assert left_out[3] == {}
+    assert records[0]["seconds"] > LATE
+    assert max(record["seconds"] for record in records[:2]) < 2 * LATE
+    assert not any("refused" in record for record in records)
+    clients = json.loads((workdir / "clients.json").read_text())
+    keys = [fingerprint(folder / "runs" / "certificates" / f"node-{k}.pub") for k in range(2)]
+    assert [clients[str(k)]["key"] for k in range(2)] == keys
+    names = ("client-0", "client-1")
+    there = [[str(k) for k, name in enumerate(names) if name not in out] for out in left_out]
+    (tmp_path / "trace.txt").write_text("".join(f"{','.join(row)}\n" for row in there))
+    assert_simulated(federation, workdir, changes, f",participation.trace={tmp_path / 'trace.txt'}")
+
+
+@on_linux
+def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_killed(
+    x64, federation
+):
+    """A third registered SuperNode says that it is client 0, whose own leaves before the restart.
+
+    Only the ServerApp is killed. The keys are listed, so that it does not matter who comes first.
+    """
+    folder, environment = federation.folder, federation.environment
+    workdir, changes = folder / "server-liar", f"{SCAFFOLD},rounds=2"
+    certificates, port = folder / "runs" / "certificates", int(environment["PORT"])
+    keys = [fingerprint(certificates / f"node-{k}.pub") for k in range(3)]
+    listed = {"client-keys": ",".join(keys[:2])}
+    pids = pids_of(federation)
+    honest = command_of(pids["client-0"])
+    register = ["flwr", "supernode", "register", certificates / "node-2.pub", "local"]
+    subprocess.run(register, env=honest["env"], check=True)
+    ports = {str(port + 1): str(port + 3)}
+    changed = [ports.get(argument, argument) for argument in honest["args"]]
+    changed = [one.replace("node-0", "node-2").replace("/client-0", "/liar") for one in changed]
+    join(federation, "liar", honest | {"args": changed})
+    try:
+        process = start(federation, workdir, changes, **listed)
+        wait_for(checkpoint_of(workdir, 1).exists, process)
+        below = descendants(pids["superlink"])
+        kill(process.pid, *(pid for pid in below if "flwr-serverapp" in shown(pid)))
+        process.communicate()
+        before = records_in(workdir)
+        os.kill(pids["client-0"], signal.SIGTERM)
+        wait_for(lambda: ended(pids["client-0"]))
+        log = log_of(federation, "liar")
+        asked = log.read_text().count("Sending: query")
+        process = start(federation, workdir, changes, **listed)
+        wait_for(lambda: log.read_text().count("Sending: query") > asked, process)
+        join(federation, "client-0", honest)
+        wait_for_rounds(process, workdir, 2)
+        process.communicate(timeout=LIMIT)
+    finally:
+        os.kill(pids_of(federation)["liar"], signal.SIGTERM)
+    assert records_in(workdir)[:1] == before
+    for record in records_in(workdir):
+        ((node, why),) = record["refused"].items()
+        assert keys[2] in node
+        assert f"client 0, whose number is bound to the key {keys[0]}" in why
+        assert "left_out" not in record
+    assert_simulated(federation, workdir, changes)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +273,10 @@ def test_after_a_power_cut_in_the_middle_the_same_command_ends_with_the_same_num
 def test_a_client_without_a_registered_key_or_with_a_wrong_certificate_is_refused(
     federation, tmp_path, authority, key, why
 ):
-    folder, app, environment = federation
+    folder, environment = federation.folder, federation.environment
     made = {"right": folder / "runs" / "certificates", "strange": tmp_path / "strange"}
     subprocess.run(
-        [app / "certificates.sh", made["strange"], "127.0.0.1", "--nodes", "1"], check=True
+        [LAUNCH / "certificates.sh", made["strange"], "127.0.0.1", "--nodes", "1"], check=True
     )
     address = f"127.0.0.1:{environment['PORT']}"
     own = str(free_ports(1))
