@@ -141,25 +141,28 @@ def _stepped(
 def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of reporting clients.
 
-    If a client fails, or does not answer within the run's time limit, the log names it, and it has
+    Clients whose samples have another form are not asked. If a client fails, or does not answer within the run's time limit, the log names it, and it has
     no score.
     """
-    members = met.members
-    # A client whose upload was never taken has no model of its own yet.
-    trained = [k for k, m in members.items() if m.hello.scores and np.asarray(kept.taken)[k]]
     number = int(kept.round)
-    kind, keep = MessageType.EVALUATE, lambda k, reply: reply
-    replies = _asked(grid, host, met, kept, trained, kind, number, keep)
-    order = host.order._replace(round=number)
-    found: dict[str, np.ndarray] = {}
-    for k in trained:
+    order, found = host.order._replace(round=number), {}
+    # A client whose upload was never taken has no model of its own yet.
+    trained = [
+        k
+        for k, member in met.members.items()
+        if member.hello.scores and member.hello.form == host.form and np.asarray(kept.taken)[k]
+    ]
+
+    def take(k: int, reply: Reply) -> None:
         try:
-            scores = messages.scores_in(content_of(replies.get(k), order, k))
+            scores = messages.scores_in(content_of(reply, order, k))
         except ValueError as error:
             log(WARNING, "%s is not evaluated: %s", met.name(k), short(str(error), 500))
-            continue
+            return
         for name in scores.keys() & {"accuracy", "validation"}:
             found.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
+
+    _asked(grid, host, met, kept, trained, MessageType.EVALUATE, number, take)
     names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
     for name, values in sorted(found.items()):
@@ -202,9 +205,9 @@ def _asked(
     clients: Iterable[int],
     kind: str,
     number: int,
-    read: Callable[[int, Reply], Any],
-) -> dict[int, Any]:
-    """Sends clients the broadcast of round `number`; returns client -> `read(client, reply)`.
+    read: Callable[[int, Reply], None],
+) -> None:
+    """Sends clients the broadcast of round `number`, and calls `read(client, reply)` for each.
 
     Clients that have not trained yet also get the frozen leaves, which they keep.
     """
@@ -221,12 +224,9 @@ def _asked(
         for node, order in orders.items()
     }
     seconds, group = host.run.time_limit, str(number)
-
-    def read_from(node: int, reply: Reply) -> Any:
-        return read(client[node], reply)
-
-    replies = messages.exchange(grid, contents, kind, seconds, read_from, group)
-    return {client[node]: reply for node, reply in replies.items()}
+    messages.exchange(
+        grid, contents, kind, seconds, lambda node, reply: read(client[node], reply), group
+    )
 
 
 def _uploads(grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]) -> _Uploads:

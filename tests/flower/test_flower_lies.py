@@ -199,9 +199,14 @@ def test_a_name_like_a_domains_leaves_records_whole(monkeypatch):
         )
         for k in (1, 2)
     }
-    monkeypatch.setattr(rounds, "_asked", lambda *given: replies)
+
+    def asked(*given):
+        for k, reply in replies.items():
+            given[-1](k, reply)
+
+    monkeypatch.setattr(rounds, "_asked", asked)
     config = SimpleNamespace(clients_named=2)
-    host = SimpleNamespace(order=order, run=RUN, config=config)
+    host = SimpleNamespace(order=order, run=RUN, config=config, form=FORM)
     met = Met(members, names={0: "x/y", 1: "a", 2: "b"})
     found = rounds.evaluate(grid, host, met, SimpleNamespace(taken=np.ones(3), round=1))
     assert misfit(found["accuracy"], {"mean": NUMBER, "*": NUMBER}) == ""

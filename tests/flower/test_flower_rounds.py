@@ -31,10 +31,11 @@ from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
 from fedjax_bn.flower.members import Met, fingerprint, meet, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
-from fedjax_bn.flower.rounds import TooFewError, play
+from fedjax_bn.flower.rounds import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
 from fedjax_bn.run.errors import ConfigError, RiskError
 from fedjax_bn.run.experiment.availability import Participation
+from fedjax_bn.run.training.records import out_of_patience, select_round
 from fedjax_bn.state import FederatedState, ServerState, Upload
 from flower_grid import LocalGrid, key_of
 
@@ -129,6 +130,7 @@ class Sites(LocalGrid):
     Attributes:
       size: client -> the size that it says and sends.
       number: client -> the number that it says and sends.
+      form, scores: client -> the form of its samples, and the scores that it sends.
       arrived: the bytes of an array of each upload that was fetched.
       most: how many uploads were in use at most when one was fetched.
     """
@@ -136,7 +138,8 @@ class Sites(LocalGrid):
     def __init__(self, *late):
         super().__init__({10 + k: partial(self.answer, k) for k in range(3)})
         self.size, self.number, self.late = {0: 3, 1: 4, 2: 5}, {0: 0, 1: 1, 2: 2}, late
-        self.risk, self.lives = [1.0] * 3, []
+        self.risk, self.lives, self.form = [1.0] * 3, [], [FORM] * 3
+        self.scores = [{"accuracy": 50.0, "validation": 60.0 + k} for k in range(3)]
         self.asked, self.arrived, self.most = [], [], 0
 
     def answer(self, place, message):
@@ -144,7 +147,10 @@ class Sites(LocalGrid):
         self.asked.append((message.metadata.message_type, order.round, place))
         header = Answer("f", "fedavg", k, order.round)
         if message.metadata.message_type == "query":
-            content = packed(header, hello=Hello("", self.size[place], True, True, FORM))
+            hello = Hello("", self.size[place], True, True, self.form[place])
+            content = packed(header, hello=hello)
+        elif message.metadata.message_type == "evaluate":
+            content = packed(header, scores=self.scores[place])
         else:
             upload = upload_of(k, self.size[place], self.risk[place])
             content = packed(header, recorded(to_named(upload)))
@@ -349,3 +355,29 @@ def test_a_node_that_was_slow_when_asked_again_is_a_member_until_it_may_be_asked
     met = meet(grid, met, ORDER, RUN)
     assert grid.asked == [("query", 0, 1)]
     assert met.again[11] < time.monotonic() + 60
+
+
+def test_scores_that_some_rounds_or_clients_lack_end_no_run(host):
+    """Clients 0 and 1 come to be evaluated after client 2, which has no validation samples."""
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    alone = met._replace(members={2: met.members[2]})
+    grid.scores[2] = {"accuracy": 40.0}
+    first = {"round": 1} | evaluate(grid, host, alone, kept)
+    grid.scores[2] = {"validation": 99.0}
+    assert evaluate(grid, host, alone, kept) == {}
+    second = {"round": 2} | evaluate(grid, host, met, kept)
+    assert second["validation"]["mean"] == 60.5
+    assert select_round([first, second]) == select_round([first, second, first]) == 2
+    assert not out_of_patience([first, second], 2)
+
+
+def test_a_client_that_is_left_out_for_its_form_is_not_evaluated(host):
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    grid.form[1] = FORM.replace("uint8", "float32")
+    grid.size[1] = 9
+    kept, _, met = played(grid, host, kept, met)
+    kept, record, met = played(grid, host, kept, met)
+    assert "its samples are" in record["left_out"]["client-1"]
+    assert np.isnan(evaluate(grid, host, met, kept)["accuracy"]["client-1"])
