@@ -29,9 +29,9 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
-from fedjax_bn.flower.members import Met, fingerprint, meet, write_clients
+from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
-from fedjax_bn.flower.rounds import TooFewError, evaluate, play
+from fedjax_bn.flower.rounds import TooFewError, _drawn, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
 from fedjax_bn.run.errors import ConfigError, RiskError
 from fedjax_bn.run.experiment.availability import Participation
@@ -355,6 +355,25 @@ def test_a_node_that_was_slow_when_asked_again_is_a_member_until_it_may_be_asked
     met = meet(grid, met, ORDER, RUN)
     assert grid.asked == [("query", 0, 1)]
     assert met.again[11] < time.monotonic() + 60
+
+
+def test_a_client_asked_anew_is_not_charged_for_the_wait_for_another_node():
+    grid = Sites()
+    met = meet(grid, Met(), ORDER, RUN)._replace(misfits={11})
+    grid.nodes[9] = None
+    met = meet(grid, met, ORDER, RUN)
+    assert met.again[11] < time.monotonic() + 5 < met.again[9]
+
+
+def test_draws_by_size_know_the_size_of_who_is_away_after_a_restart(tmp_path, host):
+    host.participation = Participation(1, "by_size", 0.0, None, False)
+    grid = Sites()
+    met = write_clients(tmp_path, meet(grid, Met(), ORDER, RUN), 3)
+    del grid.nodes[12]
+    again = meet(grid, read_clients(tmp_path, 3), ORDER, RUN)
+    drawn = [[_drawn(host, one, number)[1] for number in range(9)] for one in (met, again)]
+    assert [2] in drawn[0]
+    assert drawn[0] == drawn[1]
 
 
 def test_scores_that_some_rounds_or_clients_lack_end_no_run(host):
