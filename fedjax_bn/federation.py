@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from fedjax_bn.adding import Adding, adding
 from fedjax_bn.aggregation import (
-    Adding,
     ServerUpdate,
     Sums,
     Weighing,
     WeighingRule,
-    adding,
     averaging,
     by_size,
     conclude,
@@ -108,7 +107,7 @@ class FederatedMethod(NamedTuple):
       notes: sentences for the user, such as what travels in addition to the model.
       personalize: (labelled samples, learning rate) with which a client adapts its model before it
         is tested (`methods.perfedavg.personalize`); None if it does not adapt.
-      adding: `server` for uploads that arrive one after another (`aggregation.Adding`); None if
+      adding: `server` for uploads that arrive one after another (`fedjax_bn.adding`); None if
         `weigh` is neither `by_size` nor `uniform`.
     """
 

@@ -37,8 +37,7 @@ class _Uploads(NamedTuple):
     """What a round got.
 
     Attributes:
-      accepted: client -> accepted upload, in the order of the clients; without its arrays if they
-        are in the total.
+      accepted: client -> accepted upload without its arrays, in the order of the clients.
       total: the total of `Host.add`.
       left_out: client's name -> why it is left out.
       misfits: nodes whose answers do not fit what they said when they presented themselves.
@@ -119,11 +118,12 @@ def _stepped(
       RiskError, ConfigError: fewer than `least` uploads have weights that are finite.
     """
     number, rule = int(kept.round) + 1, host.config.weigh or f"of {host.config.method}"
-    after, weights = host.step(kept, got.total, got.accepted, rows)
+    after, weights = host.step(kept, got.total, rows)
     wrong = [k for k in got.accepted if not np.isfinite(weights[k])]
     good = {k: one for k, one in got.accepted.items() if k not in wrong}
     if wrong and len(good) >= least:
-        after, weights = host.step(kept, got.total, good, rows)
+        # Sums have finite weights, so this total has each upload.
+        after, weights = host.step(kept, {k: got.total[k] for k in good}, rows)
     if np.isfinite(weights).all():
         why = dict.fromkeys(map(met.name, wrong), f"the weighing rule {rule} cannot weigh its risk")
         for name, reason in why.items():
@@ -141,8 +141,8 @@ def _stepped(
 def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of reporting clients.
 
-    Clients whose samples have another form are not asked. If a client fails, or does not answer within the run's time limit, the log names it, and it has
-    no score.
+    Clients whose samples have another form are not asked. If a client fails, or does not answer
+    within the run's time limit, the log names it, and it has no score.
     """
     number = int(kept.round)
     order, found = host.order._replace(round=number), {}
@@ -256,7 +256,8 @@ def _uploads(grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]) -> 
             if isinstance(error, MisfitError):
                 misfits.add(members[k].node)
             return
-        total, accepted[k] = host.add(total, one)
+        total = host.add(total, one)
+        accepted[k] = one._replace(upload=one.upload._replace(shared=(), message=()), personal=())
 
     for k in asked:
         if k not in members:

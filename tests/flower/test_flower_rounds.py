@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Message
 
 from fedjax_bn import aggregation
+from fedjax_bn.adding import adding
 from fedjax_bn.aggregation import (
     Weighing,
-    adding,
     averaging,
     by_size,
     krum,
@@ -28,7 +28,7 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.accept import Accepted
-from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
+from fedjax_bn.flower.host import Kept, _by_stack, _by_sums, open_host
 from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError, _drawn, evaluate, play
@@ -88,7 +88,7 @@ def stacked(weigh, personal=FORMS[1]):
             return aggregation.serve(averaging(), weigh, state, uploads._replace(message=()))
     else:
         serve = partial(aggregation.serve, SERVER, weigh)
-    return lambda total, one: (total, one), _step(serve, FORMS[0], personal)
+    return _by_stack(serve, FORMS[0], personal)
 
 
 def summed(weigh, personal=FORMS[1]):
@@ -96,17 +96,17 @@ def summed(weigh, personal=FORMS[1]):
 
 
 def stepped(ways, kept, some):
-    (add, step), total, found = ways, None, {}
-    for k, one in some.items():
-        total, found[k] = add(total, one)
-    return jax.device_get(step(kept, total, found, np.arange(3, dtype=np.int32)))
+    (add, step), total = ways, None
+    for one in some:
+        total = add(total, one)
+    return jax.device_get(step(kept, total, np.arange(3, dtype=np.int32)))
 
 
 @pytest.mark.parametrize("there", [(0, 1, 2), (0, 2), ()])
 @pytest.mark.parametrize("weigh", [by_size, uniform])
 def test_sums_of_uploads_that_come_one_by_one_are_the_stacked_ones(x64, weigh, there):
     kept = begun(jax.tree.map(jnp.asarray, accepted(5).personal))
-    some = {k: accepted(k) for k in there}
+    some = [accepted(k) for k in there]
     ours, weights = stepped(summed(weigh), kept, some)
     theirs, known = stepped(stacked(weigh), kept, some)
     np.testing.assert_allclose(weights, known, rtol=1e-14)
