@@ -46,12 +46,13 @@ class Adding(NamedTuple):
     Attributes:
       begin: `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes.
       add: `add(running, upload) -> Running`, jitted; donates `running`.
-      end: `end(state, running) -> state`, jitted; row k of the state must belong to client k.
+      end: `end(state, running) -> (state, finite)`, jitted, as `serve` returns them; row k of the
+        state must belong to client k.
     """
 
     begin: Callable[[int, Upload], Running]
     add: Callable[[Running, Upload], Running]
-    end: Callable[[FederatedState, Running], FederatedState]
+    end: Callable[[FederatedState, Running], tuple[FederatedState, jax.Array]]
 
 
 def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | None:
@@ -78,8 +79,8 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
             counts=running.counts.at[k].set(upload.counts),
         )
 
-    def end(state: FederatedState, running: Running) -> FederatedState:
-        after, _ = conclude(server, state, running.sums, running.counts, len(running.counts))
-        return after._replace(weights=last_weights(running.weights, state))
+    def end(state: FederatedState, running: Running) -> tuple[FederatedState, jax.Array]:
+        after, finite = conclude(server, state, running.sums, running.counts, len(running.counts))
+        return after._replace(weights=last_weights(running.weights, state)), finite
 
     return Adding(begin, jax.jit(add, donate_argnums=0), jax.jit(end))

@@ -383,11 +383,12 @@ def conclude(
 
 def serve(
     server: ServerUpdate, weigh: WeighingRule | Weighing, state: FederatedState, uploads: Upload
-) -> FederatedState:
-    """Returns the state after a round; the clients' own parts are unchanged.
+) -> tuple[FederatedState, jax.Array]:
+    """Returns the state after a round, and whether the server's step is finite, bool[].
 
-    `uploads` are stacked, one for each row of the state or for some of them. If the rule gives NaN
-    for a client, so does the state, and the shared leaves stay.
+    The clients' own parts of the state are unchanged. `uploads` are stacked, one for each row of
+    the state or for some of them. If the rule gives NaN for a client, so does the state, and the
+    shared leaves stay.
     """
     rows, given = state.weights.shape[0], uploads.client.shape[0]
     population = rows if uploads.population is None else uploads.population.max()
@@ -401,12 +402,13 @@ def serve(
     sums = sum_uploads(server, weights, uploads)
     if combined is not None:
         sums = in_place_of_mean(sums, combined)
-    after, _ = conclude(server, state, sums, uploads.counts, population)
+    after, finite = conclude(server, state, sums, uploads.counts, population)
     weights = jnp.zeros_like(state.weights).at[place].set(weights)
-    return after._replace(
+    after = after._replace(
         weights=last_weights(weights, state),
         weighing=jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows), state.weighing, new),
     )
+    return after, finite
 
 
 def last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:

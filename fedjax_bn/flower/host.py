@@ -29,7 +29,8 @@ from fedjax_bn.task import Task
 
 PyTree = Any
 _Add = Callable[[Any, Accepted], Any]
-_Finish = Callable[["Kept", Any, np.ndarray], tuple["Kept", jax.Array]]
+_Finish = Callable[["Kept", Any, np.ndarray], tuple["Kept", jax.Array, jax.Array]]
+_Served = tuple[FederatedState, jax.Array]
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
 
 
@@ -69,9 +70,9 @@ class Host(NamedTuple):
       task: what the clients learn, whose score they report.
       add: `add(total, accepted) -> total` adds an upload to the total of a round, which is None
         before the first. The total is sums or, if weights need all uploads, client -> upload.
-      step: `step(kept, total, rows) -> (kept, weights f[K])`, the end of a round; `rows` i32[C] are
-        all drawn clients, also those without an upload. The weights are those of the round: all 0
-        if no client counts.
+      step: `step(kept, total, rows) -> (kept, weights f[K], finite bool[])`, the end of a round;
+        `rows` i32[C] are all drawn clients, also those without an upload. The weights are those of
+        the round: all 0 if no client counts. A server's step that is not finite is dropped.
     """
 
     config: ConfigDict
@@ -147,7 +148,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     if method.adding:
         add, step = _by_sums(method.adding, count, upload, personal)
     else:
-        add, step = _by_stack(method.server, upload, personal)
+        add, step = _by_stack(method.serve, upload, personal)
     served = starting.make_start(experiment, keys, rows=1, clients=1)
     known = config, run, keys, served, start, order, form, upload, personal, notes, who
     return Host(*known, experiment.task, add, step)
@@ -166,11 +167,12 @@ def _by_sums(
         return running, jax.tree.map(jnp.add, parts, part)
 
     @jax.jit
-    def end(kept: Kept, total: PyTree) -> tuple[Kept, jax.Array]:
+    def end(kept: Kept, total: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
         (running, parts), taken = total, jnp.where(total[0].counts, kept.round + 1, kept.taken)
-        state, weights = _weighed(kept.state, lambda state: adding.end(state, running))
+        state, weights, finite = _weighed(kept.state, lambda state: adding.end(state, running))
         mean = jax.tree.map(lambda x: x / running.sums.weight.astype(x.dtype), parts)
-        return Kept(state, _served(kept, restore(mean, personal), weights.any()), taken), weights
+        served = _served(kept, restore(mean, personal), weights.any())
+        return Kept(state, served, taken), weights, finite
 
     @jax.jit
     def begin() -> PyTree:
@@ -186,13 +188,14 @@ def _by_sums(
 
 
 def _weighed(
-    state: FederatedState, serve: Callable[[FederatedState], FederatedState]
-) -> tuple[FederatedState, jax.Array]:
-    """Returns the state after the method's server step, and the weights of this round alone."""
+    state: FederatedState, serve: Callable[[FederatedState], _Served]
+) -> tuple[FederatedState, jax.Array, jax.Array]:
+    """Returns what `serve` returns, and between them the weights of this round alone."""
     # If no client counts, a server keeps the weights that it is given.
-    after = serve(state._replace(weights=jnp.zeros_like(state.weights)))
+    after, finite = serve(state._replace(weights=jnp.zeros_like(state.weights)))
     weights = after.weights
-    return after._replace(weights=jnp.where(weights.sum() == 0, state.weights, weights)), weights
+    kept = jnp.where(weights.sum() == 0, state.weights, weights)
+    return after._replace(weights=kept), weights, finite
 
 
 def _served(kept: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
@@ -202,19 +205,21 @@ def _served(kept: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(counts, new, old), mean, kept.served)
 
 
-def _by_stack(server: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Finish]:
+def _by_stack(
+    serve: Callable[[FederatedState, Upload], _Served], form: Upload, personal: PyTree
+) -> tuple[_Add, _Finish]:
     """Returns `add` and `step`, see `Host`, for the method's server step on all uploads at once."""
 
     @jax.jit
-    def step(kept: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array]:
+    def step(kept: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
         client = uploads.client
-        state, weights = _weighed(kept.state, lambda state: server(state, uploads))
+        state, weights, finite = _weighed(kept.state, lambda state: serve(state, uploads))
         # Clients of weight 0 are not in the mean, as in the simulation's `global_variables`.
         counts = uploads.participates & (weights[client] > 0)
         mean = kept.served and weighted_mean(parts, jnp.where(counts, weights[client], 0))
         taken = jnp.where(uploads.participates, state.round, kept.taken[client])
         taken = kept.taken.at[client].set(taken)
-        return Kept(state, _served(kept, mean, counts.any()), taken), weights
+        return Kept(state, _served(kept, mean, counts.any()), taken), weights, finite
 
     stack = _side_by_side((form, personal))
     # The upload of a client that sits out: broadcast zeros, which take no memory and do not count.
@@ -226,7 +231,7 @@ def _by_stack(server: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _
 
     def take(
         kept: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
-    ) -> tuple[Kept, jax.Array]:
+    ) -> tuple[Kept, jax.Array, jax.Array]:
         parts, population = [], np.int32(len(kept.taken))
         for k in rows:
             blank = absent._replace(client=np.int32(k), population=population)

@@ -83,7 +83,7 @@ def play(
                 f"fewer than {max(least, 1)} (minimum in the run config): see the log for who was "
                 "left out and why, and start again to resume from the last round"
             )
-    after, weights, accepted, unweighed = _stepped(host, met, kept, got, rows, max(least, 1))
+    after, seen, accepted, unweighed = _stepped(host, met, kept, got, rows, max(least, 1))
     left_out |= unweighed
     # The record becomes a line of metrics.jsonl, with the norms of the accepted updates.
     population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
@@ -91,12 +91,14 @@ def play(
     loss, norm = np.full((2, population), np.nan)
     loss[taken] = [one.upload.loss for one in accepted.values()]
     norm[taken] = [one.norm for one in accepted.values()]
-    finite = {"finite": np.ones(population, bool), "server_finite": True}  # `accept` has checked
-    metrics = {"loss": loss, "weights": weights, "norm": norm} | finite
+    # `accept` has checked that uploads are finite.
+    metrics = seen | {"loss": loss, "norm": norm, "finite": np.ones(population, bool)}
     seconds = time.perf_counter() - start
     record = round_record(names, metrics, number, seconds, limit)
     for warning in warnings_of(record):
         log(WARNING, "%s", shown(warning))
+    if not seen["server_finite"]:
+        log(WARNING, "round %s: the server's step is not finite: the shared leaves stay", number)
     log(INFO, "round %s: %s uploads, %.1f s", number, len(taken), seconds)
     for key, found in (("left_out", left_out), ("refused", met.refused)):
         record |= {key: dict(found)} if found else {}
@@ -105,30 +107,31 @@ def play(
 
 def _stepped(
     host: Host, met: Met, kept: Kept, got: _Uploads, rows: np.ndarray, least: int
-) -> tuple[Kept, np.ndarray, dict[int, Accepted], dict[str, str]]:
+) -> tuple[Kept, dict[str, np.ndarray], dict[int, Accepted], dict[str, str]]:
     """Makes the server's step, again without the clients whose weights are not finite.
 
     A client that hides its risk sends NaN, and REA weighs a risk that is not positive with NaN.
 
     Returns:
-      The new `Kept`, the round's weights f[K], the uploads that were added, and name -> why a
-      client is left out.
+      The new `Kept`, the metrics weights f[K] and server_finite bool[] of the round, the uploads
+      that were added, and name -> why a client is left out.
 
     Raises:
       RiskError, ConfigError: fewer than `least` uploads have weights that are finite.
     """
     number, rule = int(kept.round) + 1, host.config.weigh or f"of {host.config.method}"
-    after, weights = host.step(kept, got.total, rows)
+    after, weights, finite = host.step(kept, got.total, rows)
     wrong = [k for k in got.accepted if not np.isfinite(weights[k])]
     good = {k: one for k, one in got.accepted.items() if k not in wrong}
     if wrong and len(good) >= least:
         # Sums have finite weights, so this total has each upload.
-        after, weights = host.step(kept, {k: got.total[k] for k in good}, rows)
+        after, weights, finite = host.step(kept, {k: got.total[k] for k in good}, rows)
     if np.isfinite(weights).all():
         why = dict.fromkeys(map(met.name, wrong), f"the weighing rule {rule} cannot weigh its risk")
         for name, reason in why.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)
-        return after, np.asarray(weights), good, why
+        seen = {"weights": np.asarray(weights), "server_finite": np.asarray(finite)}
+        return after, seen, good, why
     hidden = [met.name(k) for k, one in got.accepted.items() if np.isnan(one.upload.risk)]
     if hidden:
         raise ConfigError(

@@ -99,8 +99,8 @@ def test_who_sits_out_has_an_upload_of_zeros_that_does_not_count():
         population=np.int32(9),
     )
     begun = Kept(State(np.int32(1), np.ones(4, np.float32)), (), np.zeros(4, np.int32))
-    _, step = _by_stack(lambda state, uploads: state._replace(uploads=uploads), form, ())
-    kept, _ = step(begun, None, np.array([2], np.int32))
+    _, step = _by_stack(lambda state, uploads: (state._replace(uploads=uploads), True), form, ())
+    kept, *_ = step(begun, None, np.array([2], np.int32))
     found = kept.state.uploads
     assert (found.participates, found.finite) == (False, True)
     assert (found.client, found.population) == (2, 4)

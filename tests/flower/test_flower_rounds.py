@@ -81,18 +81,18 @@ def begun(personal=()):
     return Kept(state, personal, jnp.asarray([2, 3, 1], jnp.int32))
 
 
-def stacked(weigh, personal=FORMS[1]):
+def stacked(weigh, personal=FORMS[1], server=SERVER):
     if isinstance(weigh, Weighing):  # robust rules allow no message
 
         def serve(state, uploads):
             return aggregation.serve(averaging(), weigh, state, uploads._replace(message=()))
     else:
-        serve = partial(aggregation.serve, SERVER, weigh)
+        serve = partial(aggregation.serve, server, weigh)
     return _by_stack(serve, FORMS[0], personal)
 
 
-def summed(weigh, personal=FORMS[1]):
-    return _by_sums(adding(SERVER, weigh), 3, FORMS[0], personal)
+def summed(weigh, personal=FORMS[1], server=SERVER):
+    return _by_sums(adding(server, weigh), 3, FORMS[0], personal)
 
 
 def stepped(ways, kept, some):
@@ -107,8 +107,8 @@ def stepped(ways, kept, some):
 def test_sums_of_uploads_that_come_one_by_one_are_the_stacked_ones(x64, weigh, there):
     kept = begun(jax.tree.map(jnp.asarray, accepted(5).personal))
     some = [accepted(k) for k in there]
-    ours, weights = stepped(summed(weigh), kept, some)
-    theirs, known = stepped(stacked(weigh), kept, some)
+    ours, weights, _ = stepped(summed(weigh), kept, some)
+    theirs, known, _ = stepped(stacked(weigh), kept, some)
     np.testing.assert_allclose(weights, known, rtol=1e-14)
     assert weights.any() == bool(there)
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
@@ -374,6 +374,18 @@ def test_draws_by_size_know_the_size_of_who_is_away_after_a_restart(tmp_path, ho
     drawn = [[_drawn(host, one, number)[1] for number in range(9)] for one in (met, again)]
     assert [2] in drawn[0]
     assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("way", [summed, stacked])
+def test_a_servers_step_that_is_not_finite_is_recorded(host, way, caplog):
+    """A client can cause it with numbers that are finite, such as a divisor of 1e-300."""
+    far = averaging(lambda shared, personal: (), lambda sent, one: sent + one.message / 1e-320)
+    host.add, host.step = way(by_size, (), far)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        after, record, _ = played(Sites(), host, kept := begun())
+    assert record["server_finite"] is False
+    assert "round 5: the server's step is not finite: the shared leaves stay" in caplog.text
+    jax.tree.map(np.testing.assert_array_equal, after.state.shared, kept.state.shared)
 
 
 def test_scores_that_some_rounds_or_clients_lack_end_no_run(host):
