@@ -383,11 +383,12 @@ def conclude(
 
 def serve(
     server: ServerUpdate, weigh: WeighingRule | Weighing, state: FederatedState, uploads: Upload
-) -> FederatedState:
-    """Returns the state after a round; the clients' own parts are unchanged.
+) -> tuple[FederatedState, jax.Array]:
+    """Returns the state after a round, and whether the server's step is finite, bool[].
 
-    `uploads` are stacked, one for each row of the state or for some of them. If the rule gives NaN
-    for a client, so does the state, and the shared leaves stay.
+    The clients' own parts of the state are unchanged. `uploads` are stacked, one for each row of
+    the state or for some of them. If the rule gives NaN for a client, so does the state, and the
+    shared leaves stay.
     """
     rows, given = state.weights.shape[0], uploads.client.shape[0]
     population = rows if uploads.population is None else uploads.population.max()
@@ -401,15 +402,16 @@ def serve(
     sums = sum_uploads(server, weights, uploads)
     if combined is not None:
         sums = in_place_of_mean(sums, combined)
-    after, _ = conclude(server, state, sums, uploads.counts, population)
+    after, finite = conclude(server, state, sums, uploads.counts, population)
     weights = jnp.zeros_like(state.weights).at[place].set(weights)
-    return after._replace(
-        weights=_last_weights(weights, state),
+    after = after._replace(
+        weights=last_weights(weights, state),
         weighing=jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows), state.weighing, new),
     )
+    return after, finite
 
 
-def _last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:
+def last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:
     """Returns the weights f[K] of a round scaled to sum 1, or those before it if no client counts.
 
     A server has no metrics, so NaN stays, and only where the rule gave it.
@@ -417,64 +419,3 @@ def _last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:
     total = weights.sum()
     scaled = jnp.where(jnp.isnan(total), weights, normalize(weights))
     return jnp.where(total == 0, state.weights, scaled)
-
-
-class Running(NamedTuple):
-    """A round of K clients while uploads arrive, for weights that are known up to a common factor.
-
-    Attributes:
-      sums: over the uploads so far.
-      weights: f[K], their weights before scaling; 0 for clients that sent none or do not count.
-      counts: bool[K], which clients have sent an upload that counts.
-    """
-
-    sums: Sums
-    weights: jax.Array
-    counts: jax.Array
-
-
-class Adding(NamedTuple):
-    """The server's half of a round for uploads that arrive one after another, as pure functions.
-
-    A round gives what `serve` gives for the stacked uploads, up to rounding, and holds one upload.
-
-    Attributes:
-      begin: `begin(num_clients, upload) -> Running` without uploads; `upload` may be shapes.
-      add: `add(running, upload) -> Running`, jitted; donates `running`.
-      end: `end(state, running) -> state`, jitted; row k of the state must belong to client k.
-    """
-
-    begin: Callable[[int, Upload], Running]
-    add: Callable[[Running, Upload], Running]
-    end: Callable[[FederatedState, Running], FederatedState]
-
-
-def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | None:
-    """Returns the server's half by sums, or None if weights depend on other clients' uploads."""
-    if isinstance(weigh, Weighing):
-        return None
-    relative = functools.partial(relative_weights, weigh)
-    if jax.eval_shape(relative, jax.ShapeDtypeStruct((), jnp.int32)) is None:
-        return None
-
-    def part(upload: Upload) -> Sums:
-        return part_of(server, cast(jax.Array, relative(upload.size)), upload)
-
-    def begin(num_clients: int, upload: Upload) -> Running:
-        like = jax.eval_shape(part, upload)
-        sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-        return Running(sums, jnp.zeros(num_clients), jnp.zeros(num_clients, bool))
-
-    def add(running: Running, upload: Upload) -> Running:
-        new, k = part(upload), upload.client
-        return Running(
-            sums=jax.tree.map(jnp.add, running.sums, new),
-            weights=running.weights.at[k].set(new.weight),
-            counts=running.counts.at[k].set(upload.counts),
-        )
-
-    def end(state: FederatedState, running: Running) -> FederatedState:
-        after, _ = conclude(server, state, running.sums, running.counts, len(running.counts))
-        return after._replace(weights=_last_weights(running.weights, state))
-
-    return Adding(begin, jax.jit(add, donate_argnums=0), jax.jit(end))

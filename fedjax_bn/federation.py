@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from fedjax_bn.adding import Adding, adding
 from fedjax_bn.aggregation import (
-    Adding,
     ServerUpdate,
     Sums,
     Weighing,
     WeighingRule,
-    adding,
     averaging,
     by_size,
     conclude,
@@ -108,7 +107,9 @@ class FederatedMethod(NamedTuple):
       notes: sentences for the user, such as what travels in addition to the model.
       personalize: (labelled samples, learning rate) with which a client adapts its model before it
         is tested (`methods.perfedavg.personalize`); None if it does not adapt.
-      adding: `server` for uploads that arrive one after another (`aggregation.Adding`); None if
+      serve: `serve(state, uploads) -> (state, finite bool[])`, jitted: `server`, and whether its
+        step is finite; if it is not, the shared leaves and the server's state stay.
+      adding: `serve` for uploads that arrive one after another (`fedjax_bn.adding`); None if
         `weigh` is neither `by_size` nor `uniform`.
     """
 
@@ -121,6 +122,7 @@ class FederatedMethod(NamedTuple):
     serves: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     personalize: tuple[int, float] | None = None
+    serve: Callable[[FederatedState, Upload], tuple[FederatedState, jax.Array]] | None = None
     adding: Adding | None = None
 
 
@@ -220,12 +222,14 @@ def federate(
         random_key(key)
         admission.check(filled(broadcast.shared, own.frozen), own.personal, batches)
 
+    served = functools.partial(serve, plan.server, plan.weigh)
     # The state is donated, so XLA overwrites the personal leaves of K clients and holds them once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
         client=_checked(jax.jit(functools.partial(_take_part, plan)), check_client),
-        server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
+        server=jax.jit(lambda state, uploads: served(state, uploads)[0]),
+        serve=jax.jit(served),
         adding=adding(plan.server, plan.weigh),
         statistics=statistics,
     )

@@ -1,7 +1,7 @@
 """Builds the server's side without a network: its state and its step."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.aggregation import Adding, weighted_mean
+from fedjax_bn.adding import Adding
+from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.engine.weighing import restore, weighted
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
 from fedjax_bn.flower.accept import Accepted
@@ -27,8 +28,9 @@ from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.task import Task
 
 PyTree = Any
-_Add = Callable[[Any, Accepted], tuple[Any, Accepted]]
-_Finish = Callable[["Kept", Any, Mapping[int, Accepted], np.ndarray], tuple["Kept", jax.Array]]
+_Add = Callable[[Any, Accepted], Any]
+_Finish = Callable[["Kept", Any, np.ndarray], tuple["Kept", jax.Array, jax.Array]]
+_Served = tuple[FederatedState, jax.Array]
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
 
 
@@ -66,11 +68,11 @@ class Host(NamedTuple):
       notes: messages for the log: which leaves are shared, how many bytes travel.
       participation: the rule by which clients take part in a round.
       task: what the clients learn, whose score they report.
-      add: `add(total, accepted) -> (total, accepted)` adds an upload to the total of a round, None
-        before the first, and drops its arrays; where weights need all uploads it does nothing.
-      step: `step(kept, total, accepted, rows) -> (kept, weights f[K])`, the end of a round, with
-        client -> `accepted` upload; `rows` i32[C] are all drawn clients, also those without an
-        upload. The weights are those of the round: all 0 if no client counts.
+      add: `add(total, accepted) -> total` adds an upload to the total of a round, which is None
+        before the first. The total is sums or, if weights need all uploads, client -> upload.
+      step: `step(kept, total, rows) -> (kept, weights f[K], finite bool[])`, the end of a round;
+        `rows` i32[C] are all drawn clients, also those without an upload. The weights are those of
+        the round: all 0 if no client counts. A server's step that is not finite is dropped.
     """
 
     config: ConfigDict
@@ -146,7 +148,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     if method.adding:
         add, step = _by_sums(method.adding, count, upload, personal)
     else:
-        add, step = lambda total, one: (total, one), _step(method.server, upload, personal)
+        add, step = _by_stack(method.serve, upload, personal)
     served = starting.make_start(experiment, keys, rows=1, clients=1)
     known = config, run, keys, served, start, order, form, upload, personal, notes, who
     return Host(*known, experiment.task, add, step)
@@ -165,11 +167,12 @@ def _by_sums(
         return running, jax.tree.map(jnp.add, parts, part)
 
     @jax.jit
-    def end(kept: Kept, total: PyTree) -> tuple[Kept, jax.Array]:
+    def end(kept: Kept, total: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
         (running, parts), taken = total, jnp.where(total[0].counts, kept.round + 1, kept.taken)
-        state, weights = _weighed(kept.state, lambda state: adding.end(state, running))
+        state, weights, finite = _weighed(kept.state, lambda state: adding.end(state, running))
         mean = jax.tree.map(lambda x: x / running.sums.weight.astype(x.dtype), parts)
-        return Kept(state, _served(kept, restore(mean, personal), weights.any()), taken), weights
+        served = _served(kept, restore(mean, personal), weights.any())
+        return Kept(state, served, taken), weights, finite
 
     @jax.jit
     def begin() -> PyTree:
@@ -177,29 +180,22 @@ def _by_sums(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
         return adding.begin(clients, upload), zeros
 
-    def add(total: PyTree, one: Accepted) -> tuple[PyTree, Accepted]:
-        total = put(begin() if total is None else total, one.upload, one.personal)
+    def add(total: PyTree, one: Accepted) -> PyTree:
         # The arrays are views of the message, which can be freed only after they were read.
-        jax.block_until_ready(total)
-        return total, one._replace(upload=one.upload._replace(shared=(), message=()), personal=())
+        return jax.block_until_ready(put(total or begin(), one.upload, one.personal))
 
-    def step(
-        kept: Kept, total: PyTree, accepted: Mapping[int, Accepted], rows: np.ndarray
-    ) -> tuple[Kept, jax.Array]:
-        del accepted, rows
-        return end(kept, begin() if total is None else total)
-
-    return add, step
+    return add, lambda kept, total, rows: end(kept, total or begin())
 
 
 def _weighed(
-    state: FederatedState, serve: Callable[[FederatedState], FederatedState]
-) -> tuple[FederatedState, jax.Array]:
-    """Returns the state after the method's server step, and the weights of this round alone."""
+    state: FederatedState, serve: Callable[[FederatedState], _Served]
+) -> tuple[FederatedState, jax.Array, jax.Array]:
+    """Returns what `serve` returns, and between them the weights of this round alone."""
     # If no client counts, a server keeps the weights that it is given.
-    after = serve(state._replace(weights=jnp.zeros_like(state.weights)))
+    after, finite = serve(state._replace(weights=jnp.zeros_like(state.weights)))
     weights = after.weights
-    return after._replace(weights=jnp.where(weights.sum() == 0, state.weights, weights)), weights
+    kept = jnp.where(weights.sum() == 0, state.weights, weights)
+    return after._replace(weights=kept), weights, finite
 
 
 def _served(kept: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
@@ -209,37 +205,42 @@ def _served(kept: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
     return jax.tree.map(lambda new, old: jnp.where(counts, new, old), mean, kept.served)
 
 
-def _step(server: Callable, form: Upload, personal: PyTree) -> _Finish:
-    """Returns `step`, see `Host`, of the method's server step, for all uploads at once."""
+def _by_stack(
+    serve: Callable[[FederatedState, Upload], _Served], form: Upload, personal: PyTree
+) -> tuple[_Add, _Finish]:
+    """Returns `add` and `step`, see `Host`, for the method's server step on all uploads at once."""
 
     @jax.jit
-    def step(kept: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array]:
+    def step(kept: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
         client = uploads.client
-        state, weights = _weighed(kept.state, lambda state: server(state, uploads))
+        state, weights, finite = _weighed(kept.state, lambda state: serve(state, uploads))
         # Clients of weight 0 are not in the mean, as in the simulation's `global_variables`.
         counts = uploads.participates & (weights[client] > 0)
         mean = kept.served and weighted_mean(parts, jnp.where(counts, weights[client], 0))
         taken = jnp.where(uploads.participates, state.round, kept.taken[client])
         taken = kept.taken.at[client].set(taken)
-        return Kept(state, _served(kept, mean, counts.any()), taken), weights
+        return Kept(state, _served(kept, mean, counts.any()), taken), weights, finite
 
     stack = _side_by_side((form, personal))
     # The upload of a client that sits out: broadcast zeros, which take no memory and do not count.
     zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
     absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 
+    def add(total: dict[int, Accepted] | None, one: Accepted) -> dict[int, Accepted]:
+        return (total or {}) | {int(one.upload.client): one}
+
     def take(
-        kept: Kept, total: None, accepted: Mapping[int, Accepted], rows: np.ndarray
-    ) -> tuple[Kept, jax.Array]:
+        kept: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
+    ) -> tuple[Kept, jax.Array, jax.Array]:
         parts, population = [], np.int32(len(kept.taken))
         for k in rows:
             blank = absent._replace(client=np.int32(k), population=population)
-            taken = accepted.get(k)
+            taken = (total or {}).get(k)
             parts.append((taken.upload, taken.personal) if taken else (blank, nothing))
         # `stack` reuses its arrays in the next round, so this step must have read them before.
         return jax.block_until_ready(step(kept, *stack(parts)))
 
-    return take
+    return add, take
 
 
 def _side_by_side(like: PyTree) -> Callable[[Sequence[PyTree]], PyTree]:

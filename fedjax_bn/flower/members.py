@@ -1,12 +1,12 @@
 """Meets the clients: who they are, and whether what they say of themselves can be used.
 
 A client's number is bound to the public key of its SuperNode, which Flower has verified. The
-server's folder keeps the bindings and the clients' names in records, so that both survive a restart
-and the client itself:
+server's folder keeps the bindings, the clients' names in records and the sizes by which they are
+drawn, so that all survive a restart and the client itself:
 
-    WORKDIR/clients.json    {"0": {"name": "hospital-a", "key": "SHA256:..."}, ...}
+    WORKDIR/clients.json    {"0": {"name": "hospital-a", "key": "SHA256:...", "size": 120}, ...}
 
-The key is "" until a client has presented itself with one.
+The key is "", and the size is missing, until a client has presented itself with one.
 """
 
 import base64
@@ -35,7 +35,7 @@ from fedjax_bn.flower.settings import Run
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.finished import impossible
-from fedjax_bn.run.files.workdir import FINISHED, TEXT, misfit
+from fedjax_bn.run.files.workdir import FINISHED, NUMBER, TEXT, misfit
 
 _AGAIN = 60.0  # seconds until a refused node is asked again, at least
 _SHARE = 10  # nodes that never answer take a part of 1 / _SHARE of the time at most
@@ -100,7 +100,7 @@ def fingerprint(key: bytes) -> str:
 
 
 def read_clients(place: Path, clients: int) -> Met:
-    """Returns the names and bindings in a server's workdir; empty ones in a new workdir.
+    """Returns the names, bindings and sizes in a server's workdir; none in a new workdir.
 
     Raises:
       WorkdirError: the file is damaged, or missing although rounds were played.
@@ -111,17 +111,20 @@ def read_clients(place: Path, clients: int) -> Met:
             f"{place} has rounds, but no {_FILE} with the names of their clients: give back that "
             "file, or begin a new federation in another workdir"
         )
-    form = {f"{k}?": {"name": TEXT, "key": TEXT} for k in range(clients)}
+    form = {f"{k}?": {"name": TEXT, "key": TEXT, "size?": NUMBER} for k in range(clients)}
     found = workdir.read_json(path, form) if path.exists() else {}
     each = {k: found[str(k)] for k in range(clients) if str(k) in found}
     keys = {k: one["key"] for k, one in each.items() if one["key"]}
-    return Met(names={k: one["name"] for k, one in each.items()}, keys=keys)
+    sizes = {k: one["size"] for k, one in each.items() if "size" in one}
+    return Met(sizes=sizes, names={k: one["name"] for k, one in each.items()}, keys=keys)
 
 
 def write_clients(place: Path, met: Met, clients: int) -> Met:
-    """Writes the names and bindings of all clients, and returns them: from now on they stay."""
+    """Writes names, bindings and sizes of all clients, and returns `met` with names that stay."""
     names = {k: met.name(k) for k in range(clients)}
     content = {str(k): {"name": names[k], "key": met.keys.get(k, "")} for k in names}
+    for k, size in met.sizes.items():
+        content[str(k)]["size"] = size
     path = place / _FILE
     if not path.exists() or workdir.read_json(path) != content:
         workdir.write_json(path, content)
@@ -133,8 +136,9 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
 
     If a node's answer cannot be used, if its number is bound to another key, or if another node is
     the same client, the log and `Met.refused` name the node, and it is asked again after a minute
-    or more. Members whose node has gone are left out, and misfits are asked like new nodes, but not
-    twice within ten times the time that the first answer took.
+    or more, also if it was away. Members whose node has gone are left out, and misfits are asked
+    like new nodes, but not twice within ten times the time that the server waited for the first
+    answer.
 
     Args:
       grid: Flower's Grid.
@@ -144,18 +148,22 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     """
     prints = {node.node_id: fingerprint(node.public_key) for node in grid.get_nodes()}
     start = time.monotonic()
-    again = {node: at for node, at in met.again.items() if node in prints and at > start}
+    again = {node: at for node, at in met.again.items() if at > start}
     misfits, there = met.misfits - again.keys(), met.members.items()
     found = {k: one for k, one in there if one.node in prints and one.node not in misfits}
     new = sorted(prints.keys() - {member.node for member in found.values()} - again.keys())
     questions = {node: messages.packed(order) for node in new}
     kind, seconds = MessageType.QUERY, run.time_limit
-    replies = messages.exchange(grid, questions, kind, seconds, lambda node, reply: reply)
-    asked = time.monotonic()
+    replies = messages.exchange(
+        grid, questions, kind, seconds, lambda node, reply: (reply, time.monotonic())
+    )
+    fetched = start
     keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
     for node in new:
+        reply, at = replies[node]
+        waited, fetched = at - fetched, at
         try:
-            client, hello = _presented(replies[node], order, run.size_bound)
+            client, hello = _presented(reply, order, run.size_bound)
             if run.client_keys != "any":
                 _check_key(client, prints[node], keys)
             if client in found:
@@ -165,12 +173,12 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
             log(WARNING, "node %s is left out: %s", node, why)
             if len(refused) < _MOST_REFUSED:
                 refused[f"node {node} {prints[node]}".strip()] = why
-            # Only a node that did not answer made the server wait.
-            waited = asked - start if replies[node] is None else 0.0
+            # Nodes that did not answer were waited for together.
+            waited = at - start if reply is None else 0.0
             again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
             continue
         if node in misfits:  # it stays a member for so long, whatever it answers
-            again[node] = time.monotonic() + _SHARE * (asked - start)
+            again[node] = time.monotonic() + _SHARE * waited
         found[client] = _Member(node, hello)
         if run.client_keys != "any" and prints[node]:
             keys[client] = prints[node]

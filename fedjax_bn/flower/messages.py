@@ -196,12 +196,14 @@ def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndar
 
 
 def scores_in(content: RecordDict) -> dict[str, float]:
-    """Returns the scores in a message, name -> percent; {} if it has no scores.
+    """Returns the scores in a message, name -> percent, with "accuracy" among them.
 
     Raises:
-      ValueError: a score is not from 0 to 100.
+      ValueError: there is no accuracy, or a score is not from 0 to 100.
     """
     record = _of_kind(content, MetricRecord).get(_SCORES, {})
+    if "accuracy" not in record:
+        raise ValueError("it sends no accuracy")
     if not all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values()):
         raise ValueError("a reported score is not a number from 0 to 100")
     return {name: float(x) for name, x in record.items()}

@@ -37,8 +37,7 @@ class _Uploads(NamedTuple):
     """What a round got.
 
     Attributes:
-      accepted: client -> accepted upload, in the order of the clients; without its arrays if they
-        are in the total.
+      accepted: client -> accepted upload without its arrays, in the order of the clients.
       total: the total of `Host.add`.
       left_out: client's name -> why it is left out.
       misfits: nodes whose answers do not fit what they said when they presented themselves.
@@ -84,7 +83,7 @@ def play(
                 f"fewer than {max(least, 1)} (minimum in the run config): see the log for who was "
                 "left out and why, and start again to resume from the last round"
             )
-    after, weights, accepted, unweighed = _stepped(host, met, kept, got, rows, max(least, 1))
+    after, seen, accepted, unweighed = _stepped(host, met, kept, got, rows, max(least, 1))
     left_out |= unweighed
     # The record becomes a line of metrics.jsonl, with the norms of the accepted updates.
     population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
@@ -92,12 +91,14 @@ def play(
     loss, norm = np.full((2, population), np.nan)
     loss[taken] = [one.upload.loss for one in accepted.values()]
     norm[taken] = [one.norm for one in accepted.values()]
-    finite = {"finite": np.ones(population, bool), "server_finite": True}  # `accept` has checked
-    metrics = {"loss": loss, "weights": weights, "norm": norm} | finite
+    # `accept` has checked that uploads are finite.
+    metrics = seen | {"loss": loss, "norm": norm, "finite": np.ones(population, bool)}
     seconds = time.perf_counter() - start
     record = round_record(names, metrics, number, seconds, limit)
     for warning in warnings_of(record):
         log(WARNING, "%s", shown(warning))
+    if not seen["server_finite"]:
+        log(WARNING, "round %s: the server's step is not finite: the shared leaves stay", number)
     log(INFO, "round %s: %s uploads, %.1f s", number, len(taken), seconds)
     for key, found in (("left_out", left_out), ("refused", met.refused)):
         record |= {key: dict(found)} if found else {}
@@ -106,29 +107,31 @@ def play(
 
 def _stepped(
     host: Host, met: Met, kept: Kept, got: _Uploads, rows: np.ndarray, least: int
-) -> tuple[Kept, np.ndarray, dict[int, Accepted], dict[str, str]]:
+) -> tuple[Kept, dict[str, np.ndarray], dict[int, Accepted], dict[str, str]]:
     """Makes the server's step, again without the clients whose weights are not finite.
 
     A client that hides its risk sends NaN, and REA weighs a risk that is not positive with NaN.
 
     Returns:
-      The new `Kept`, the round's weights f[K], the uploads that were added, and name -> why a
-      client is left out.
+      The new `Kept`, the metrics weights f[K] and server_finite bool[] of the round, the uploads
+      that were added, and name -> why a client is left out.
 
     Raises:
       RiskError, ConfigError: fewer than `least` uploads have weights that are finite.
     """
     number, rule = int(kept.round) + 1, host.config.weigh or f"of {host.config.method}"
-    after, weights = host.step(kept, got.total, got.accepted, rows)
+    after, weights, finite = host.step(kept, got.total, rows)
     wrong = [k for k in got.accepted if not np.isfinite(weights[k])]
     good = {k: one for k, one in got.accepted.items() if k not in wrong}
     if wrong and len(good) >= least:
-        after, weights = host.step(kept, got.total, good, rows)
+        # Sums have finite weights, so this total has each upload.
+        after, weights, finite = host.step(kept, {k: got.total[k] for k in good}, rows)
     if np.isfinite(weights).all():
         why = dict.fromkeys(map(met.name, wrong), f"the weighing rule {rule} cannot weigh its risk")
         for name, reason in why.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)
-        return after, np.asarray(weights), good, why
+        seen = {"weights": np.asarray(weights), "server_finite": np.asarray(finite)}
+        return after, seen, good, why
     hidden = [met.name(k) for k, one in got.accepted.items() if np.isnan(one.upload.risk)]
     if hidden:
         raise ConfigError(
@@ -141,25 +144,28 @@ def _stepped(
 def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of reporting clients.
 
-    If a client fails, or does not answer within the run's time limit, the log names it, and it has
-    no score.
+    Clients whose samples have another form are not asked. If a client fails, or does not answer
+    within the run's time limit, the log names it, and it has no score.
     """
-    members = met.members
-    # A client whose upload was never taken has no model of its own yet.
-    trained = [k for k, m in members.items() if m.hello.scores and np.asarray(kept.taken)[k]]
     number = int(kept.round)
-    kind, keep = MessageType.EVALUATE, lambda k, reply: reply
-    replies = _asked(grid, host, met, kept, trained, kind, number, keep)
-    order = host.order._replace(round=number)
-    found: dict[str, np.ndarray] = {}
-    for k in trained:
+    order, found = host.order._replace(round=number), {}
+    # A client whose upload was never taken has no model of its own yet.
+    trained = [
+        k
+        for k, member in met.members.items()
+        if member.hello.scores and member.hello.form == host.form and np.asarray(kept.taken)[k]
+    ]
+
+    def take(k: int, reply: Reply) -> None:
         try:
-            scores = messages.scores_in(content_of(replies.get(k), order, k))
+            scores = messages.scores_in(content_of(reply, order, k))
         except ValueError as error:
             log(WARNING, "%s is not evaluated: %s", met.name(k), short(str(error), 500))
-            continue
+            return
         for name in scores.keys() & {"accuracy", "validation"}:
             found.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
+
+    _asked(grid, host, met, kept, trained, MessageType.EVALUATE, number, take)
     names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
     for name, values in sorted(found.items()):
@@ -202,9 +208,9 @@ def _asked(
     clients: Iterable[int],
     kind: str,
     number: int,
-    read: Callable[[int, Reply], Any],
-) -> dict[int, Any]:
-    """Sends clients the broadcast of round `number`; returns client -> `read(client, reply)`.
+    read: Callable[[int, Reply], None],
+) -> None:
+    """Sends clients the broadcast of round `number`, and calls `read(client, reply)` for each.
 
     Clients that have not trained yet also get the frozen leaves, which they keep.
     """
@@ -221,12 +227,9 @@ def _asked(
         for node, order in orders.items()
     }
     seconds, group = host.run.time_limit, str(number)
-
-    def read_from(node: int, reply: Reply) -> Any:
-        return read(client[node], reply)
-
-    replies = messages.exchange(grid, contents, kind, seconds, read_from, group)
-    return {client[node]: reply for node, reply in replies.items()}
+    messages.exchange(
+        grid, contents, kind, seconds, lambda node, reply: read(client[node], reply), group
+    )
 
 
 def _uploads(grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]) -> _Uploads:
@@ -256,7 +259,8 @@ def _uploads(grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]) -> 
             if isinstance(error, MisfitError):
                 misfits.add(members[k].node)
             return
-        total, accepted[k] = host.add(total, one)
+        total = host.add(total, one)
+        accepted[k] = one._replace(upload=one.upload._replace(shared=(), message=()), personal=())
 
     for k in asked:
         if k not in members:

@@ -101,10 +101,10 @@ def test_a_number_belongs_to_the_first_key_and_the_bindings_survive_a_restart(tm
     grid = LocalGrid({10: saying(0), 11: saying(1)})
     met = write_clients(tmp_path, meet(grid, Met(), ORDER, RUN), 3)
     stored = json.loads((tmp_path / "clients.json").read_text())
-    assert stored["0"] == {"name": "one", "key": PRINTS[0]}
+    assert stored["0"] == {"name": "one", "key": PRINTS[0], "size": 9}
     assert stored["2"] == {"name": "client-2", "key": ""}
     again = read_clients(tmp_path, 3)
-    assert (again.names, again.keys) == (met.names, met.keys)
+    assert (again.names, again.keys, again.sizes) == (met.names, met.keys, met.sizes)
     # Client 0 is away, and others claim its number, or a second one.
     found = meet(LocalGrid({12: saying(0), 11: saying(2)}), again, ORDER, RUN)
     assert not found.members
@@ -131,6 +131,18 @@ def test_only_a_node_that_did_not_answer_waits_for_longer(monkeypatch):
     began = time.monotonic()
     again = meet(grid, Met(), ORDER, RUN).again
     assert again[11] < began + 5 < again[12]
+
+
+def test_a_node_that_goes_and_comes_back_is_not_asked_before_its_time(monkeypatch):
+    monkeypatch.setattr(members, "_AGAIN", 60.0)
+    grid, run = LocalGrid({10: None}), RUN._replace(time_limit=0.5)
+    met = meet(grid, Met(), ORDER, run)
+    hung = grid.nodes.pop(10)
+    met = meet(grid, met, ORDER, run)
+    grid.nodes[10] = hung
+    began = time.monotonic()
+    meet(grid, met, ORDER, run)
+    assert time.monotonic() - began < 0.5
 
 
 def test_a_list_of_keys_or_none_can_be_asked_for():
@@ -199,9 +211,14 @@ def test_a_name_like_a_domains_leaves_records_whole(monkeypatch):
         )
         for k in (1, 2)
     }
-    monkeypatch.setattr(rounds, "_asked", lambda *given: replies)
+
+    def asked(*given):
+        for k, reply in replies.items():
+            given[-1](k, reply)
+
+    monkeypatch.setattr(rounds, "_asked", asked)
     config = SimpleNamespace(clients_named=2)
-    host = SimpleNamespace(order=order, run=RUN, config=config)
+    host = SimpleNamespace(order=order, run=RUN, config=config, form=FORM)
     met = Met(members, names={0: "x/y", 1: "a", 2: "b"})
     found = rounds.evaluate(grid, host, met, SimpleNamespace(taken=np.ones(3), round=1))
     assert misfit(found["accuracy"], {"mean": NUMBER, "*": NUMBER}) == ""

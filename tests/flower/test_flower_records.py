@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, ArrayRecord
 
-from fedjax_bn.flower.host import Kept, _side_by_side, _step
+from fedjax_bn.flower.host import Kept, _by_stack, _side_by_side
 from fedjax_bn.flower.messages import Answer, arrays_in, packed, recorded
 from fedjax_bn.state import Upload
 
@@ -99,8 +99,8 @@ def test_who_sits_out_has_an_upload_of_zeros_that_does_not_count():
         population=np.int32(9),
     )
     begun = Kept(State(np.int32(1), np.ones(4, np.float32)), (), np.zeros(4, np.int32))
-    step = _step(lambda state, uploads: state._replace(uploads=uploads), form, ())
-    kept, _ = step(begun, None, {}, np.array([2], np.int32))
+    _, step = _by_stack(lambda state, uploads: (state._replace(uploads=uploads), True), form, ())
+    kept, *_ = step(begun, None, np.array([2], np.int32))
     found = kept.state.uploads
     assert (found.participates, found.finite) == (False, True)
     assert (found.client, found.population) == (2, 4)

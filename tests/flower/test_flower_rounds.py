@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Message
 
 from fedjax_bn import aggregation
+from fedjax_bn.adding import adding
 from fedjax_bn.aggregation import (
     Weighing,
-    adding,
     averaging,
     by_size,
     krum,
@@ -28,13 +28,14 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.accept import Accepted
-from fedjax_bn.flower.host import Kept, _by_sums, _step, open_host
-from fedjax_bn.flower.members import Met, fingerprint, meet, write_clients
+from fedjax_bn.flower.host import Kept, _by_stack, _by_sums, open_host
+from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
-from fedjax_bn.flower.rounds import TooFewError, play
+from fedjax_bn.flower.rounds import TooFewError, _drawn, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
 from fedjax_bn.run.errors import ConfigError, RiskError
 from fedjax_bn.run.experiment.availability import Participation
+from fedjax_bn.run.training.records import out_of_patience, select_round
 from fedjax_bn.state import FederatedState, ServerState, Upload
 from flower_grid import LocalGrid, key_of
 
@@ -80,34 +81,34 @@ def begun(personal=()):
     return Kept(state, personal, jnp.asarray([2, 3, 1], jnp.int32))
 
 
-def stacked(weigh, personal=FORMS[1]):
+def stacked(weigh, personal=FORMS[1], server=SERVER):
     if isinstance(weigh, Weighing):  # robust rules allow no message
 
         def serve(state, uploads):
             return aggregation.serve(averaging(), weigh, state, uploads._replace(message=()))
     else:
-        serve = partial(aggregation.serve, SERVER, weigh)
-    return lambda total, one: (total, one), _step(serve, FORMS[0], personal)
+        serve = partial(aggregation.serve, server, weigh)
+    return _by_stack(serve, FORMS[0], personal)
 
 
-def summed(weigh, personal=FORMS[1]):
-    return _by_sums(adding(SERVER, weigh), 3, FORMS[0], personal)
+def summed(weigh, personal=FORMS[1], server=SERVER):
+    return _by_sums(adding(server, weigh), 3, FORMS[0], personal)
 
 
 def stepped(ways, kept, some):
-    (add, step), total, found = ways, None, {}
-    for k, one in some.items():
-        total, found[k] = add(total, one)
-    return jax.device_get(step(kept, total, found, np.arange(3, dtype=np.int32)))
+    (add, step), total = ways, None
+    for one in some:
+        total = add(total, one)
+    return jax.device_get(step(kept, total, np.arange(3, dtype=np.int32)))
 
 
 @pytest.mark.parametrize("there", [(0, 1, 2), (0, 2), ()])
 @pytest.mark.parametrize("weigh", [by_size, uniform])
 def test_sums_of_uploads_that_come_one_by_one_are_the_stacked_ones(x64, weigh, there):
     kept = begun(jax.tree.map(jnp.asarray, accepted(5).personal))
-    some = {k: accepted(k) for k in there}
-    ours, weights = stepped(summed(weigh), kept, some)
-    theirs, known = stepped(stacked(weigh), kept, some)
+    some = [accepted(k) for k in there]
+    ours, weights, _ = stepped(summed(weigh), kept, some)
+    theirs, known, _ = stepped(stacked(weigh), kept, some)
     np.testing.assert_allclose(weights, known, rtol=1e-14)
     assert weights.any() == bool(there)
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
@@ -129,6 +130,7 @@ class Sites(LocalGrid):
     Attributes:
       size: client -> the size that it says and sends.
       number: client -> the number that it says and sends.
+      form, scores: client -> the form of its samples, and the scores that it sends.
       arrived: the bytes of an array of each upload that was fetched.
       most: how many uploads were in use at most when one was fetched.
     """
@@ -136,7 +138,8 @@ class Sites(LocalGrid):
     def __init__(self, *late):
         super().__init__({10 + k: partial(self.answer, k) for k in range(3)})
         self.size, self.number, self.late = {0: 3, 1: 4, 2: 5}, {0: 0, 1: 1, 2: 2}, late
-        self.risk, self.lives = [1.0] * 3, []
+        self.risk, self.lives, self.form = [1.0] * 3, [], [FORM] * 3
+        self.scores = [{"accuracy": 50.0, "validation": 60.0 + k} for k in range(3)]
         self.asked, self.arrived, self.most = [], [], 0
 
     def answer(self, place, message):
@@ -144,7 +147,10 @@ class Sites(LocalGrid):
         self.asked.append((message.metadata.message_type, order.round, place))
         header = Answer("f", "fedavg", k, order.round)
         if message.metadata.message_type == "query":
-            content = packed(header, hello=Hello("", self.size[place], True, True, FORM))
+            hello = Hello("", self.size[place], True, True, self.form[place])
+            content = packed(header, hello=hello)
+        elif message.metadata.message_type == "evaluate":
+            content = packed(header, scores=self.scores[place])
         else:
             upload = upload_of(k, self.size[place], self.risk[place])
             content = packed(header, recorded(to_named(upload)))
@@ -349,3 +355,60 @@ def test_a_node_that_was_slow_when_asked_again_is_a_member_until_it_may_be_asked
     met = meet(grid, met, ORDER, RUN)
     assert grid.asked == [("query", 0, 1)]
     assert met.again[11] < time.monotonic() + 60
+
+
+def test_a_client_asked_anew_is_not_charged_for_the_wait_for_another_node():
+    grid = Sites()
+    met = meet(grid, Met(), ORDER, RUN)._replace(misfits={11})
+    grid.nodes[9] = None
+    met = meet(grid, met, ORDER, RUN)
+    assert met.again[11] < time.monotonic() + 5 < met.again[9]
+
+
+def test_draws_by_size_know_the_size_of_who_is_away_after_a_restart(tmp_path, host):
+    host.participation = Participation(1, "by_size", 0.0, None, False)
+    grid = Sites()
+    met = write_clients(tmp_path, meet(grid, Met(), ORDER, RUN), 3)
+    del grid.nodes[12]
+    again = meet(grid, read_clients(tmp_path, 3), ORDER, RUN)
+    drawn = [[_drawn(host, one, number)[1] for number in range(9)] for one in (met, again)]
+    assert [2] in drawn[0]
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("way", [summed, stacked])
+def test_a_servers_step_that_is_not_finite_is_recorded(host, way, caplog):
+    """A client can cause it with numbers that are finite, such as a divisor of 1e-300."""
+    far = averaging(lambda shared, personal: (), lambda sent, one: sent + one.message / 1e-320)
+    host.add, host.step = way(by_size, (), far)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        after, record, _ = played(Sites(), host, kept := begun())
+    assert record["server_finite"] is False
+    assert "round 5: the server's step is not finite: the shared leaves stay" in caplog.text
+    jax.tree.map(np.testing.assert_array_equal, after.state.shared, kept.state.shared)
+
+
+def test_scores_that_some_rounds_or_clients_lack_end_no_run(host):
+    """Clients 0 and 1 come to be evaluated after client 2, which has no validation samples."""
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    alone = met._replace(members={2: met.members[2]})
+    grid.scores[2] = {"accuracy": 40.0}
+    first = {"round": 1} | evaluate(grid, host, alone, kept)
+    grid.scores[2] = {"validation": 99.0}
+    assert evaluate(grid, host, alone, kept) == {}
+    second = {"round": 2} | evaluate(grid, host, met, kept)
+    assert second["validation"]["mean"] == 60.5
+    assert select_round([first, second]) == select_round([first, second, first]) == 2
+    assert not out_of_patience([first, second], 2)
+
+
+def test_a_client_that_is_left_out_for_its_form_is_not_evaluated(host):
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    grid.form[1] = FORM.replace("uint8", "float32")
+    grid.size[1] = 9
+    kept, _, met = played(grid, host, kept, met)
+    kept, record, met = played(grid, host, kept, met)
+    assert "its samples are" in record["left_out"]["client-1"]
+    assert np.isnan(evaluate(grid, host, met, kept)["accuracy"]["client-1"])

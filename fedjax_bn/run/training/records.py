@@ -146,13 +146,12 @@ def select_round(records: list[Record]) -> int:
     """Returns the evaluated round with the best mean validation accuracy, the first if several are.
 
     `config.validate_with` chooses whose models are validated. Without a validation split, this is
-    the last evaluated round.
+    the last evaluated round. Over Flower, some rounds may be evaluated without validation samples.
     """
-    evaluated = [record for record in records if "accuracy" in record]
-    best = evaluated[-1]
-    if "validation" in best:
-        best = max(evaluated, key=lambda record: record["validation"]["mean"])
-    return best["round"]
+    validated = [record for record in records if "validation" in record]
+    if validated:
+        return max(validated, key=lambda record: record["validation"]["mean"])["round"]
+    return [record["round"] for record in records if "accuracy" in record][-1]
 
 
 def out_of_patience(records: list[Record], patience: int) -> bool:
