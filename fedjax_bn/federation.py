@@ -107,9 +107,9 @@ class FederatedMethod(NamedTuple):
       notes: sentences for the user, such as what travels in addition to the model.
       personalize: (labelled samples, learning rate) with which a client adapts its model before it
         is tested (`methods.perfedavg.personalize`); None if it does not adapt.
-      serve: `serve(state, uploads) -> (state, finite bool[])`, jitted: `server`, and whether its
-        step is finite; if it is not, the shared leaves and the server's state stay.
-      adding: `serve` for uploads that arrive one after another (`fedjax_bn.adding`); None if
+      checked_server: `checked_server(state, uploads) -> (state, finite bool[])`, jitted: `server`,
+        and whether its step is finite; if not, the shared leaves and the server's state stay.
+      adding: the same for uploads that arrive one after another (`fedjax_bn.adding`); None if
         `weigh` is neither `by_size` nor `uniform`.
     """
 
@@ -122,7 +122,7 @@ class FederatedMethod(NamedTuple):
     serves: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     personalize: tuple[int, float] | None = None
-    serve: Callable[[FederatedState, Upload], tuple[FederatedState, jax.Array]] | None = None
+    checked_server: Callable[..., tuple[FederatedState, jax.Array]] | None = None
     adding: Adding | None = None
 
 
@@ -229,7 +229,7 @@ def federate(
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
         client=_checked(jax.jit(functools.partial(_take_part, plan)), check_client),
         server=jax.jit(lambda state, uploads: served(state, uploads)[0]),
-        serve=jax.jit(served),
+        checked_server=jax.jit(served),
         adding=adding(plan.server, plan.weigh),
         statistics=statistics,
     )

@@ -148,7 +148,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     if method.adding:
         add, step = _by_sums(method.adding, count, upload, personal)
     else:
-        add, step = _by_stack(method.serve, upload, personal)
+        add, step = _by_stack(method.checked_server, upload, personal)
     served = starting.make_start(experiment, keys, rows=1, clients=1)
     known = config, run, keys, served, start, order, form, upload, personal, notes, who
     return Host(*known, experiment.task, add, step)
