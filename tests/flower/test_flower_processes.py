@@ -205,7 +205,8 @@ def test_who_is_slow_or_dies_misses_its_round_and_the_numbers_are_those_of_a_sim
     assert list(left_out[2]) in ([], ["client-0"])
     assert left_out[3] == {}
     assert records[0]["seconds"] > LATE
-    assert max(record["seconds"] for record in records[:2]) < 2 * LATE
+    # One attempt each, or two on a machine so busy that a task takes a minute.
+    assert max(record["seconds"] for record in records[:2]) < 3 * LATE
     assert not any("refused" in record for record in records)
     clients = json.loads((workdir / "clients.json").read_text())
     keys = [fingerprint(folder / "runs" / "certificates" / f"node-{k}.pub") for k in range(2)]
