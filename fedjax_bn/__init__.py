@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedjax_bn import (
         adaptation,
+        adding,
         aggregation,
         client,
         data,
@@ -36,6 +37,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "adaptation",
+    "adding",
     "aggregation",
     "client",
     "data",
