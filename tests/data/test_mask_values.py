@@ -21,7 +21,7 @@ def content(image, form: str, **how) -> bytes:
 
 
 def with_palette(values, colours) -> Image.Image:
-    image = Image.fromarray(values, "P")
+    image = Image.fromarray(values)
     image.putpalette([channel for colour in colours for channel in colour])
     return image
 
