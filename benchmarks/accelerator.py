@@ -2,6 +2,7 @@
 
     python benchmarks/accelerator.py --record h100.jsonl
     python benchmarks/accelerator.py --record h100.jsonl --only digit_cnn --seconds 500
+    python benchmarks/accelerator.py --record h100.jsonl --compile-at-once 10
     python benchmarks/accelerator.py --record cpu.jsonl --small     # all of it in tiny, on any CPU
 
 `digit_cnn` has 5 and 50 clients, `resnet18` (224x224 pixels) 3 and 30. FedAvg, FedBN and FedIG-A
@@ -12,23 +13,30 @@ Every case runs in a process of its own, so that peak memory is measured by case
 runs out of memory ends no other. After each case the record gets a line with its numbers, or the
 reason why they are missing. The same command continues with the cases that are missing or have
 failed, and prints the table of all. The status is 1 if a case failed.
+
+`--compile-at-once 10` starts ten processes at once where time on the device is short. They compile
+side by side and are timed one after another, when all ten have compiled. Seconds of compilation
+and the compiler's choice among kernels, which it times, are then those of a busy machine.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from on_accelerator.cases import PARTS, Case, cases
+from on_accelerator.cases import COMPILING, PARTS, Case, cases
 
 FOLDER = Path(__file__).parent
 LIMIT = 180.0  # seconds of a case, with its start and compilation
-TIMED = 5.0  # seconds in which a round is repeated
+TIMED = 2.0  # seconds in which a round is repeated
 FINAL = ("done", "out of memory", "too long")  # other outcomes are tried again
 # A process whose output has one of these in its last lines ran out of memory.
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OutOfMemoryError")
@@ -76,12 +84,13 @@ def main(arguments: list[str] | None = None) -> None:
     add("--record", type=Path, required=True, help="file of timings; finished cases are skipped")
     add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     add("--seconds", type=float, default=1800, help="then it ends; default %(default)s")
+    add("--compile-at-once", type=int, default=1, help="cases, timed one by one; default 1")
     add("--small", action="store_true", help="tiny sizes, to see on a CPU that everything runs")
     options = parser.parse_args(arguments)
     end, about = time.monotonic() + options.seconds, describe()
     if about["platform"] == "cpu" and not options.small:
         raise SystemExit("JAX finds no accelerator here: install its plug-in, or give --small")
-    about = {**about, "small": options.small}
+    about = {**about, "small": options.small, "compiled_at_once": options.compile_at_once}
     done: dict[str, dict[str, Any]] = {part: {} for part in PARTS}  # part -> case -> what was found
     for text in options.record.read_text().splitlines() if options.record.exists() else ():
         line = json.loads(text)
@@ -91,16 +100,24 @@ def main(arguments: list[str] | None = None) -> None:
                 "--record"
             )
         done[line["part"]][line["case"]] = line["record"]  # the last line of a case counts
-    for part in options.only:
-        for case in cases(part, options.small):
-            if done[part].get(case.name, {}).get("outcome") in FINAL or time.monotonic() > end:
-                continue
-            found = perform(case, about, min(LIMIT, max(1.0, end - time.monotonic())))
-            done[part][case.name] = found
+    left = [
+        case
+        for part in options.only
+        for case in cases(part, options.small)
+        if done[part].get(case.name, {}).get("outcome") not in FINAL
+    ]
+    while left and time.monotonic() < end:
+        batch, left = left[: options.compile_at_once], left[options.compile_at_once :]
+        limit = LIMIT if len(batch) == 1 else 2 * LIMIT  # several wait for each other
+        limit = min(limit, max(1.0, end - time.monotonic()))
+        for case, found in zip(batch, perform_all(batch, about, limit), strict=True):
+            done[case.part][case.name] = found
             with options.record.open("a") as file:
-                line = {"about": about, "part": part, "case": case.name, "record": found}
+                line = {"about": about, "part": case.part, "case": case.name, "record": found}
                 file.write(json.dumps(line) + "\n")
-            print(f"{part}, {case.name}: {found['outcome']} {found.get('why', '')}", flush=True)
+            print(
+                f"{case.part}, {case.name}: {found['outcome']} {found.get('why', '')}", flush=True
+            )
     print(markdown(about, done))
     chosen = [done[part].get(c.name) for part in options.only for c in cases(part, options.small)]
     if left := sum(found is None or found["outcome"] == "left out" for found in chosen):
@@ -116,6 +133,8 @@ def environment(about: dict[str, Any] | None = None) -> dict[str, str]:
     if about:  # so JAX reports a missing backend, and does not silently use the CPU
         found["JAX_PLATFORMS"] = ",".join(dict.fromkeys((about["platform"], "cpu")))
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".95"  # by default it takes three quarters
+        if about["compiled_at_once"] > 1:  # no process may take all memory at its start
+            found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         if about["small"]:
             found["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # nearly all of the time is compilation
     return found
@@ -130,8 +149,17 @@ def describe() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
-    """Times a case in a process; returns its `outcome`, and its numbers or `why` it failed."""
+def perform_all(batch: list[Case], about: dict[str, Any], limit: float) -> list[dict[str, Any]]:
+    """Runs a process for each case; they compile at once, and are timed one after another."""
+    with tempfile.NamedTemporaryFile() as turns, ThreadPoolExecutor(len(batch)) as pool:
+        return list(pool.map(lambda case: perform(case, about, limit, turns.name), batch))
+
+
+def perform(case: Case, about: dict[str, Any], limit: float, turns: str) -> dict[str, Any]:
+    """Times a case in a process; returns its `outcome`, and its numbers or `why` it failed.
+
+    The process shares a lock on the file `turns` while it compiles (`cases.wait_for_turn`).
+    """
     module, torch = "torch_case" if case.method == "PyTorch" else "jax_case", about["torch"]
     if module == "torch_case" and torch is None:
         return {"outcome": "absent", "why": "PyTorch is not installed"}
@@ -139,14 +167,17 @@ def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
         why = f"PyTorch {torch['version']} has no device of this kind"
         return {"outcome": "absent", "why": why}
     timed = 0.1 if about["small"] else TIMED
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"on_accelerator.{module}", json.dumps(case), str(timed)],
-        env=environment(about if module == "jax_case" else None),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with open(turns) as turn:
+        fcntl.flock(turn, fcntl.LOCK_SH)
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"on_accelerator.{module}", json.dumps(case), str(timed)],
+            env=environment(about if module == "jax_case" else None),
+            stdin=turn,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
     try:
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -160,6 +191,8 @@ def perform(case: Case, about: dict[str, Any], limit: float) -> dict[str, Any]:
     for line in reversed(lines):
         if any(sign in line for sign in OUT_OF_MEMORY):
             return {"outcome": "out of memory", "why": line}
+    if process.returncode == -signal.SIGALRM:
+        return {"outcome": "too long", "why": f"not compiled in {COMPILING} s"}
     if process.returncode == -signal.SIGKILL:
         return {"outcome": "out of memory", "why": "the system killed the process"}
     return {"outcome": "failed", "why": f"status {process.returncode}: {(lines or [''])[-1]}"}
@@ -175,7 +208,9 @@ def peak_of(kind: str) -> tuple[float | None, float | None]:
 def markdown(about: dict[str, Any], done: dict[str, dict[str, Any]]) -> str:
     """Returns a table for each part; a case without numbers shows the reason."""
     peaks = peak_of(about["kind"])
-    lines = [f"# {about['kind']} ({about['platform']}), jax {about['jax']}", ""]
+    many = about["compiled_at_once"]
+    beside = f", compiled {many} at a time" if many > 1 else ""
+    lines = [f"# {about['kind']} ({about['platform']}), jax {about['jax']}{beside}", ""]
     kinds = zip(peaks, ("bfloat16", "float32"), strict=True)
     shown = ", ".join(f"{peak:g} Tflop/s in {kind}" for peak, kind in kinds if peak)
     lines += [f"Peak: {shown or 'unknown, so no fractions of it'}."]

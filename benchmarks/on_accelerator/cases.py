@@ -1,6 +1,9 @@
 """Lists what is timed on an accelerator: networks, clients, methods, mappings, dtypes."""
 
+import fcntl
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 import tasks
 
 BATCH = 64
+COMPILING = 100  # seconds; then a program is too long
 FEWEST, MOST = 3, 50  # numbers of rounds that are timed
 # part -> {K: n of vmap:n}; 2 of 3 and 3 of 5 leave a remainder, as a user's n may.
 PARTS = {"digit_cnn": {5: 3, 50: 10}, "resnet18": {3: 2, 30: 6}}
@@ -39,8 +43,9 @@ def cases(part: str, small: bool = False) -> list[Case]:
         return [Case(part, 2, *one, small=True) for one in chosen]
     return [
         Case(part, count, method, clients, dtype)
+        for methods in (("fedbn", "PyTorch"), ("fediga", "fedavg"))
         for dtype in ("float32", "bfloat16")
-        for method in ("fedavg", "PyTorch", "fedbn", "fediga")
+        for method in methods
         for count, some in PARTS[part].items()
         for clients in (("",) if method == "PyTorch" else ("vmap", "map", f"vmap:{some}"))
     ]
@@ -55,6 +60,12 @@ def task_of(case: Case) -> tasks.Task:
     if case.small:
         task = task._replace(samples=4, batch=2, side=min(task.side, 32))
     return task._replace(clients=case.num_clients)
+
+
+def wait_for_turn() -> None:
+    """Waits until no other case compiles or is timed: standard input is a file that all lock."""
+    signal.alarm(0)
+    fcntl.flock(sys.stdin, fcntl.LOCK_EX)
 
 
 def repeat(run: Callable[[], None], seconds: float, task: tasks.Task) -> dict[str, Any]:

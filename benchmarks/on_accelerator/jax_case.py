@@ -5,8 +5,10 @@ output is JSON too.
 """
 
 import json
+import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,12 +18,12 @@ import optax
 from fedjax_bn import methods
 from fedjax_bn.aggregation import uniform
 from on_accelerator import flops
-from on_accelerator.cases import Case, repeat, task_of
+from on_accelerator.cases import COMPILING, Case, repeat, task_of, wait_for_turn
 from tasks import LEARNING_RATE, make_batches
 
 
-def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Compiles a round and repeats it for so many seconds, but at least `FEWEST` times."""
+def measure(case: Case, seconds: float, wait: Callable[[], None]) -> dict[str, Any]:
+    """Compiles a round, waits, and repeats it for so many seconds, but at least `FEWEST` times."""
     task = task_of(case)
     batches, key = jax.tree.map(jnp.asarray, make_batches(task)), jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
@@ -43,6 +45,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         state, metrics = jax.block_until_ready(compiled(state, batches, key))
         losses = metrics["loss"]
 
+    wait()
     # also the compiler's memory plan, because not every device counts its allocations
     found, plan = repeat(run, seconds, task), compiled.memory_analysis()
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
@@ -65,4 +68,5 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
-    print(json.dumps(measure(Case(*json.loads(sys.argv[1])), float(sys.argv[2]))))
+    signal.alarm(COMPILING)  # ends the process
+    print(json.dumps(measure(Case(*json.loads(sys.argv[1])), float(sys.argv[2]), wait_for_turn)))

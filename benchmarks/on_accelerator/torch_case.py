@@ -14,22 +14,27 @@ from typing import Any
 import torch
 
 from in_torch import network
-from on_accelerator.cases import Case, repeat, task_of
+from on_accelerator.cases import Case, repeat, task_of, wait_for_turn
 from tasks import LEARNING_RATE, Task, make_batches
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
-def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Times all settings one after another, for `seconds` each."""
+def measure(case: Case, seconds: float, wait: Callable[[], None]) -> dict[str, Any]:
+    """Compiles all settings, waits, and times them one after another, for `seconds` each."""
     # JAX multiplies float32 in TF32 by default, PyTorch only on request
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    task, settings = task_of(case), {}
-    for mode in ("eager",) if case.small else ("eager", "compiled"):
-        for layout in LAYOUTS:
-            run = round_at(task, case.dtype, mode, layout)
-            settings[f"{mode}, {layout}"] = repeat(run, seconds, task)
+    task = task_of(case)
+    rounds = {
+        f"{mode}, {layout}": round_at(task, case.dtype, mode, layout)
+        for mode in (("eager",) if case.small else ("eager", "compiled"))
+        for layout in LAYOUTS
+    }
+    for run in rounds.values():
+        run()
+    wait()
+    settings = {name: repeat(run, seconds, task) for name, run in rounds.items()}
     best = min(settings, key=lambda name: settings[name]["round_seconds"])
     peak = torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else None
     return {"best": best, **settings[best], "settings": settings, "peak_megabytes": peak}
@@ -75,4 +80,4 @@ def round_at(task: Task, dtype: str, mode: str, layout: str) -> Callable[[], Non
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Case(*json.loads(sys.argv[1])), float(sys.argv[2]))))
+    print(json.dumps(measure(Case(*json.loads(sys.argv[1])), float(sys.argv[2]), wait_for_turn)))

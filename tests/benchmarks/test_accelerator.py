@@ -1,5 +1,6 @@
 """The accelerator benchmark: counting, cases and their ends, continuing, the table; on CPU."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ ABOUT = {
     "jax": "0.7.2",
     "torch": {"version": "2.13.0", "gpu": True},
     "small": False,
+    "compiled_at_once": 1,
 }
 
 
@@ -91,6 +93,7 @@ ENDS = {
     "done": "print('{\"x\": 1}')",
     "out of memory": "raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes')",
     "failed": "raise ValueError('another fault')",
+    "too long": "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0.1); time.sleep(60)",
     "left out": "import time; time.sleep(60)",
 }
 
@@ -103,14 +106,38 @@ def test_every_end_of_a_process_is_written_down(bench, monkeypatch, tmp_path, en
     monkeypatch.setattr(bench.sys, "executable", str(program))
     monkeypatch.setenv("PROGRAM", ENDS[end])
     case = bench.cases("digit_cnn")[0]
-    found = bench.perform(case, ABOUT, 0.5 if end == "left out" else 60.0)
+    (found,) = bench.perform_all([case], ABOUT, 0.5 if end == "left out" else 60.0)
     assert found["outcome"] == end
     assert found.get("x") == (1 if end == "done" else None)
     said = {"out of memory": "Out of memory allocating 9 bytes", "failed": "another fault"}
     assert said.get(end, "") in found.get("why", "")
 
 
-def test_every_case_is_named_once_and_pytorchs_times_come_after_fedavgs(bench):
+COMPILING = """
+import json, os, time
+from on_accelerator.cases import wait_for_turn
+time.sleep(0.2 + os.getpid() % 2)
+compiled = time.time()
+wait_for_turn()
+begin = time.time()
+time.sleep(0.2)
+print(json.dumps({'compiled': compiled, 'begin': begin, 'end': time.time()}))
+"""
+
+
+def test_cases_that_compile_at_once_are_timed_one_after_another(bench, monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "$PROGRAM"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(bench.sys, "executable", str(program))
+    monkeypatch.setenv("PROGRAM", COMPILING)
+    found = bench.perform_all(bench.cases("digit_cnn")[:3], ABOUT, 60.0)
+    found.sort(key=lambda one: one["begin"])
+    assert max(one["compiled"] for one in found) <= found[0]["begin"]
+    assert all(one["end"] <= after["begin"] for one, after in itertools.pairwise(found))
+
+
+def test_every_case_is_named_once_and_pytorchs_times_come_after_fedbns(bench):
     for part, counts in bench.PARTS.items():
         names = [case.name for case in bench.cases(part)]
         assert len(set(names)) == len(names) == 36 + 4
@@ -123,7 +150,7 @@ def test_every_case_is_named_once_and_pytorchs_times_come_after_fedavgs(bench):
 )
 def test_without_its_own_device_pytorch_is_absent(bench, torch, why):
     (case,) = [one for one in bench.cases("digit_cnn", small=True) if one.method == "PyTorch"]
-    found = bench.perform(case, {**ABOUT, "torch": torch}, 60.0)
+    (found,) = bench.perform_all([case], {**ABOUT, "torch": torch}, 60.0)
     assert found["outcome"] == "absent"
     assert why in found["why"]
 
@@ -163,7 +190,7 @@ def test_a_case_says_what_a_round_took(bench, monkeypatch):
     tiny = tasks.Task("MLP", MLP(10), 8, clients=2, samples=3, batch=2, gigaflops=0)
     monkeypatch.setattr(jax_case, "task_of", lambda case: tiny)
     # A round that did not stay in bfloat16 could not be repeated.
-    found = jax_case.measure(bench.Case("digit_cnn", 2, "fedbn", "vmap", "bfloat16"), 0.0)
+    found = jax_case.measure(bench.Case("digit_cnn", 2, "fedbn", "vmap", "bfloat16"), 0.0, bool)
     assert found["rounds"] == 3
     assert found["samples_per_second"] * found["round_seconds"] == pytest.approx(2 * 3)
     assert found["least_seconds"] <= found["round_seconds"] <= found["most_seconds"]
@@ -182,7 +209,7 @@ def test_the_command_continues_its_record_and_asks_for_an_accelerator(
     with pytest.raises(SystemExit, match="no accelerator here"):
         bench.main(command[:-1])
 
-    def perform(case, about, limit):
+    def perform(case, about, limit, turns):
         ran.append(case.name)
         failed = {"outcome": "failed", "why": "status 1: a fault"}
         return timed(1.0) if len(ran) > 1 else failed
