@@ -2,8 +2,8 @@
 
 Each device trains its clients one after another, all at once, or n at a time. The strategy changes
 speed and memory, but results only by the order of sums. On CPU `vmap` over per-client kernels makes
-grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU
-`at_once.at_once` chooses n by the network's size, and elsewhere `auto` is `vmap`.
+grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and
+GPU `at_once` chooses n by the network's size.
 
 A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round,
 which also carries weights, losses and counts. Rows are padded to a multiple of the axis. The
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_bn.engine.at_once import at_once
+from fedjax_bn.engine import at_once
 from fedjax_bn.engine.backend import computed_once, on_cpu, on_tpu
 from fedjax_bn.engine.dtypes import promote
 
@@ -56,8 +56,9 @@ def map_and_sum(
     num_clients = jax.tree.leaves((rows, stacked))[0].shape[0]
     function = jax.jit(function, inline=True)  # traced once, though used several times
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (rows, *stacked))
-    if clients == "auto" and on_tpu():
-        size = at_once(function.trace(*shapes).jaxpr.jaxpr, num_clients)
+    if clients == "auto" and not on_cpu():
+        choose = at_once.on_a_tpu if on_tpu() else at_once.on_a_gpu
+        size = choose(function.trace(*shapes).jaxpr.jaxpr, num_clients)
     else:
         size = min(_at_once(clients) or num_clients, num_clients)
 
@@ -134,11 +135,9 @@ def check_strategy(clients: str, num_clients: int) -> None:
 
 
 def _at_once(clients: str) -> int | None:
-    """Returns how many clients the strategy trains at once; None for all."""
-    if clients == "auto":
-        clients = "map" if on_cpu() else "vmap"
-    if clients in ("map", "vmap"):
-        return 1 if clients == "map" else None
+    """Returns how many clients the strategy trains at once; None for all, 1 for `auto` on a CPU."""
+    if clients in ("auto", "map", "vmap"):
+        return None if clients == "vmap" else 1
     # Up to 0.2.0 the strategy was written vmap:n, which still works.
     found = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d{0,8})", clients, re.ASCII)
     if found is None:

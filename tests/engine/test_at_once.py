@@ -1,10 +1,10 @@
-"""How many clients a TPU trains at once, from programs of one client with known loops."""
+"""How many clients a TPU or GPU trains at once, from programs of one client with known loops."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_bn.engine.at_once import at_once
+from fedjax_bn.engine.at_once import on_a_gpu, on_a_tpu
 from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.engine.devices import map_and_sum
 
@@ -40,10 +40,36 @@ def client_of(carried, products):
 )
 def test_as_many_clients_as_fit_into_the_memories(carried, products, clients, expected):
     train, shapes = client_of(carried, products)
-    assert at_once(jax.make_jaxpr(train)(*shapes).jaxpr, clients) == expected
+    assert on_a_tpu(jax.make_jaxpr(train)(*shapes).jaxpr, clients) == expected
 
 
-def test_auto_follows_the_rule_on_tpu_alone():
+@pytest.mark.parametrize(
+    ("side", "dtype", "clients", "expected"),
+    [
+        (0, jnp.float32, 8, 8),  # no convolution
+        (0, jnp.bfloat16, 8, 8),
+        (512, jnp.float32, 8, 8),  # 16 MB of maps
+        (512, jnp.float32, 900, 450),  # the maps of 512 fit into 8 GB, and 450 divide all
+        (1024, jnp.float32, 8, 1),  # 64 MB
+        (16, jnp.bfloat16, 8, 1),  # grouped convolutions in 16 bits are slow in any size
+    ],
+)
+def test_a_gpu_trains_clients_at_once_if_their_convolutions_are_small(
+    side, dtype, clients, expected
+):
+    def train(image, kernel):
+        def step(kernel, image):
+            maps = jax.lax.conv(image, kernel, (1, 1), "SAME") if side else image
+            return kernel + maps.mean(), ()
+
+        return jax.lax.scan(step, kernel, image)[0]
+
+    image = jax.ShapeDtypeStruct((3, 1, 1, side or 8, side or 8), dtype)
+    program = jax.make_jaxpr(train)(image, jax.ShapeDtypeStruct((16, 1, 3, 3), dtype)).jaxpr
+    assert on_a_gpu(program, clients) == expected
+
+
+def test_auto_follows_the_rule_of_the_platform():
     train, shapes = client_of(16, 1)
     rows, weights = (jax.ShapeDtypeStruct((6, *x.shape), x.dtype) for x in shapes)
 
