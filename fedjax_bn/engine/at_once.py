@@ -3,7 +3,8 @@
 The rule for a TPU follows `benchmarks/README.md` ("Compiled for a TPU"), so it rests on the
 compiler's estimates. Clients together fill the vector registers better than one. But if what they
 train no longer fits into a core's fast memory, every step reads and writes it in the main memory,
-which costs more: a network with large dense layers is cheaper client by client.
+which costs more: a network with large dense layers is cheaper client by client. Nor do clients gain
+from each other if the maps of one are large (YOLOv5n, or DenseNet121 in float32).
 
 The rule for a GPU follows times of an H200 ("On an accelerator"). Clients together start fewer
 kernels, but their convolutions become grouped ones, which are slow for large maps and in 16 bits:
@@ -17,7 +18,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _FAST = 2**27  # bytes of a core's fast memory; half of it is left to maps and gradients
-_MAPS = 2**33  # bytes of the main memory that maps may take, half of the smallest chip's
+_MAPS = 3 * 2**29  # bytes of a step's maps up to which clients together cost less on a TPU
+_ROOM = 2**33  # bytes of a GPU's memory that a step's maps may take
 _SMALL = 2**25  # bytes of a step's convolutions; DigitCNN's are 22 MB with batches of 64
 
 
@@ -49,7 +51,7 @@ def on_a_gpu(program: Any, num_clients: int) -> int:
     if sum(map(_bytes, made)) > _SMALL or any(one.dtype.itemsize < 4 for one in made):
         return 1
     products = max((loop.products for loop in _loops(program)), default=0)
-    return _evenly(_MAPS // max(products, 1), num_clients)
+    return _evenly(_ROOM // max(products, 1), num_clients)
 
 
 def _evenly(most: int, num_clients: int) -> int:

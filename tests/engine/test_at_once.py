@@ -35,7 +35,8 @@ def client_of(carried, products):
         (16, 1, 5, 4),  # only one divides five
         (60, 1, 5, 1),
         (300, 1, 5, 1),  # never less than one
-        (1, 3000, 8, 2),  # the maps of two fit into 8 GB
+        (1, 700, 8, 2),  # the maps of two take less than 1.5 GB
+        (1, 3000, 8, 1),
     ],
 )
 def test_as_many_clients_as_fit_into_the_memories(carried, products, clients, expected):
