@@ -9,7 +9,7 @@ from each other if the maps of one are large (YOLOv5n, or DenseNet121 in float32
 The rule for a GPU follows times of an H200 ("On an accelerator"). Clients together start fewer
 kernels, but their convolutions become grouped ones, which are slow for large maps and in 16 bits:
 DigitCNN in float32 takes 0.7 to 0.8 of the time, but ResNet18 at 224 pixels 4.8 times as long, and
-46 times in bfloat16. So clients are together only if their convolutions are no larger than
+46 times in bfloat16. So clients are together only if their convolutions are as small as
 DigitCNN's.
 """
 
