@@ -20,6 +20,7 @@ and the compiler's choice among kernels, which it times, are then those of a bus
 """
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -30,7 +31,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from on_accelerator.cases import COMPILING, PARTS, Case, cases
 
@@ -151,24 +152,31 @@ def describe() -> dict[str, Any]:
 
 def perform_all(batch: list[Case], about: dict[str, Any], limit: float) -> list[dict[str, Any]]:
     """Runs a process for each case; they compile at once, and are timed one after another."""
-    with tempfile.NamedTemporaryFile() as turns, ThreadPoolExecutor(len(batch)) as pool:
-        return list(pool.map(lambda case: perform(case, about, limit, turns.name), batch))
+    with (
+        tempfile.NamedTemporaryFile() as file,
+        contextlib.ExitStack() as stack,
+        ThreadPoolExecutor(len(batch)) as pool,
+    ):
+        turns = [stack.enter_context(open(file.name)) for _ in batch]
+        for turn in turns:  # before any process starts, so that none is timed before all compiled
+            fcntl.flock(turn, fcntl.LOCK_SH)
+        return list(pool.map(lambda *one: perform(*one, about, limit), batch, turns))
 
 
-def perform(case: Case, about: dict[str, Any], limit: float, turns: str) -> dict[str, Any]:
+def perform(case: Case, turn: TextIO, about: dict[str, Any], limit: float) -> dict[str, Any]:
     """Times a case in a process; returns its `outcome`, and its numbers or `why` it failed.
 
-    The process shares a lock on the file `turns` while it compiles (`cases.wait_for_turn`).
+    The process inherits the shared lock on the file `turn`, which is closed here, and holds it
+    while it compiles (`cases.wait_for_turn`).
     """
     module, torch = "torch_case" if case.method == "PyTorch" else "jax_case", about["torch"]
-    if module == "torch_case" and torch is None:
-        return {"outcome": "absent", "why": "PyTorch is not installed"}
-    if module == "torch_case" and about["platform"] != "cpu" and not torch["gpu"]:
-        why = f"PyTorch {torch['version']} has no device of this kind"
-        return {"outcome": "absent", "why": why}
     timed = 0.1 if about["small"] else TIMED
-    with open(turns) as turn:
-        fcntl.flock(turn, fcntl.LOCK_SH)
+    with turn:
+        if module == "torch_case" and torch is None:
+            return {"outcome": "absent", "why": "PyTorch is not installed"}
+        if module == "torch_case" and about["platform"] != "cpu" and not torch["gpu"]:
+            why = f"PyTorch {torch['version']} has no device of this kind"
+            return {"outcome": "absent", "why": why}
         process = subprocess.Popen(
             [sys.executable, "-m", f"on_accelerator.{module}", json.dumps(case), str(timed)],
             env=environment(about if module == "jax_case" else None),

@@ -209,7 +209,7 @@ def test_the_command_continues_its_record_and_asks_for_an_accelerator(
     with pytest.raises(SystemExit, match="no accelerator here"):
         bench.main(command[:-1])
 
-    def perform(case, about, limit, turns):
+    def perform(case, turn, about, limit):
         ran.append(case.name)
         failed = {"outcome": "failed", "why": "status 1: a fault"}
         return timed(1.0) if len(ran) > 1 else failed
