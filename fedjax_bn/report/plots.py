@@ -29,7 +29,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
         style["marker"] = "." if len(rounds) < 50 else ""
         axes.plot(rounds, values, label=on_plot(name), **style)
     axes.set(xlabel="round", ylabel=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
     figure.legend(fontsize="small", loc="outside upper center", ncols=min(6, len(records[0][key])))
     return png(figure)
