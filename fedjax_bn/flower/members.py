@@ -28,11 +28,11 @@ from flwr.app import MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import short
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Hello, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
-from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.finished import impossible
 from fedjax_bn.run.files.workdir import FINISHED, NUMBER, TEXT, misfit

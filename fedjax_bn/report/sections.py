@@ -12,7 +12,7 @@ from fedjax_bn.report.finished_runs import Run, Variant, as_json, defaults, spel
 from fedjax_bn.report.html_parts import cell, heat_map, joined, paragraphs, picture, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.files.workdir import not_readable, read_arrays
-from fedjax_bn.run.training.client_logs import read_distances
+from fedjax_bn.training.client_logs import read_distances
 
 _DISTANCES = (
     "The distance of each client's batch norm from the mean over clients, root mean square over "

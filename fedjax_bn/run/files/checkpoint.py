@@ -21,12 +21,12 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
+from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.engine.backend import on_cpu
-from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.files.workdir import sync
-from fedjax_bn.run.processes.mesh import form_on
-from fedjax_bn.run.processes.together import by_first
+from fedjax_bn.training.mesh import form_on
+from fedjax_bn.training.together import by_first
 
 PyTree = Any
 Folder = ocp.training.Checkpointer

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.regular_files import Refused, read_regular, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
-from fedjax_bn.run.errors import WorkdirError
 
 Record = dict[str, Any]  # the content of a JSON file: of a round, a run or an evaluation
 _MOST_LINES = 2**30  # bytes of metrics.jsonl
