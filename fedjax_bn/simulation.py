@@ -36,12 +36,13 @@ from fedjax_bn.federation import (
 )
 from fedjax_bn.report import tables
 from fedjax_bn.run.config.keys import base, check
+from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, confusion, require_classifier
 from fedjax_bn.training.evaluation.evaluate import evaluator
-from fedjax_bn.training.experiment import Experiment, read_values
+from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.logs import progress
 from fedjax_bn.training.profile import profiled, require_folder
 from fedjax_bn.training.records import (

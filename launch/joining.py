@@ -31,10 +31,11 @@ from fedjax_bn.run.config.trust import recorded_code  # noqa: E402
 from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
+from fedjax_bn.run.experiment.read_values import read_values  # noqa: E402
 from fedjax_bn.run.experiment.start import make_keys  # noqa: E402
-from fedjax_bn.run.files import finished, workdir  # noqa: E402
+from fedjax_bn.run.files import finished
+from fedjax_bn.training import workdir
 from fedjax_bn.training.evaluation.evaluate import internal_evaluator  # noqa: E402
-from fedjax_bn.training.experiment import read_values  # noqa: E402
 from fedjax_bn.training.rounds import open_rounds  # noqa: E402
 
 

@@ -22,10 +22,10 @@ from fedjax_bn.flower.site import deployed, sent_personal
 from fedjax_bn.run.experiment import start as starting
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.method import local_epochs
+from fedjax_bn.run.experiment.read_values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.task import Task
 from fedjax_bn.training.availability import Participation, read_trace
-from fedjax_bn.training.experiment import choose_participation
 
 PyTree = Any
 _Add = Callable[[Any, Accepted], Any]

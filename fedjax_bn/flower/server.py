@@ -33,14 +33,15 @@ from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
 from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
-from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.experiment.read_values import describe_privacy
 from fedjax_bn.run.files.ownership import claim, owned
-from fedjax_bn.run.files.workdir import CLAIM, NUMBER, TEXT
 from fedjax_bn.run.train import resume
 from fedjax_bn.sharing import OWN
-from fedjax_bn.training.experiment import describe_privacy, privacy_notes
+from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.experiment import privacy_notes
 from fedjax_bn.training.machine import describe_machine
 from fedjax_bn.training.records import Record, out_of_patience, select_round
+from fedjax_bn.training.workdir import CLAIM, NUMBER, TEXT
 
 _SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
 _POLL = 2.0  # seconds between two searches for clients that are not connected yet

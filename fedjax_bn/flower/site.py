@@ -35,10 +35,10 @@ from fedjax_bn.flower.settings import Node
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.experiment.start import Keys, prepare
-from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
 from fedjax_bn.training.stream import megabytes
+from fedjax_bn.training.workdir import write_atomically
 
 _OWN = "own-{:08d}.npz"
 _FROZEN = "frozen.npz"

@@ -30,16 +30,17 @@ from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, build
 from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
 from fedjax_bn.run.experiment.method import check_adaptations
+from fedjax_bn.run.experiment.read_values import read_evaluation
 from fedjax_bn.run.experiment.start import data_hash
-from fedjax_bn.run.files import finished, workdir
+from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.new_data import read_new, stretched
+from fedjax_bn.training import workdir
 from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
-from fedjax_bn.training.experiment import read_evaluation
 from fedjax_bn.training.population import Held
 from fedjax_bn.training.records import Record, have_trained
 

@@ -20,7 +20,7 @@ from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.experiment.datasets import DATASETS, decoding
-from fedjax_bn.run.files.workdir import Record
+from fedjax_bn.training.workdir import Record
 
 _OWN = ("folders", "masks", "npz")  # datasets that are a user's own
 

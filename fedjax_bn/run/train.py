@@ -21,10 +21,9 @@ from fedjax_bn.run.experiment.start import (
     prepare,
     starting_record,
 )
-from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.ownership import check_claim, claim, owned
-from fedjax_bn.run.files.workdir import SUMMARY
+from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.client_logs import log_batch_norms, log_masks
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import Evaluate, evaluator, unseen_evaluator
@@ -55,6 +54,7 @@ from fedjax_bn.training.together import (
     require_same,
     together,
 )
+from fedjax_bn.training.workdir import SUMMARY
 
 
 def run(

@@ -21,7 +21,6 @@ from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.report.plots import masked_features
 from fedjax_bn.run.experiment.build import sample_input
-from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.per_sample import features_of
@@ -30,6 +29,7 @@ from fedjax_bn.training.mesh import gathered
 from fedjax_bn.training.population import Held, rows_of_clients
 from fedjax_bn.training.records import Record
 from fedjax_bn.training.together import first
+from fedjax_bn.training.workdir import not_readable, read_arrays, write_atomically
 
 _KINDS = ("mean", "std", "scale", "bias")
 _FOLDER, _PARAMS = "batch_norms", "params"

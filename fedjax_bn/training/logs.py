@@ -13,10 +13,10 @@ from typing import Any
 from tqdm import tqdm
 
 from fedjax_bn.arguments.text import shown
-from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.training.experiment import Experiment, Plan
 from fedjax_bn.training.records import Record, samples_a_round
 from fedjax_bn.training.together import first
+from fedjax_bn.training.workdir import faults_named, sync
 
 _EVENTS = "the workdir's folder events"
 _PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from fedjax_bn import __version__
-from fedjax_bn.run.files.workdir import read_json
+from fedjax_bn.training.workdir import read_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _OPTIONS = ("enable_x64", "default_matmul_precision", "disable_most_optimizations")

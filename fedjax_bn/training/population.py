@@ -25,8 +25,8 @@ from fedjax_bn.adaptation import ensemble
 from fedjax_bn.arguments.errors import CheckpointError, ConfigError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.workdir import faults_named, sync
 
 PyTree = Any
 # Each part has an array of its own in the store, because evaluation reads only personal leaves.

@@ -7,9 +7,9 @@ import numpy as np
 
 from fedjax_bn.arguments.errors import NotFiniteError, RiskError, WorkdirError
 from fedjax_bn.engine.extrapolation import check_risks
-from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.workdir import Record
 
 _FAR = 10.0  # times the median; clients that differ in their features stay below 3
 

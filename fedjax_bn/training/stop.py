@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fedjax_bn.run.files.workdir import no_write_under_way
+from fedjax_bn.training.workdir import no_write_under_way
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 2.0  # seconds to wait for a file that is being written

@@ -44,7 +44,7 @@ from sweep import count, train_command
 from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, NotFiniteError, UserError
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.datasets import clients_without_validation, domain_names
-from fedjax_bn.run.files.workdir import write_atomically
+from fedjax_bn.training.workdir import write_atomically
 
 RATES = (0.02, 0.1)
 SEEDS = 3

@@ -25,7 +25,7 @@ from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.extrapolation import _least_variance, equal_risks
 from fedjax_bn.methods import fedavg
 from fedjax_bn.run.experiment import method as configured_method
-from fedjax_bn.run.files import workdir
+from fedjax_bn.training import workdir
 
 RISKS = st.lists(st.floats(-4, 2), min_size=2, max_size=100).map(lambda x: 10 ** np.array(x))
 COUNTS = st.sampled_from((2, 9, 100))  # few shapes, so that little is compiled

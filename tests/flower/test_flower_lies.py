@@ -32,7 +32,7 @@ from fedjax_bn.flower.messages import (
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.run.files.workdir import NUMBER, misfit
+from fedjax_bn.training.workdir import NUMBER, misfit
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 

@@ -15,7 +15,7 @@ from test_resume import assert_same_end, finished, longer, straight, tiny
 import runs
 from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.run import train
-from fedjax_bn.run.files import checkpoint
+from fedjax_bn.training import checkpoint
 from fedjax_bn.training.records import select_round
 
 __all__ = ("finished", "straight", "tiny")  # fixtures

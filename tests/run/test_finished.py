@@ -20,13 +20,13 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.experiment.read_values import read_evaluation
 from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification
+from fedjax_bn.training import checkpoint
 from fedjax_bn.training.evaluation.evaluate import unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import in_order
-from fedjax_bn.training.experiment import read_evaluation
 
 
 class OneBlock(nn.Module):

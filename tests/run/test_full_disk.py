@@ -15,8 +15,7 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.run.files import workdir
-from fedjax_bn.training import logs
+from fedjax_bn.training import logs, workdir
 
 TALK = """
 import sys

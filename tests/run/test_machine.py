@@ -9,7 +9,7 @@ import pytest
 
 import runs
 from fedjax_bn.run import train
-from fedjax_bn.run.files import workdir
+from fedjax_bn.training import workdir
 from fedjax_bn.training.machine import describe_machine, difference
 
 

@@ -16,8 +16,7 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.experiment import build as module
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.training import mesh, rounds
+from fedjax_bn.training import checkpoint, mesh, rounds
 from fedjax_bn.training.evaluation import evaluate
 
 TESTED = {"adaptations": ("running", "tsmobn"), "adapt_batch_size": 4}

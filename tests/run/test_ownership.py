@@ -15,8 +15,8 @@ from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
-from fedjax_bn.run.files import ownership, workdir
-from fedjax_bn.training import logs
+from fedjax_bn.run.files import ownership
+from fedjax_bn.training import logs, workdir
 
 OWNER = f"process {os.getpid()} on {socket.gethostname()}"
 

@@ -19,8 +19,7 @@ from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.training import population, rounds
+from fedjax_bn.training import checkpoint, population, rounds
 from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.population import UNTOUCHED, RowStore
 

@@ -21,13 +21,13 @@ from fedjax_bn.normalization.batch_instance import GATE
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
+from fedjax_bn.run.experiment.read_values import read_evaluation
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import MODELS
-from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.state import Received
+from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
-from fedjax_bn.training.experiment import read_evaluation
 from fedjax_bn.training.records import have_trained, out_of_patience, select_round
 
 

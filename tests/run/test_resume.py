@@ -19,9 +19,8 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.start import _starting_model
-from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import check_claim, claim
-from fedjax_bn.training import logs
+from fedjax_bn.training import logs, workdir
 
 
 @pytest.fixture(autouse=True)

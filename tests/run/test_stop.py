@@ -11,8 +11,7 @@ import sys
 import pytest
 
 import runs
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.training import stop
+from fedjax_bn.training import checkpoint, stop
 
 COMMAND = """
 import signal

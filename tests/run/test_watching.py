@@ -15,8 +15,7 @@ import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data import messages
 from fedjax_bn.run import train
-from fedjax_bn.run.files import workdir
-from fedjax_bn.training import logs
+from fedjax_bn.training import logs, workdir
 from fedjax_bn.training.rounds import Rounds
 
 

@@ -24,8 +24,7 @@ from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.training import logs
+from fedjax_bn.training import checkpoint, logs
 from fedjax_bn.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]

@@ -30,6 +30,7 @@ from fedjax_bn.run.experiment.method import (
     method_maker,
     what_validates,
 )
+from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.run.experiment.task import (
     choose_augmentation,
     choose_loading,
@@ -38,7 +39,7 @@ from fedjax_bn.run.experiment.task import (
 )
 from fedjax_bn.training.availability import kept_on_disk, read_trace
 from fedjax_bn.training.evaluation.personalization import check_labelled
-from fedjax_bn.training.experiment import Experiment, read_values
+from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import choose_mesh
 from fedjax_bn.training.population import refuse_ensemble
 

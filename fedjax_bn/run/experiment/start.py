@@ -33,13 +33,13 @@ from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.models import pretrained
 from fedjax_bn.run.experiment.build import Experiment, build, initial_variables
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.files.workdir import CLAIM, Record, read_json
 from fedjax_bn.sharing import Variables, describe, filled, join, path_names, split_like
+from fedjax_bn.training import checkpoint
 from fedjax_bn.training.compilation_cache import keep_compiled
 from fedjax_bn.training.evaluation.evaluate import trace_adaptations
 from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.training.population import Held, num_clients
+from fedjax_bn.training.workdir import CLAIM, Record, read_json
 
 _Form = jax.ShapeDtypeStruct
 

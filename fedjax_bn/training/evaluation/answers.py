@@ -24,12 +24,12 @@ import numpy as np
 
 from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import Split
-from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically
 from fedjax_bn.task import Task
 from fedjax_bn.training.evaluation import classes_answered, masks_answered
 from fedjax_bn.training.evaluation.classes_answered import Answered, Answers, answering_classes
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks, MaskAnswers, answering_masks
+from fedjax_bn.training.workdir import not_readable, read_arrays, write_atomically
 
 _FOLDER = "answers"
 _FILES = ("internal", "unseen")

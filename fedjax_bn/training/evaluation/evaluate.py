@@ -25,7 +25,6 @@ from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
-from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Task
@@ -43,6 +42,7 @@ from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.personalization import adapted_rows, local_steps, set_aside
 from fedjax_bn.training.experiment import Evaluation, Experiment
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
+from fedjax_bn.training.workdir import Record
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
 # so far, None for all; `keep` is a dict to which answers are added, or None.

@@ -18,7 +18,6 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.sharing import Variables
 from fedjax_bn.tasks.detection.decode import PREDICTION, detect
 from fedjax_bn.tasks.detection.found_boxes import Picture, found_boxes
@@ -26,6 +25,7 @@ from fedjax_bn.tasks.segmentation import overlays
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.training.evaluation.scoring import SplitBatches
+from fedjax_bn.training.workdir import write_atomically
 
 _IMAGES = 6  # of a client
 _CLIENTS = 8  # internal clients, and at most as many unseen ones

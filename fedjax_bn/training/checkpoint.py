@@ -24,9 +24,9 @@ from orbax.checkpoint import v1 as ocp
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.engine.backend import on_cpu
-from fedjax_bn.run.files.workdir import sync
 from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.together import by_first
+from fedjax_bn.training.workdir import sync
 
 PyTree = Any
 Folder = ocp.training.Checkpointer
