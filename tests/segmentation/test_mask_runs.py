@@ -61,10 +61,13 @@ def served(tmp_path_factory):
     return place
 
 
+PLANE = {"plane": "axial", "window": []}
+
+
 def about(masks, **more):
     fields = {"classes": ["background", "light"], "shape": [16, 16, 3], "masks": masks}
     nothing = dict.fromkeys(served_folder.About._fields)
-    return served_folder.About(**nothing | {"orientation": "upright", "crop": 0} | fields | more)
+    return served_folder.About(**nothing | {"orientation": "upright", "crop": 0} | PLANE | fields | more)
 
 
 @pytest.mark.slow
