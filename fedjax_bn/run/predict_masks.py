@@ -1,7 +1,7 @@
 """Writes the masks that a served model predicts, and the areas of their classes, into a folder.
 
     NAME.png      the mask of the image NAME.jpg, in the image's size
-    NAME.nii.gz   the mask of the volume NAME.nii.gz, with its axes and header, from a model of slices
+    NAME.nii.gz   the mask of the volume NAME.nii.gz, with its header, for a model of slices
     masks.npz     the masks u8[N, H, W] of an archive of images, with the names of their classes
     areas.csv     image,class,pixels,share; one row for each image and class; also ml of volumes
 

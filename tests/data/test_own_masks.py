@@ -383,6 +383,16 @@ def test_volumes_of_nifti_are_read_as_scans_whose_slices_stay_together(tmp_path)
         own.load(tmp_path, **HOW)
 
 
+def test_classes_that_a_domain_never_shows_are_noted(tmp_path):
+    for domain, values in {"a": (1, 2), "b": (1, 1), "c": (2, 1)}.items():
+        for number, value in enumerate(values):
+            image(tmp_path / domain / f"images/{number}.png")
+            mask(tmp_path / domain / f"masks/{number}.png", value=value)
+    source = own.load(tmp_path, classes=("background", "disc", "cup"), **HOW)
+    (note,) = (note for note in source.notes if "never show" in note)
+    assert note.endswith(": b (cup)")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [

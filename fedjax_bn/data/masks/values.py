@@ -170,7 +170,7 @@ def classes_of(
 def absent_classes(
     present: np.ndarray, domains: Sequence[str], classes: Sequence[str], table: np.ndarray
 ) -> list[str]:
-    """Returns a note that names the classes which no mask of a domain shows; [] if there are none.
+    """Returns a note that names the classes that no mask of a domain shows; else [].
 
     Args:
       present, domains: as in `classes_of`.
