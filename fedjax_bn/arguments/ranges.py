@@ -7,7 +7,7 @@ configuration reads its ranges from the same signatures.
 import functools
 import inspect
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 from fedjax_bn.arguments.text import brief, nearest
@@ -49,6 +49,15 @@ def printable(text: str) -> bool:
     return len(text) <= _LONGEST and not odd
 
 
+def _is_window(ends: Sequence[Any]) -> bool:
+    """Returns whether a tuple is empty, or two numbers or their texts, the lower one first."""
+    try:
+        numbers = [float(end) for end in ends]
+    except ValueError:
+        return False
+    return not numbers or (len(numbers) == 2 and -_LARGEST < numbers[0] < numbers[1] < _LARGEST)
+
+
 # The ranges by type, for arguments without a range of their own.
 OF_TEXT = f"printable, at most {_LONGEST} characters"
 BY_KIND = {
@@ -64,6 +73,7 @@ SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 
 ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
 SAMPLES = _between(1, 65_536)
 PIXELS = _between(1, 4096)
+GREYS = Range("empty, or two numbers LOW,HIGH, such as -160,240", _is_window)
 ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 
 # Types of arguments.

@@ -123,7 +123,8 @@ def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
     """Returns how scans became the samples of a form (`domain.form_of`); None for other samples."""
     if SPACING not in form.get("masks", ()):
         return None
-    return prostate.slices_of(config.data.protocol, config.data.image_size)
+    data = config.data
+    return prostate.slices_of(data.protocol, data.image_size, data.plane, data.window)
 
 
 EMBEDDED: dict[str, _Read] = {
@@ -159,7 +160,9 @@ DATASETS: dict[str, _Read] = {
     "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
-    "masks": _read_images(own_masks.load, "domains", "classes", "large", "pairs", "groups"),
+    "masks": _read_images(
+        own_masks.load, *("domains", "classes", "large", "pairs", "groups", "plane", "window")
+    ),
     "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
     "prostate": lambda config: prostate.load(
@@ -168,6 +171,8 @@ DATASETS: dict[str, _Read] = {
         cache=_cache_folder(config),
         protocol=config.data.protocol,
         domains=config.data.domains,
+        plane=config.data.plane,
+        window=config.data.window,
     ),
     **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
     **_TFDS,
@@ -188,6 +193,8 @@ _CHOICES = {
     "large": {"masks", *_MASKS},
     "pairs": {"masks"},
     "groups": {"masks"},
+    "plane": {"masks", "prostate"},
+    "window": {"masks", "prostate"},
 }
 
 
