@@ -132,7 +132,7 @@ def to_source(
             "belong together by their order in the file"
         )
     about_slices = repr(slices[: slices._fields.index("cache")])
-    key = f"{about_slices} {hash_of_files(files, root, 0, times=False)}"
+    key = f"{about_slices} {hash_of_files(files, root, 0)}"
     notes, usual = (*notes, *about, about_values), ((0.0,) * 3, (1.0,) * 3)
     return check_source(Source(name, classes, tuple(pools), *usual, notes=notes, key=key))
 

@@ -275,7 +275,9 @@ _KEYS = {
     ),
     "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by similar names", PATTERNS),
     "data.groups": _key(
-        "", "masks: searched in an image's path, what no split separates; see own.py", EXPRESSION
+        "",
+        "folders, masks: searched in an image's path, what no split separates; see pairing.py",
+        EXPRESSION,
     ),
     "data.max_boxes": _key(100, "boxes of an image; one with more keeps its largest", Rounds),
     "data.corruptions": _key((), "cifar10_c: which; empty: all 19"),
