@@ -101,14 +101,14 @@ def is_image(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Returns whether a file or folder of this name is no data: hidden, or made by a system."""
+    """Returns whether a file or folder of this name is hidden, or made by a system."""
     return name.startswith(".") or name in _SYSTEM
 
 
 def _look_into(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """Returns the names of a folder's folders, files, and links that cannot be followed.
 
-    There are none if the folder does not exist.
+    All are empty if the folder does not exist.
 
     Raises:
       OSError: the folder cannot be read, or is itself a link that cannot be followed.
