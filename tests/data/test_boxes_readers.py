@@ -99,6 +99,25 @@ def test_linked_folders_are_followed_and_a_link_to_itself_is_no_trap(tmp_path):
     assert found(source) == [[("0", [16, 8, 48, 24])]]
 
 
+@pytest.mark.parametrize("name", ["annotations/._labels.json", "@eaDir/a.json"])
+def test_companions_of_other_systems_are_no_labels_of_coco(tmp_path, name):
+    for image in "ab":
+        picture(tmp_path / f"images/{image}.png")
+    text(tmp_path / "annotations/labels.json", coco())
+    before = own.load(tmp_path, **HOW)
+    text(tmp_path / name, "\0\5\26\7")
+    after = own.load(tmp_path, **HOW)
+    assert (after.key, after.notes) == (before.key, before.notes)
+
+
+def test_companions_of_other_systems_name_no_classes_of_yolo(tmp_path):
+    picture(tmp_path / "images/a.png")
+    text(tmp_path / "labels/a.txt", "0 0.5 0.5 0.5 0.5")
+    text(tmp_path / "data.yaml", "names: [cat]")
+    text(tmp_path / "._data.yaml", "names: [mac]")
+    assert own.load(tmp_path, **HOW).classes == ("cat",)
+
+
 def coco(**changes) -> dict:
     return {
         "images": [

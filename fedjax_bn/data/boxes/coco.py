@@ -24,6 +24,7 @@ from fedjax_bn.data.boxes.labelled import (
     part_of,
     read_json,
 )
+from fedjax_bn.data.sets.folders import is_hidden
 
 _LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of its path
 _KEYS = {"images", "annotations", "categories"}
@@ -34,6 +35,7 @@ def _find(root: Path, folder: Path, slips: Slips) -> _Found:
     """Returns the JSON files of a domain that have this form, with their content."""
     del root, slips
     paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
+    paths = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
     # COCO's other files (of key points, captions) have the same keys as its instances_*.
     paths = [path for path in paths if path.stem.startswith("instances")] or paths
     contents = ((path, read_json(path)) for path in paths)

@@ -147,7 +147,7 @@ def to_source(
             notes.append(f"{count} {text}")
     if cut_up:
         notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
-    key = f"{squares.large} {hash_of_files([*images, *masks], root, size, times=False)}"
+    key = f"{squares.large} {hash_of_files([*images, *masks], root, size)}"
     notes = (*notes, *converted)
     return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
 

@@ -185,7 +185,7 @@ def to_source(
     about += [*_about_planes(pairs, forms, slices.plane), *about_range]
     about += absent_classes(present, owners, classes, table)
     about_slices = repr(slices[: slices._fields.index("cache")])
-    key = f"{about_slices} {hash_of_files(files, root, 0, times=False)}"
+    key = f"{about_slices} {hash_of_files(files, root, 0)}"
     notes, usual = (*notes, *about, about_values), ((0.0,) * 3, (1.0,) * 3)
     return check_source(Source(name, classes, tuple(pools), *usual, notes=notes, key=key))
 

@@ -201,7 +201,7 @@ def load(
     notes: list[str] = []
     if dataset.slips is not None:
         places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
-        lists = next((place for place in places if any(place.glob("*_kfold.txt"))), None)
+        lists = next((place for place in places if any(place.glob("[!.]*_kfold.txt"))), None)
         if lists:
             listings = [_divide_by_lists(one, dataset, lists, notes) for one in listings]
     size = image_size or dataset.image_size

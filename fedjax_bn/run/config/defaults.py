@@ -276,7 +276,9 @@ _KEYS = {
     ),
     "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by similar names", PATTERNS),
     "data.groups": _key(
-        "", "masks: searched in an image's path, what no split separates; see own.py", EXPRESSION
+        "",
+        "folders, masks: searched in an image's path, what no split separates; see pairing.py",
+        EXPRESSION,
     ),
     "data.plane": _name(
         "masks, prostate: slices of NIfTI volumes, brought to the nearest RAS axes",

@@ -91,8 +91,13 @@ def _read_own(config: ConfigDict) -> Source:
                 f"config.data.classes={tuple(config.data.classes)} does not go with an archive, "
                 "whose labels are numbers already: leave it out"
             )
+        if config.data.groups:
+            raise ValueError(
+                f"config.data.groups={config.data.groups} does not go with an archive, whose "
+                "samples have no paths: leave it out"
+            )
         return npz.load(config.data.path, domains=config.data.domains)
-    return _read_images(folders.load, "domains", "classes")(config)
+    return _read_images(folders.load, "domains", "classes", "groups")(config)
 
 
 def _read_tfds(name: str) -> _Read:
@@ -192,9 +197,7 @@ _CHOICES = {
     "protocol": {"prostate"},
     "large": {"masks", *_MASKS},
     "pairs": {"masks"},
-    "groups": {"masks"},
-    "plane": {"masks", "prostate"},
-    "window": {"masks", "prostate"},
+    "groups": {"folders", "masks"},
 }
 
 
