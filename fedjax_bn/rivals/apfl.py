@@ -45,6 +45,12 @@ def apfl(
     mixture at the end of its last round. With alpha 0 and rate 0 it is FedAvg, with alpha 1
     SingleSet's model beside it. The reported loss is that of w. A step costs a second pass.
 
+    These are the paper's equations. Differs from the authors' code (MLOPTPSU/FedTorch): it mixes
+    the outputs of v and w, not their parameters, in training and at the test, and takes both
+    gradients at these outputs. There alpha moves after both models' steps, at the learning rate of
+    the models, along v - w times alpha times v's gradient plus 1 - alpha times w's, with an
+    additional decay of 0.02 alpha.
+
     Args:
       model: images -> outputs.
       optimizer: the local optimizer of both models.
