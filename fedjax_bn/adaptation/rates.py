@@ -106,8 +106,8 @@ def learn_rates(
     In a round each client starts from the rates of the last round and takes one step for each of
     its batches. L is the cross entropy of the batch at w + alpha h, and d_m the size of leaf m. The
     server takes the mean over the clients. The rates start at 0 and may become negative; the model
-    never moves. A variance that is clipped at 0 has no derivative for its rate; in the authors' code
-    the clipping does not count in the derivative.
+    never moves. A variance that is clipped at 0 gives its rate no derivative; in the authors' code
+    the derivative passes the clipping.
 
     Args:
       model: images -> logits f[B, classes].
