@@ -47,8 +47,9 @@ def apfl(
 
     These are the paper's equations. Differs from the authors' code (MLOPTPSU/FedTorch): it mixes
     the outputs of v and w, not their parameters, in v's training and at the test. There alpha moves
-    after both models' first steps: it falls by their learning rate times 0.02 alpha plus the product of
-    v - w with alpha times v's gradient plus 1 - alpha times w's, both at the mixed outputs.
+    after both models' first steps: it falls by their learning rate times 0.02 alpha plus the
+    product of v - w with alpha times v's gradient plus 1 - alpha times w's, both at the mixed
+    outputs.
 
     Args:
       model: images -> outputs.
