@@ -100,6 +100,7 @@ Views = Annotated[int, _between(1, 1000)]
 Levels = Annotated[int, _between(1, 8)]
 Magnitude = Annotated[int, _between(0, 30)]
 Margin = Annotated[int, _between(0, 2047)]
+GradientOrder = Annotated[int, _between(1, 2)]
 Puzzles = Annotated[int, _between(1, 71)]
 OddSide = Annotated[
     int,

@@ -5,7 +5,13 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fedjax_bn.arguments import text as texts
-from fedjax_bn.report.finished_runs import Variant, relevant, spell
+from fedjax_bn.report.finished_runs import (
+    EQUALS_FEDAVG,
+    Variant,
+    has_equal_steps,
+    relevant,
+    spell,
+)
 from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.published import beside
@@ -204,6 +210,9 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     runs = [run for variant in variants for run in variant.runs]
     counted = any(one.samples for one in cells)
     yield from _other_keys(variants)
+    fednova = [run for run in runs if run.method == "fednova"]
+    if fednova and all(has_equal_steps(run.config, run.data) for run in fednova):
+        yield f"{EQUALS_FEDAVG}."
     if {one.seeds for one in cells} == {1}:
         over_samples = counted and tables[0].score == "accuracy"
         what = "Intervals are over test samples" if over_samples else "Intervals need several seeds"

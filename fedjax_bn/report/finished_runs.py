@@ -201,6 +201,27 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
+def has_equal_steps(config: Record, data: Record) -> bool:
+    """Returns whether all clients are known to make equally many steps in each round.
+
+    Args:
+      config: dotted key -> value.
+      data: the content of data.json; empty if the run wrote none.
+    """
+    clients = data.get("clients", {}).values()
+    if not clients or data.get("number", len(clients)) > len(clients):
+        return False
+    batches = {-(-parts["train"]["samples"] // config["batch_size"]) for parts in clients}
+    epochs = set(config.get("client_epochs") or [config["local_epochs"]])
+    return bool(config.get("local_steps")) or len(batches) == len(epochs) == 1
+
+
+EQUALS_FEDAVG = (
+    "All clients of FedNova's runs make equally many steps, so that it equals FedAvg up to "
+    "rounding: its numbers here can only be FedAvg's"
+)
+
+
 def spell(value: Any) -> str:
     """Returns a value as text: a list with commas, or "none"; "empty" for "" and None."""
     if isinstance(value, list | tuple):

@@ -131,6 +131,28 @@ def test_rows_of_different_seeds_are_said_to_be_that(tmp_path):
     assert any("rows are of different seeds (0, 1)" in text for text in page.paragraphs)
 
 
+@pytest.mark.parametrize(
+    ("samples", "changes", "equal"),
+    [
+        ((60, 60), {}, True),
+        ((60, 40), {}, True),  # of 32: two batches each
+        ((60, 70), {}, False),
+        ((60, 70), {"local_steps": 5}, True),
+        ((60, 60), {"client_epochs": [1, 2]}, False),
+    ],
+)
+def test_the_page_says_where_fednova_can_only_be_fedavg(tmp_path, samples, changes, equal):
+    for method in ("fedavg", "fednova"):
+        place = finished(tmp_path / "runs", method, 0, {"ant": 60.0, "bee": 61.0}, **changes)
+        counts = [{name: {"samples": n, "classes": [n]} for name in ("train", "validation", "test")}
+                  for n in samples]  # fmt: skip
+        facts = {"classes": ["0"], "clients": dict(zip(("ant", "bee"), counts, strict=True))}
+        facts |= {"unseen": {}, "number": 2, "boxes": False, "masks": False}
+        (place / "data.json").write_text(json.dumps(facts))
+    page = written(tmp_path / "runs", tmp_path / "page.html")
+    assert any("equals FedAvg" in text for text in page.paragraphs) == equal
+
+
 def test_without_counts_the_page_says_what_is_missing_and_how_to_get_it(report):
     missing = ("number of test samples is not known", "no measures", "no answers", "no distances")
     for what in missing:
