@@ -163,7 +163,7 @@ def whole(domain: Domain) -> Split:
     return parts[0] if len(parts) == 1 else join_splits(parts)
 
 
-def tested_part(domains: Iterable[Domain]) -> str:
+def scored_part(domains: Iterable[Domain]) -> str:
     """Returns which of their samples domains are tested on: "test", "validation", or both.
 
     Without test samples a domain is tested on its validation samples, which also chose the round.

@@ -153,7 +153,7 @@ def _parts(table: Table, write: Callable[..., str]) -> tuple[list[str], list[lis
                 continue
             value = row.cells[column].value
             papers = [f"{paper.paper}: {paper.mean:.1f}" for paper in beside(table, row, column)]
-            # A single row is not marked as best, nor is a mean over other clients.
+            # A single row is not marked as best, nor is one among rows of other samples.
             best = len(rank) > 1 and row is rank[0] and table.compares(column)
             scores.append(write(f"{value.mean:.1f}", _limits(value, ".1f"), papers, best))
         one = row.cells.get(first)
@@ -197,8 +197,8 @@ def _verdict(table: Table) -> str:
         whom += f", on {table.part} samples"
     if not table.compares(column):
         return (
-            f"{whom}: the rows have different clients, so none is the best. Differences are over "
-            "the clients that both rows have."
+            f"{whom}: the rows are of different clients or samples, so none is the best. "
+            "Differences are over the clients that both rows have."
         )
     start = f"{whom}: {first.label} has {best.value.mean:.1f} %"
     basis = f", {best.seeds} seed{'s' * (best.seeds > 1)}"
@@ -220,8 +220,8 @@ def _verdict(table: Table) -> str:
     if table.part != "test":
         limits = f" (95 % interval {gap.low:+.1f} to {gap.high:+.1f})" if gap.known else ""
         return (
-            f"{start}{limits}{basis}. These samples also chose the round: whether it is better on "
-            f"new ones, only a test can show (data.test).{more}"
+            f"{start}{limits}{basis}. These samples also chose the round, so they cannot show that "
+            f"it is better on new ones.{more}"
         )
     if not gap.known:
         chance = "Whether that is more than chance is unknown: run other seeds."
@@ -238,6 +238,12 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     cells = [one for table in tables for row in table.rows for one in row.cells.values()]
     runs = [run for variant in variants for run in variant.runs]
     counted = any(one.samples for one in cells)
+    if any(table.part != "test" for table in tables):
+        yield (
+            "Scores of validation samples flatter, because these samples chose the round: set "
+            "data.test, such as --config.data.test=0.2, and train again for scores of samples that "
+            "chose nothing."
+        )
     yield from _other_keys(variants)
     if {one.seeds for one in cells} == {1}:
         over_samples = counted and tables[0].score == "accuracy"

@@ -143,7 +143,7 @@ def whose(variants: Sequence[Variant], whom: str = "internal") -> str:
 
 
 def sizes_of_masks(variants: Sequence[Variant]) -> str:
-    """Returns a sentence on the size of the masks of which Dice was taken; "" without masks."""
+    """Returns at which size of masks Dice was taken, as text; "" without masks."""
     labels: dict[str, dict[str, None]] = {}
     for variant in variants:
         for run in variant.runs:

@@ -100,7 +100,7 @@ class Row(NamedTuple):
       cells: column -> cell.
       config: the target of the variant's first run, and its keys on which numbers depend.
       data: the content of data.json of each of the variant's runs, see `page.data_facts`.
-      part: which of their samples the scores are of, see `data.domain.tested_part`.
+      part: which of their samples the scores are of, see `data.domain.scored_part`.
       sizes: the sizes of the masks of which Dice was taken.
     """
 
@@ -142,12 +142,13 @@ class Table(NamedTuple):
 
     @property
     def part(self) -> str:
-        """Which of their samples all scores are of, see `data.domain.tested_part`."""
+        """Which of their samples all scores are of, see `data.domain.scored_part`."""
         return part_of_all(row.part for row in self.rows)
 
     def compares(self, column: str) -> bool:
-        """Returns whether all rows with a cell in a column have the same clients there."""
-        return len({row.cells[column].clients for row in self.rows if column in row.cells}) == 1
+        """Returns whether all rows with a score in a column are of the same clients and part."""
+        rows = [row for row in self.rows if column in row.cells]
+        return len({(row.cells[column].clients, row.part) for row in rows}) == 1
 
     def ranked(self, column: str) -> list[Row]:
         """Returns the rows that have a cell in a column, the greatest mean first and NaN last."""

@@ -311,7 +311,7 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
         validation=None if None in validations else join_splits(validations),
         test=join_splits([domain.test for domain in domains]),
     )
-    # Samples that validate are told from test samples by being one object.
+    # One object for both parts means that the validation samples are tested.
     if all(domain.test is domain.validation for domain in domains):
         client = client._replace(test=client.validation)
     unseen = tuple(

@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.data.domain import Split, tested_part, whole
+from fedjax_bn.data.domain import Split, scored_part, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.engine.dtypes import parameter_dtype
@@ -143,7 +143,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         if keep is not None:
             for k in some_of(len(names), limit) if size else range(len(names)):
                 if isinstance(answers := found["accuracy"][k], AnyAnswers):
-                    keep[names[k], ""] = Kept(answers, tests[k], tested_part([domains[k]]))
+                    keep[names[k], ""] = Kept(answers, tests[k], scored_part([domains[k]]))
         return record
 
     return evaluate
@@ -239,7 +239,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     prepare, mesh = experiment.prepare, experiment.mesh
     choices, task = experiment.adaptations, answering(experiment.task)
     names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
-    parts_of_domains = {domain.name: tested_part([domain]) for domain in experiment.unseen}
+    parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
     if how := experiment.evaluation.personalization:
         labelled, splits = set_aside(splits, how)
         steps, adapt = jax.jit(_steps(experiment)), {}

@@ -18,7 +18,7 @@ from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
-from fedjax_bn.data.domain import Dataset, Domain, tested_part, whole
+from fedjax_bn.data.domain import Dataset, Domain, scored_part, whole
 from fedjax_bn.data.label_trees import form_of_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
@@ -160,7 +160,7 @@ def _tested(
         mine = evaluate.internal_evaluator(built)(state, trained, answers)
         measures["internal"] = mine.get("measures", {})
         inside = {"own": mine["accuracy"]} | _served_scores(experiment, built, state)
-        tested_on = {"tested_on": {"internal": tested_part(built.internal.domains)}}
+        tested_on = {"tested_on": {"internal": scored_part(built.internal.domains)}}
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_bn.adaptation import Adaptation, record_alphas, running
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.data.domain import Dataset, Split, select, tested_part, whole
+from fedjax_bn.data.domain import Dataset, Split, scored_part, select, whole
 from fedjax_bn.data.label_trees import BOXES, CLASS, has_boxes
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.detection.decode import PREDICTION, detect
@@ -123,7 +123,7 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
     served = own if rule is None else finder(running(experiment.model))
     rows, received, dataset = {}, global_variables(state), experiment.internal
     for k, domain in enumerate(dataset.domains[:_CLIENTS]):
-        name = of_part(domain.name, tested_part([domain]))
+        name = of_part(domain.name, scored_part([domain]))
         rows[name] = own(client_variables(state, k), domain.test)
     for domain in experiment.unseen[:_CLIENTS]:
         rows[domain.name] = served(received, whole(domain))
@@ -139,7 +139,7 @@ def draw_masks(experiment: Experiment, folder: Path) -> None:
     Raises:
       WorkdirError: a file of `answers/` is damaged.
     """
-    parts = {domain.name: tested_part([domain]) for domain in experiment.internal.domains}
+    parts = {domain.name: scored_part([domain]) for domain in experiment.internal.domains}
     inside: dict[str, list[overlays.Picture]] = {}
     outside: dict[str, list[overlays.Picture]] = {}
     for (name, adaptation), one in read_answers(folder).items():

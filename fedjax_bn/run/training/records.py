@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.domain import tested_part
+from fedjax_bn.data.domain import scored_part
 from fedjax_bn.engine.extrapolation import check_risks
 from fedjax_bn.run.errors import NotFiniteError, RiskError, WorkdirError
 from fedjax_bn.run.evaluation.groups import by_client
@@ -176,7 +176,7 @@ def summarize(
     (`stopped_early`). `seconds_per_round` is the median over all rounds, `samples_per_second` the
     training samples of a round divided by that, and `compile_seconds` the time of the last start, 0
     if no round was left. `tested_on` is the part of the samples that the accuracies are of, see
-    `data.domain.tested_part`.
+    `data.domain.scored_part`.
 
     Args:
       experiment: the run's.
@@ -186,9 +186,9 @@ def summarize(
     """
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
-    tested_on = {"internal": tested_part(experiment.internal.domains)}
+    tested_on = {"internal": scored_part(experiment.internal.domains)}
     if experiment.unseen:
-        tested_on["unseen"] = tested_part(experiment.unseen)
+        tested_on["unseen"] = scored_part(experiment.unseen)
     measures = {}
     if "measures" in best:
         outside = best.get("unseen_measures", {})
