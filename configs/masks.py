@@ -1,6 +1,6 @@
 r"""Any folder of images with masks, as a federation of its domains.
 
-    python -m fedjax_bn.main --config configs/masks.py --config.data.path=PATH
+    python -m fedjax_bn.main --config configs/masks.py:data.test=0.2 --config.data.path=PATH
 
 PATH is laid out as in fedjax_bn/data/masks/own.py: DOMAIN/images and DOMAIN/masks. Images are
 stretched to squares of --config.data.image_size pixels, a multiple of 16 for UNet.

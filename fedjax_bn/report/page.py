@@ -34,7 +34,7 @@ def write_report(folder: Path) -> None:
     first = runs[0]
     drawn = {
         "methods": plots.methods([run.summary for run in runs]),
-        "accuracy": plots.curves(first.records, "accuracy", f"test {first.score}, %"),
+        "accuracy": plots.curves(first.records, "accuracy", f"{first.part()} {first.score}, %"),
         "loss": plots.curves(first.records, "loss", "training loss"),
         "weights": plots.curves(first.records, "weights", "aggregation weight"),
     }
@@ -86,6 +86,7 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
+      without "test" for clients that are tested on their validation samples,
       "boxes" and "masks": whether boxes or pixels are counted by class, "number": of all clients},
       where counts are
       {"samples": n, "classes": [n of each class]}.
@@ -103,7 +104,11 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
     return {
         "classes": list(internal.classes or map(str, range(number))),
         "clients": {
-            domain.name: {name: counts([split]) for name, split in splits(domain)}
+            domain.name: {
+                name: counts([split])
+                for name, split in splits(domain)
+                if name != "test" or domain.test is not domain.validation
+            }
             for domain in shown
         },
         "unseen": {

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.report.tables import columns, heading, score_of
+from fedjax_bn.data.domain import part_of_all
+from fedjax_bn.report.tables import columns, heading, part_tested, score_of
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training.records import Record
 
@@ -36,7 +37,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
 
 
 def methods(summaries: list[Record]) -> bytes:
-    """Draws bars of test accuracy by client (and unseen domain), one colour for each method."""
+    """Draws bars of accuracy by client (and unseen domain), one colour for each method."""
     rows = [columns(summary) for summary in summaries]
     heads = list(rows[0])
     width = 0.8 / len(rows)
@@ -49,7 +50,11 @@ def methods(summaries: list[Record]) -> bytes:
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
     titles = [on_plot(heading(head)).replace(" ", "\n") for head in heads]
     axes.set_xticks(range(len(heads)), titles, fontsize=8)
-    axes.set(ylabel=f"test {score_of(summaries[0])}, %", ylim=(0, 105))
+    part, score = part_of_all(map(part_tested, summaries)), score_of(summaries[0])
+    label = f"{part} {score}, %"
+    if part != "test" and summaries[0]["accuracy"]["unseen"]:
+        label = f"{score}, % (clients: {part} samples)"
+    axes.set(ylabel=label, ylim=(0, 105))
     figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
     return png(figure)
 

@@ -19,7 +19,7 @@ from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
-from fedjax_bn.data.domain import Dataset, Domain, whole
+from fedjax_bn.data.domain import Dataset, Domain, scored_part, whole
 from fedjax_bn.data.label_trees import form_of_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
@@ -150,7 +150,7 @@ def _tested(
     say(f"round {number} of {own.method} in {folder}")
     answers: Keep = {}
     record = evaluate.unseen_evaluator(experiment)(state, answers)
-    scores, inside, notes = record.get("unseen", {}), {}, []
+    scores, inside, notes, tested_on = record.get("unseen", {}), {}, [], {}
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
         keys, trained = own.participation, None
@@ -161,6 +161,7 @@ def _tested(
         mine = evaluate.internal_evaluator(built)(state, trained, answers)
         measures["internal"] = mine.get("measures", {})
         inside = {"own": mine["accuracy"]} | _served_scores(experiment, built, state)
+        tested_on = {"tested_on": {"internal": scored_part(built.internal.domains)}}
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]
@@ -178,6 +179,7 @@ def _tested(
         "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
         "unseen": scores,
         "internal": inside,
+        **tested_on,
         **({"notes": notes} if notes else {}),
         **({"measures": measures} if any(measures.values()) else {}),
         "config": dict(flatten(config)),

@@ -88,6 +88,7 @@ SUMMARY = {
     "seed": NUMBER,
     "rounds": _COUNT,
     "selected_round": _COUNT,
+    "tested_on?": {"*": TEXT},
     "accuracy": _BOTH,
     "last_round": _BOTH,
     "seconds_per_round": NUMBER,
@@ -101,7 +102,7 @@ SUMMARY = {
 _SPLIT = {"samples": _INDEX, "classes": [_MANY]}
 DATA = {
     "classes": [TEXT],
-    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
+    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test?": _SPLIT}},
     "unseen": {"*": {"test": _SPLIT}},
     "boxes": _FLAG,
     "masks?": _FLAG,

@@ -74,7 +74,7 @@ def test_markdown_csv_and_latex_have_the_numbers_of_the_page(report):
     gaps = np.mean([FEDBN["ant"], FEDBN["bee"]], 0) - np.mean([FEDAVG["ant"], FEDAVG["bee"]], 0)
     np.testing.assert_allclose(float(row["score"]), 76.5)
     np.testing.assert_allclose(float(row["difference"]), gaps.mean())
-    assert (row["baseline"], row["seeds"], row["test_samples"]) == ("fedavg", "3", "")
+    assert (row["baseline"], row["seeds"], row["samples"]) == ("fedavg", "3", "")
     limits = f"{float(row['low']):.1f}, {float(row['high']):.1f}"
     assert f"| fedbn | **76.5** [{limits}] |" in (place / "report.md").read_text()
     assert f"fedbn & \\textbf{{76.5}}$_{{[{limits}]}}$ &" in (place / "report.tex").read_text()

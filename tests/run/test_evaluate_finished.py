@@ -157,8 +157,8 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
     assert runs.command("evaluate", *arguments, "--internal") == 0
     text = capsys.readouterr().out
     assert "unseen, accuracy %   dog\n" in text
-    assert "internal, accuracy %   ant   bee   cow  mean" in text
-    for start in ("unseen, dog", "internal, own"):
+    assert "internal, validation accuracy %   ant   bee   cow  mean" in text
+    for start in ("unseen, dog", r"internal, own \(validation\)"):
         assert re.search(rf"{start} +loss  balanced_accuracy +auc +ece\n", text)
     assert str(finished[0] / "evaluations" / "evaluation.json") in text
 

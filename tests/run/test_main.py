@@ -24,7 +24,8 @@ METRICS = {"round", "loss", "weights", "seconds"}
 EVALUATED = {"accuracy", "validation", "unseen", "measures", "unseen_measures"}
 SUMMARY = {
     *("traffic", "measures"),
-    *("method", "dataset", "seed", "rounds", "selected_round", "accuracy", "last_round"),
+    *("method", "dataset", "seed", "rounds", "selected_round", "tested_on"),
+    *("accuracy", "last_round"),
     *("seconds_per_round", "compile_seconds", "samples_per_second"),
 }
 CLIENTS = ["ant", "bee", "cow"]

@@ -186,7 +186,7 @@ _KEYS = {
         "aggregation and without training (FedBN, Fig. 3)",
     ),
     "predictions": _name(
-        "form in which a run writes its predictions of the test samples in its selected round, "
+        "form in which a run writes its predictions of the tested samples in its selected round, "
         "answers/*-predictions: a classifier's probabilities, or the scores by volume (csv) or all "
         "masks (npz) of a network for masks; empty: none",
         *("", "csv", "npz"),

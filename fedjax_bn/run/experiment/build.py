@@ -49,8 +49,8 @@ HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
 TESTED_ON_VALIDATION = (
-    "the data keep no test samples of the clients (data.test): their accuracy is of the validation "
-    "samples, which also choose the round"
+    "clients are tested on their validation samples, which also choose the round: data.test keeps "
+    "others apart for the test"
 )
 
 
