@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.finished_runs import (
+    EQUALS_FEDAVG,
     Variant,
+    has_equal_steps,
     relevant,
     samples_scored,
     sizes_of_masks,

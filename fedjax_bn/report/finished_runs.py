@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report.tables import part_tested
 from fedjax_bn.run.config.defaults import base

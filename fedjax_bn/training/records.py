@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_bn.arguments.errors import NotFiniteError, RiskError, WorkdirError
 from fedjax_bn.data.domain import scored_part
 from fedjax_bn.engine.extrapolation import check_risks
 from fedjax_bn.training.evaluation.groups import by_client

@@ -10,6 +10,7 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
 from fedjax_bn.report import tables
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.simulation import _pool, simulate
 from fedjax_bn.task import classification

@@ -198,6 +198,8 @@ _CHOICES = {
     "large": {"masks", *_MASKS},
     "pairs": {"masks"},
     "groups": {"folders", "masks"},
+    "plane": {"masks", "prostate"},
+    "window": {"masks", "prostate"},
 }
 
 
