@@ -23,7 +23,7 @@ from fedjax_bn.run.evaluation.answers import read_answers
 from fedjax_bn.run.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.run.evaluation.scoring import SplitBatches
 from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.files.workdir import write_atomically
+from fedjax_bn.run.files.workdir import write_picture
 from fedjax_bn.segmentation import overlays
 from fedjax_bn.sharing import Variables
 
@@ -118,15 +118,18 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
 
         return pictures
 
-    rule = experiment.method.statistics
-    own = finder(of_clients(experiment.model, rule))
-    served = own if rule is None else finder(running(experiment.model))
-    rows, received, dataset = {}, global_variables(state), experiment.internal
-    for k, domain in enumerate(dataset.domains[:_CLIENTS]):
-        rows[domain.name] = own(client_variables(state, k), domain.test)
-    for domain in experiment.unseen[:_CLIENTS]:
-        rows[domain.name] = served(received, whole(domain))
-    write_atomically(folder / "plots" / "boxes.png", found_boxes(rows, class_names(dataset)))
+    def draw() -> bytes:
+        rule = experiment.method.statistics
+        own = finder(of_clients(experiment.model, rule))
+        served = own if rule is None else finder(running(experiment.model))
+        rows, received, dataset = {}, global_variables(state), experiment.internal
+        for k, domain in enumerate(dataset.domains[:_CLIENTS]):
+            rows[domain.name] = own(client_variables(state, k), domain.test)
+        for domain in experiment.unseen[:_CLIENTS]:
+            rows[domain.name] = served(received, whole(domain))
+        return found_boxes(rows, class_names(dataset))
+
+    write_picture(folder / "plots" / "boxes.png", draw)
 
 
 def draw_masks(experiment: Experiment, folder: Path) -> None:
@@ -146,8 +149,8 @@ def draw_masks(experiment: Experiment, folder: Path) -> None:
             (outside if adaptation else inside)[label] = one.pictures
     rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
     if rows:
-        content = overlays.overlays(rows, class_names(experiment.internal))
-        write_atomically(folder / "plots" / "masks.png", content)
+        names = class_names(experiment.internal)
+        write_picture(folder / "plots" / "masks.png", lambda: overlays.overlays(rows, names))
 
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:

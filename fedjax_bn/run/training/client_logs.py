@@ -24,7 +24,12 @@ from fedjax_bn.run.evaluation.groups import by_client, some_of
 from fedjax_bn.run.evaluation.per_sample import features_of
 from fedjax_bn.run.experiment.build import sample_input
 from fedjax_bn.run.experiment.values import Experiment
-from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically
+from fedjax_bn.run.files.workdir import (
+    not_readable,
+    read_arrays,
+    write_atomically,
+    write_picture,
+)
 from fedjax_bn.run.processes.mesh import gathered
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training.population import Held, rows_of_clients
@@ -190,8 +195,8 @@ def log_masks(
                 some = select(domains[k].test, np.arange(len(domains[k].test.images))[:_SAMPLES])
                 given = experiment.model, experiment.prepare, own, some, _SAMPLES
                 features[domains[k].name] = features_of(running, *given)
-            image = masked_features(features, masks[FEATURES][two])
-            write_atomically(folder / "plots" / "masked_features.png", image)
+            place, shown = folder / "plots" / "masked_features.png", masks[FEATURES][two]
+            write_picture(place, lambda: masked_features(features, shown))
     # FedCD has one mask, of features, unless more layers are named.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
