@@ -329,8 +329,8 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: P
         for (_, module, collection), row in chosen.items() if modules else ():
             kept = ", ".join(entry[0] for entry in row)
             values, size = totals(row)
-            texts = zip((module, collection, kept), wide, strict=True)
-            line = " ".join(f"{text:<{width}}" for text, width in texts)
+            columns = zip((module, collection, kept), wide, strict=True)
+            line = " ".join(f"{text:<{width}}" for text, width in columns)
             lines.append(f"  {line} {values:>12,} {size:>14,} B")
     return "\n".join(lines)
 

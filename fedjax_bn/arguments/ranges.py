@@ -117,7 +117,7 @@ def refusal(value: Any, allowed: Range) -> str:
     if isinstance(value, float) and not abs(value) <= _LARGEST:
         return "must be a finite number, of at most 3.4e38 as float32 holds it"
     if isinstance(value, float) and 0 < abs(value) < _SMALLEST:
-        return "is too small: float32 holds no number between 0 and 1.2e-38"
+        return "must be 0, or at least 1.2e-38 in size, as float32 holds it"
     if allowed.holds(value):
         return ""
     if allowed.names:

@@ -20,6 +20,7 @@ from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.start import _starting_model
 from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import check_claim, claim
+from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training import logs, train
 
 
@@ -181,6 +182,28 @@ def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight)
     assert "seed (2 there, 1 now)" in str(error.value)
     assert "rounds" not in str(error.value)
     assert runs.files(straight) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("default_prng_impl", "rbg"), ("threefry_partitionable", False), ("random_seed_offset", 3)],
+)
+def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(
+    straight, option, value
+):
+    config, before = runs.config(rounds=99), jax.config.values[f"jax_{option}"]
+    jax.config.update(f"jax_{option}", value)
+    try:
+        about = {"data": "", "form": {}} | describe_machine()
+    finally:
+        jax.config.update(f"jax_{option}", before)
+    about["data"] = workdir.read_json(straight / "config.json")["data"]
+    with pytest.raises(WorkdirError, match=f"JAX_{option.upper()} ") as error:
+        check_claim(straight, dict(flatten(config)), about)
+    assert repr(value) in str(error.value)
+    recorded = workdir.read_json(straight / "config.json")["machine"]["options"]
+    assert recorded[option] == before
+    check_claim(straight, dict(flatten(config)), about | {"machine": {}})  # of an older version
 
 
 @pytest.mark.parametrize(("retired", "taken"), [("table", True), ("measured", False)])
