@@ -17,7 +17,7 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, WorkdirError
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.experiment.start import _starting_model
+from fedjax_bn.run.experiment.start import _starting_model, starting_record
 from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.run.processes.machine import describe_machine
@@ -283,6 +283,13 @@ def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_
     fixed = {"optimizer.schedule": "cosine", "optimizer.decay_rounds": 3}
     assert not follows_rounds(runs.config(**fixed))
     assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
+
+
+def test_a_run_may_start_from_one_below_the_home_folder(straight, monkeypatch):
+    monkeypatch.setenv("HOME", str(straight.parent))
+    record = starting_record(str(straight))
+    assert record["start_from"]["round"]
+    assert starting_record(f"~/{straight.name}") == record
 
 
 @pytest.mark.slow
