@@ -13,10 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.run.config.keys import up_to_date
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files.workdir import (
+from fedjax_bn.training.machine import RANDOM
+from fedjax_bn.training.workdir import (
     CLAIM,
     Record,
     faults_named,
@@ -25,7 +26,6 @@ from fedjax_bn.run.files.workdir import (
     rounds_recorded,
     write_json,
 )
-from fedjax_bn.run.processes.machine import RANDOM
 
 LOCK, OWNER = ".lock", ".owner.json"  # a folder that holds only hidden files is still unused
 PATIENCE = 30.0  # seconds that a report or an evaluation waits for another one's files
