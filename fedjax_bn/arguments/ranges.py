@@ -15,6 +15,7 @@ from fedjax_bn.arguments.text import brief, nearest
 _LONGEST = 4096  # characters of a text, such as a path
 _CHECKED = (int, float, str, tuple, list)  # values of arrays are not known under `jit`
 _LARGEST = 3.4e38  # about the largest number of float32
+_SMALLEST = 1.2e-38  # about its smallest one above 0; devices take what is smaller as 0
 
 
 class Range(NamedTuple):
@@ -126,6 +127,8 @@ def refusal(value: Any, allowed: Range) -> str:
     """Returns why a value of the right type is not allowed, "must be ..."; "" if it is."""
     if isinstance(value, float) and not abs(value) <= _LARGEST:
         return "must be a finite number, of at most 3.4e38 as float32 holds it"
+    if isinstance(value, float) and 0 < abs(value) < _SMALLEST:
+        return "must be 0, or at least 1.2e-38 in size, as float32 holds it"
     if allowed.holds(value):
         return ""
     if allowed.names:

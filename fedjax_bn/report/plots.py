@@ -1,6 +1,7 @@
 """Draws plots of a run, its data and its unseen clients, as PNG bytes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -85,8 +86,8 @@ def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> by
 
 def ablations(
     scores: Mapping[str, Mapping[str, float]], score: str = "accuracy"
-) -> Iterator[tuple[str, bytes]]:
-    """Yields (end of a file name, PNG) for every key that adaptations of one name vary.
+) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yields (end of a file name, `draw() -> PNG`) for every key that adaptations of one name vary.
 
     Args:
       scores: domain -> adaptation -> percent, as "unseen" in a run's summary.
@@ -101,11 +102,11 @@ def ablations(
         }
         label = f"{key} of {name}"
         if key in _NO_AMOUNTS:
-            picture = _bars(values, label, baseline, score)
+            draw = partial(_bars, values, label, baseline, score)
         else:
             wide = key == "batch_size"
-            picture = ablation(values, label, baseline, logarithmic=wide, score=score)
-        yield f"-{file_name(name)}-{file_name(key)}.png", picture
+            draw = partial(ablation, values, label, baseline, logarithmic=wide, score=score)
+        yield f"-{file_name(name)}-{file_name(key)}.png", draw
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:

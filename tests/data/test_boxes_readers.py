@@ -319,6 +319,10 @@ YAML = ("data.yaml", "names: [cat, dog]")
             {"a.json": coco(images=[{"id": 7, "file_name": "../a.png"}], annotations=[])},
             "leads out",
         ),
+        (
+            {"a.json": coco(images=[{"id": 7, "file_name": "\ud800.png"}], annotations=[])},
+            "a.json, images, row 1: 'file_name' .*surrogate",
+        ),
         ({"a.json": '{"images": ['}, "a.json cannot be read"),
         ({}, "has no boxes in a known form"),
         ({"labels/a.txt": ""}, "none with a box"),
@@ -350,6 +354,15 @@ def test_a_wrong_label_of_bdd100k_is_named(tmp_path, change, said):
     one["labels"][0] |= change
     bdd(tmp_path, "labels/det_20/det_{}.json", {"train": [one], "val": []})
     with pytest.raises(ValueError, match=said):
+        bdd100k.load(tmp_path, domains=("all",), **HOW)
+
+
+def test_half_of_a_character_in_a_name_of_bdd100k_is_named(tmp_path):
+    image = frame("a.jpg", "tunnel", "clear", ("car", 0, 0, 7, 7))
+    bdd(tmp_path, "labels/det_20/det_{}.json", {"train": [image], "val": []})
+    labels = tmp_path / "labels/det_20/det_train.json"
+    labels.write_text(labels.read_text().replace("a.jpg", r"\udfff.jpg"))
+    with pytest.raises(ValueError, match=r"frame 1: 'name' .*surrogate"):
         bdd100k.load(tmp_path, domains=("all",), **HOW)
 
 

@@ -342,3 +342,12 @@ def test_every_dataset_has_a_line_that_says_what_it_is():
     lines = describe_datasets()
     assert list(lines) == list(DATASETS)
     assert all(line and "\n" not in line and len(line) < 100 for line in lines.values())
+
+
+def test_a_path_of_data_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_tree(tmp_path / "images", DOMAINS, CLASSES, 4)
+    np.savez(tmp_path / "arrays.npz", **arrays())
+    for name, path in (("folders", "images"), ("folders", "arrays.npz"), ("npz", "arrays.npz")):
+        config = config_of(name, Path("~") / path, data_validation=0.25)
+        assert [domain.name for domain in build(config).internal.domains] == [*DOMAINS]

@@ -8,7 +8,6 @@ from the upper left corner of the image as viewers show it, or as it is stored i
 "height" are those before EXIF's turn (see `assemble`). Crowds stay crowds, see `label_trees`.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +18,7 @@ from fedjax_bn.data.boxes.labelled import (
     Form,
     Labelled,
     Slips,
+    bytes_of_name,
     entry,
     of_kind,
     part_of,
@@ -126,7 +126,8 @@ def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
     name = PurePosixPath(of_kind(one.get("file_name"), str, f"{place}: 'file_name'"))
     if name.is_absolute() or ".." in name.parts or "\0" in str(name) or not name.parts:
         raise ValueError(f"{place}: 'file_name' {short(str(name))!r} leads out of the folder")
-    if any(len(os.fsencode(part)) > _LONGEST for part in name.parts) or len(str(name)) > _DEEPEST:
+    longest = max(bytes_of_name(part, f"{place}: 'file_name'") for part in name.parts)
+    if longest > _LONGEST or len(str(name)) > _DEEPEST:
         raise ValueError(
             f"{place}: 'file_name' {short(str(name), 60)!r} has {len(str(name)):,} characters, "
             "more than a file's name can have: correct it"

@@ -233,7 +233,8 @@ def _divide_by_lists(
     if twice := [names[k] for k, count in Counter(train + validation).items() if count > 1]:
         notes.append(f"{place}: listed twice, used once: {first_few(twice)}")
     if absent := [names[k] for k in np.flatnonzero(parts < 0)]:
-        notes.append(f"{place}: in no list, used for validation: {first_few(absent)}")
+        names_absent = first_few(absent)
+        notes.append(f"{place}: in no list, in data.split=official for validation: {names_absent}")
     parts[parts < 0] = VALIDATION
     return listing._replace(parts=parts)
 

@@ -25,7 +25,7 @@ from fedjax_bn.tasks.segmentation import overlays
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.training.evaluation.scoring import SplitBatches
-from fedjax_bn.training.workdir import write_atomically
+from fedjax_bn.training.workdir import write_picture
 
 _IMAGES = 6  # of a client
 _CLIENTS = 8  # internal clients, and at most as many unseen ones
@@ -118,16 +118,19 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
 
         return pictures
 
-    rule = experiment.method.statistics
-    own = finder(of_clients(experiment.model, rule))
-    served = own if rule is None else finder(running(experiment.model))
-    rows, received, dataset = {}, global_variables(state), experiment.internal
-    for k, domain in enumerate(dataset.domains[:_CLIENTS]):
-        name = of_part(domain.name, scored_part([domain]))
-        rows[name] = own(client_variables(state, k), domain.test)
-    for domain in experiment.unseen[:_CLIENTS]:
-        rows[domain.name] = served(received, whole(domain))
-    write_atomically(folder / "plots" / "boxes.png", found_boxes(rows, class_names(dataset)))
+    def draw() -> bytes:
+        rule = experiment.method.statistics
+        own = finder(of_clients(experiment.model, rule))
+        served = own if rule is None else finder(running(experiment.model))
+        rows, received, dataset = {}, global_variables(state), experiment.internal
+        for k, domain in enumerate(dataset.domains[:_CLIENTS]):
+            name = of_part(domain.name, scored_part([domain]))
+            rows[name] = own(client_variables(state, k), domain.test)
+        for domain in experiment.unseen[:_CLIENTS]:
+            rows[domain.name] = served(received, whole(domain))
+        return found_boxes(rows, class_names(dataset))
+
+    write_picture(folder / "plots" / "boxes.png", draw)
 
 
 def draw_masks(experiment: Experiment, folder: Path) -> None:
@@ -148,8 +151,8 @@ def draw_masks(experiment: Experiment, folder: Path) -> None:
             (outside if adaptation else inside)[label] = one.pictures
     rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
     if rows:
-        content = overlays.overlays(rows, class_names(experiment.internal))
-        write_atomically(folder / "plots" / "masks.png", content)
+        names = class_names(experiment.internal)
+        write_picture(folder / "plots" / "masks.png", lambda: overlays.overlays(rows, names))
 
 
 def of_part(name: str, part: str) -> str:
