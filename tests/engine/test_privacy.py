@@ -239,8 +239,8 @@ def ways_of(kinds):
 def test_the_noise_hides_one_client_of_those_that_have_weight(x64, others):
     """Whoever is absent, empty or failed, the largest weight is hidden by z, and epsilon is so."""
     kinds = ("present", *others)
-    uploads = noised()[3]
-    chosen = [upload.shared for upload, kind in zip(uploads, kinds, strict=True) if kind == KINDS[0]]
+    pairs = zip(noised()[3], kinds, strict=True)
+    chosen = [upload.shared for upload, kind in pairs if kind == "present"]
     mean = jax.tree.map(lambda *rows: sum(rows) / len(rows), *chosen)
     zeros = jax.tree.map(jnp.zeros_like, mean)
     unit = norm_of(with_noise(zeros, jax.random.fold_in(jax.random.key(7), 0), 1.0))
