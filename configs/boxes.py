@@ -1,6 +1,6 @@
 """Any folder of images with boxes, in YOLO's, Pascal VOC's or COCO's form; domains are subfolders.
 
-    python -m fedjax_bn.main --config configs/boxes.py --config.data.path=PATH
+    python -m fedjax_bn.main --config configs/boxes.py:data.test=0.2 --config.data.path=PATH
 
 PATH is laid out as in fedjax_bn/data/boxes/own.py. Every subfolder is a domain and a client; a
 folder without such is one domain, shared out by --config.data.num_clients=2. Images keep their

@@ -50,6 +50,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 1e-3
     config.optimizer.keep = True
     config.feddg.spectra = 5  # at most a batch
+    config.feddg.order = 1  # as in FedDG's code
     config.segmentation.nested = True
     config.eval_every = 5
     config.eval_batch_size = 16

@@ -1,6 +1,6 @@
 r"""Any folder of images with masks, as a federation of its domains.
 
-    python -m fedjax_bn.main --config configs/masks.py --config.data.path=PATH
+    python -m fedjax_bn.main --config configs/masks.py:data.test=0.2 --config.data.path=PATH
 
 PATH is laid out as in fedjax_bn/data/masks/own.py: DOMAIN/images and DOMAIN/masks. Images are
 stretched to squares of --config.data.image_size pixels, a multiple of 16 for UNet.
@@ -9,6 +9,7 @@ stretched to squares of --config.data.image_size pixels, a multiple of 16 for UN
     names of the classes              --config.data.classes=background,vessel
     images at their own resolution    --config.data.large=tiles
     other names of masks              --config.data.pairs='images/{}.jpg,truth/{}.png'
+    intensities of CT scans           --config.data.window=-160,240
     images of one patient together    --config.data.groups='patient\d+'
 
 A small recipe: retinal vessels of the cameras of CHASE_DB1, STARE and VEVIO as clients and DRIVE's

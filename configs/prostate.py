@@ -20,7 +20,8 @@ HarmoFL (Jiang et al., AAAI 2022; github.com/med-air/HarmoFL, fed_train.py and u
 weighed equally and cut to the smallest, random quarter turns and flips, the round by the mean
 validation Dice. What differs: the order in which slices are divided is ours, because theirs is in
 arrays beside their code; validation samples are cut too; Dice is of the tested slices of a patient
-together, theirs the mean over batches of slices; images are bytes/255, theirs bytes; our U-Net's
+together and of the prostate, theirs the mean over slices of the prostate's and the background's,
+where a slice without prostate has 0 for it; images are bytes/255, theirs bytes; our U-Net's
 batch norm is the usual one. Slices of one patient train and test there, so that its scores are not
 those of new patients.
 
@@ -50,8 +51,8 @@ PROTOCOLS = {
     f"weigh=uniform,data.truncate=True,data.split=official,eval_every=1,checkpoint_every=1,{_TURNS}",
     "fl_medsegbench": "data.protocol=fl_medsegbench,data.image_size=256,rounds=400,"
     f"data.split=official,{_TURNS}",
-    "feddg": "method=feddg,feddg.spectra=5,rounds=100,batch_size=5,optimizer.learning_rate=1e-3,"
-    "target=UCL,data.test=0.0,data.augment=none,adaptations=batch",
+    "feddg": "method=feddg,feddg.spectra=5,feddg.order=1,rounds=100,batch_size=5,"
+    "optimizer.learning_rate=1e-3,target=UCL,data.test=0.0,data.augment=none,adaptations=batch",
 }
 
 

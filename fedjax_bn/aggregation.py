@@ -1,10 +1,10 @@
 """The server's half of a round: weighs uploads, sums them, and makes the server's step.
 
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
-that does not count in a round (it sits out, or its update is not finite) gets weight 0. The rule
-sees size 0 for a client that sits out; if it reads the risks, it sees size 0 and risk 0 for a
-client that failed too. A rule with a state is a `Weighing`, and so are the rules of
-`engine.robust`, which compute something else than a weighted mean.
+that does not count in a round (`state.Upload.counts`: it sits out, has no samples, or its update is
+not finite) gets weight 0. The rule sees size 0 for a client that sits out; if it reads the risks,
+it sees size 0 and risk 0 for a client that failed too. A rule with a state is a `Weighing`, and so
+are the rules of `engine.robust`, which compute something else than a weighted mean.
 
 If weights are known before training, a round holds only sums, whose size does not depend on the
 number of clients. Over several devices a round has one reduction if the rule is `by_size` or

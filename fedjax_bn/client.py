@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
 from fedjax_bn.engine.keys import step_keys, stream
+from fedjax_bn.engine.optimizers import with_keys_of
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like, with_frozen
@@ -145,6 +146,7 @@ def train_locally(
         step.check(variables, keep_optimizer, batches["valid"].shape[0])
         # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
         state = own.step if keep_optimizer else step.init(variables)
+        state = with_keys_of(state, key)
         # Each step gets the frozen leaves from `received`, so that no loop carries them.
         variables = with_frozen(variables, None)
         trained = train(step, received, variables, state, batches, key, load)

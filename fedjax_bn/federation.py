@@ -154,11 +154,12 @@ def federate(
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
-    A client that sits out, or whose update is not finite, has weight 0 and keeps its personal
-    leaves and memory. The shared leaves keep their values if no client counts, if `weigh` returns
-    NaN (then the metrics' weights are NaN), or if the server's step is not finite (then
-    server_finite is False). The batches of a client with fewer local epochs have valid=False in the
-    missing ones. The random key of a client in a round is `fold_in(fold_in(key, round), client)`.
+    A client that sits out, has no samples, or whose update is not finite, has weight 0; without a
+    finite update it keeps its personal leaves and memory. The shared leaves keep their values if no
+    client counts, if `weigh` returns NaN (then the metrics' weights are NaN), or if the server's
+    step is not finite (then server_finite is False). The batches of a client with fewer local
+    epochs have valid=False in the missing ones. The random key of a client in a round is
+    `fold_in(fold_in(key, round), client)`.
 
     A round's metrics are loss f[K] (mean over valid samples; NaN for a client that sits out),
     step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K], finite

@@ -26,14 +26,34 @@ from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.arguments.text import brief, file_name, one_line
 from fedjax_bn.run.config.file import changes_of, read
-from fedjax_bn.training.stop import endure, listen
+from fedjax_bn.training.stop import endure, listen, lost_output
+
+
+class _Path(flags.ArgumentParser):
+    """Reads a flag that is a path: ~ is the home folder, which no shell puts after `--FLAG=`."""
+
+    def parse(self, argument: str) -> str:
+        """Returns the path; a ValueError has why the system can have none, such as its length."""
+        path = os.path.expanduser(argument)
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):  # it may be written
+            pass
+        except OSError as error:
+            raise ValueError(error.strerror) from error
+        return path
+
+
+def _path(name: str, default: str | None, text: str) -> flags.FlagHolder:
+    return flags.DEFINE(_Path(), name, default, text)
+
 
 CONFIG = flags.DEFINE_string(
     "config",
     None,
     "a file or a packaged config, see `fedjax-bn list configs`; --config.KEY=VALUE changes a key",
 )
-_WORKDIR = flags.DEFINE_string(
+_WORKDIR = _path(
     "workdir",
     None,
     "train: folder of the run, default runs/CONFIG; evaluate, serve: folder of the finished run",
@@ -41,15 +61,15 @@ _WORKDIR = flags.DEFINE_string(
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", None, "train: this process is one of several, see launch/README.md"
 )
-_EXPORT = flags.DEFINE_string("export", None, "serve: the folder that is written")
-_MODEL = flags.DEFINE_string("model", None, "predict: a folder that serve wrote")
-_DATA = flags.DEFINE_string(
+_EXPORT = _path("export", None, "serve: the folder that is written")
+_MODEL = _path("model", None, "predict: a folder that serve wrote")
+_DATA = _path(
     "data",
     None,
     "predict: an image or a scan, a folder of them, a .npz, or - for names of files from stdin",
 )
 _ADAPT = flags.DEFINE_string("adapt", "", "predict: how; default the first that was served")
-_OUT = flags.DEFINE_string(
+_OUT = _path(
     "out",
     "",
     "predict: the file to write, default the standard output, or for masks a new folder; "
@@ -107,6 +127,8 @@ def command() -> None:
         if argv[1:2] == [] or argv[1] not in (*OWNED, "list") or any(typed):
             sys.path.append("")
     main(argv)
+    if reason := lost_output():
+        fail(f"the output cannot be written ({reason}): its end is lost, give it room or another")
 
 
 def main(argv: list[str]) -> None:
@@ -208,10 +230,13 @@ def _report(arguments: list[str]) -> None:
         )
     if not arguments:
         raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
+    try:
+        folders = [Path(_Path().parse(folder)) for folder in arguments]
+    except ValueError as error:
+        raise ConfigError(f"{' '.join(arguments)}: {error}") from error
     from fedjax_bn.report.page import write_comparison
 
-    out = Path(_OUT.value or "report.html")
-    files = write_comparison([Path(folder) for folder in arguments], out, _BASELINE.value)
+    files = write_comparison(folders, Path(_OUT.value or "report.html"), _BASELINE.value)
     print(f"written: {', '.join(map(str, files))}")
 
 

@@ -312,6 +312,11 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: P
         row = rows.setdefault((kind, "/".join(inner) or ".", collection), [])
         row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
     lines: list[str] = []
+    # The widths of the columns of text; longer ones widen theirs in all rows.
+    wide = [28, 12, 14]
+    for (_, module, collection), row in rows.items():
+        texts = module, collection, ", ".join(entry[0] for entry in row)
+        wide = [max(width, len(text)) for width, text in zip(wide, texts, strict=True)]
 
     def totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
         return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
@@ -324,7 +329,9 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: P
         for (_, module, collection), row in chosen.items() if modules else ():
             kept = ", ".join(entry[0] for entry in row)
             values, size = totals(row)
-            lines.append(f"  {module:<28} {collection:<12} {kept:<14} {values:>12,} {size:>14,} B")
+            columns = zip((module, collection, kept), wide, strict=True)
+            line = " ".join(f"{text:<{width}}" for text, width in columns)
+            lines.append(f"  {line} {values:>12,} {size:>14,} B")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ data.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ import numpy as np
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import check_labels
 from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
@@ -180,7 +182,8 @@ def simulate(
       callback: called with the record of each round.
       profile: (round, folder): `jax.profiler` writes its trace of that round, counted from 1, into
         the folder; docs/speed.md shows how to look at it.
-      show_progress: whether a progress bar is printed to standard error.
+      show_progress: whether a progress bar is printed to standard error, and before it a note if
+        tested samples are training samples too.
 
     Raises:
       ValueError: a sample, name or option is wrong; the message names it.
@@ -222,6 +225,9 @@ def simulate(
     internal, new = make_clients(
         data, target=tuple(unseen), validation=config.data.validation, seed=seed
     )
+    if show_progress:
+        for note in duplicate_notes(internal, new):
+            print(note, file=sys.stderr)
     chosen = {text: choose_adaptation(text, model, config.adapt_batch_size) for text in adaptations}
     values = read_values(config, method, len(internal.domains))
     experiment = Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)

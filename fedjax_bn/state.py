@@ -103,8 +103,9 @@ class Upload(NamedTuple):
 
     @property
     def counts(self) -> jax.Array:
-        """Returns which clients count, bool[...]: they take part and their update is finite."""
-        return self.participates & self.finite
+        """Returns which clients count, bool[...]: these have samples, and send a finite update."""
+        # Without samples a client has weight 0 in every mean, so nothing may count it elsewhere.
+        return self.participates & self.finite & (self.size > 0)
 
 
 class ServerState(NamedTuple):

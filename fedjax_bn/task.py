@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
 from fedjax_bn.engine.mask_loss import logits_of, segmentation_loss
 from fedjax_bn.engine.overlap import Overlaps, overlaps, score_of
@@ -157,6 +158,8 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
 def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns the mean cross entropy f[] over the valid samples whose label is a class.
 
+    It is computed in at least float32.
+
     Args:
       logits: f[B, classes].
       label: i32[B].
@@ -164,7 +167,7 @@ def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.
     """
     label, known = known_labels(label, logits.shape[-1])
     # `known_labels` replaced a label outside the classes by 0, so that its loss is finite.
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
+    losses = optax.softmax_cross_entropy_with_integer_labels(wide(logits), label)
     return masked_mean(losses, valid & known)
 
 
@@ -183,7 +186,11 @@ def _share_right(counts: jax.Array) -> jax.Array:
 
 
 def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the mean f[] of `values` f[N] weighted by counts or a mask [N]; 0 if all are 0."""
+    """Returns the mean f[] of `values` f[N] weighted by counts or a mask [N]; 0 if all are 0.
+
+    It is computed in at least float32, because 16 bits hold neither large sums nor large counts.
+    """
+    values = wide(values)
     weights = weights.astype(values.dtype)
     # Masked before the product, because NaN times 0 is NaN.
     values = jnp.where(weights > 0, values, 0)

@@ -32,6 +32,10 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     normalized sum of the normalized supports, its logit z . centre. Without a sample the centres
     are the normalized columns of the kernel, without bias. Running statistics; no gradient.
 
+    Differs from the authors' code (matsuolab/T3A), where a column supports the class that the
+    classifier assigns to it, with its bias: after training nearly always its own, and otherwise a
+    class can be without support.
+
     Args:
       model: as in `adaptation.stateless`, images -> logits f[B, classes], the outputs of a dense
         layer.

@@ -148,8 +148,10 @@ def sar(
     H(w + e), with weight 0.9 for the past, falls below `reset`, the client starts again from the
     received model. A batch whose samples are all left out changes nothing.
 
-    Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, a batch without a
-    certain sample takes no step of momentum, and after a reset the average starts again too.
+    Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, and a batch without a
+    certain sample takes no step of momentum. After a reset momentum and average start again, where
+    theirs continue: its reset restores the model alone, so that the old momentum moves it away from
+    the received one, and it resets again after every batch until the average is above `reset`.
 
     Args:
       model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.

@@ -42,8 +42,13 @@ def atp(
     Variances are at least 0. The batch is predicted after the move. All rates 0 give `running`.
 
     Every batch's h is taken at the received model. The model moves along the mean of h over the
-    stream so far, each batch weighted by its valid samples (ATP-online, as in baowenxuan/ATP). With
-    the carry of `init` for every batch it moves along the batch's own h (ATP-batch).
+    stream so far, each batch weighted by its valid samples (ATP-online). With the carry of `init`
+    for every batch it moves along the batch's own h (ATP-batch).
+
+    Differs from the authors' code (baowenxuan/ATP, its test `online_avg`): that takes the mean of
+    the moved models, whose variances were clipped at 0 one by one, where the moved mean is clipped
+    here, and weighs batches alike. As long as nothing is clipped and batches are full, both are the
+    same.
 
     Args:
       model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
@@ -101,7 +106,8 @@ def learn_rates(
     In a round each client starts from the rates of the last round and takes one step for each of
     its batches. L is the cross entropy of the batch at w + alpha h, and d_m the size of leaf m. The
     server takes the mean over the clients. The rates start at 0 and may become negative; the model
-    never moves.
+    never moves. A variance that is clipped at 0 gives its rate no derivative; in the authors' code
+    the derivative passes the clipping.
 
     Args:
       model: images -> logits f[B, classes].

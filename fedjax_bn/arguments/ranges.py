@@ -7,7 +7,7 @@ configuration reads its ranges from the same signatures.
 import functools
 import inspect
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 from fedjax_bn.arguments.text import brief, nearest
@@ -15,6 +15,7 @@ from fedjax_bn.arguments.text import brief, nearest
 _LONGEST = 4096  # characters of a text, such as a path
 _CHECKED = (int, float, str, tuple, list)  # values of arrays are not known under `jit`
 _LARGEST = 3.4e38  # about the largest number of float32
+_SMALLEST = 1.2e-38  # about its smallest one above 0; devices take what is smaller as 0
 
 
 class Range(NamedTuple):
@@ -49,6 +50,15 @@ def printable(text: str) -> bool:
     return len(text) <= _LONGEST and not odd
 
 
+def _is_window(ends: Sequence[Any]) -> bool:
+    """Returns whether a tuple is empty, or two numbers or their texts, the lower one first."""
+    try:
+        numbers = [float(end) for end in ends]
+    except ValueError:
+        return False
+    return not numbers or (len(numbers) == 2 and -_LARGEST < numbers[0] < numbers[1] < _LARGEST)
+
+
 # The ranges by type, for arguments without a range of their own.
 OF_TEXT = f"printable, at most {_LONGEST} characters"
 BY_KIND = {
@@ -64,6 +74,7 @@ SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 
 ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
 SAMPLES = _between(1, 65_536)
 PIXELS = _between(1, 4096)
+GREYS = Range("empty, or two numbers LOW,HIGH, such as -160,240", _is_window)
 ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 
 # Types of arguments.
@@ -90,6 +101,7 @@ Views = Annotated[int, _between(1, 1000)]
 Levels = Annotated[int, _between(1, 8)]
 Magnitude = Annotated[int, _between(0, 30)]
 Margin = Annotated[int, _between(0, 2047)]
+GradientOrder = Annotated[int, _between(1, 2)]
 Puzzles = Annotated[int, _between(1, 71)]
 OddSide = Annotated[
     int,
@@ -115,6 +127,8 @@ def refusal(value: Any, allowed: Range) -> str:
     """Returns why a value of the right type is not allowed, "must be ..."; "" if it is."""
     if isinstance(value, float) and not abs(value) <= _LARGEST:
         return "must be a finite number, of at most 3.4e38 as float32 holds it"
+    if isinstance(value, float) and 0 < abs(value) < _SMALLEST:
+        return "must be 0, or at least 1.2e-38 in size, as float32 holds it"
     if allowed.holds(value):
         return ""
     if allowed.names:

@@ -45,6 +45,12 @@ def apfl(
     mixture at the end of its last round. With alpha 0 and rate 0 it is FedAvg, with alpha 1
     SingleSet's model beside it. The reported loss is that of w. A step costs a second pass.
 
+    These are the paper's equations. Differs from the authors' code (MLOPTPSU/FedTorch): it mixes
+    the outputs of v and w, not their parameters, in v's training and at the test. There alpha moves
+    after both models' first steps: it falls by their learning rate times 0.02 alpha plus the
+    product of v - w with alpha times v's gradient plus 1 - alpha times w's, both at the mixed
+    outputs.
+
     Args:
       model: images -> outputs.
       optimizer: the local optimizer of both models.

@@ -60,6 +60,7 @@ def fedfa(
     channel, as in the paper, where the code has one variance over clients and channels, so that its
     g is always 1; u divides by the number of clients, not by one less; maps are redrawn where a
     module ends, before a pooling, so that the skip connections of a U-Net carry redrawn maps too.
+    The Dice that it prints is HarmoFL's, which counts the background, see `harmofl`.
 
     Args:
       model: images -> outputs, with batch norms or named modules that give maps f[B, ..., C].

@@ -52,7 +52,10 @@ def gperxan(  # type: ignore[misc] # its own default
     (`share`); instance norms and scores, the collection `instance_norms`, travel. A layer without
     spatial axes is a plain batch norm. The reported loss is the first term.
 
-    This is the authors' code (lhkhiem28/gPerXAN), whose weight is 0.5 and whose scores start at 1.
+    Weight and first scores (1) are those of the authors' code (lhkhiem28/gPerXAN). Differs from it:
+    both scores come back from the server. There batch norm's score, whose name contains the
+    `batchnorm` that marks what stays, is averaged for the server's model, but each client continues
+    with its own.
 
     Args:
       model: images -> logits, with at least one batch norm and one dense layer that classifies.

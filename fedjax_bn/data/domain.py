@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -161,6 +161,20 @@ def whole(domain: Domain) -> Split:
     if domain.test is domain.validation:  # the same samples, which count once
         parts.pop()
     return parts[0] if len(parts) == 1 else join_splits(parts)
+
+
+def scored_part(domains: Iterable[Domain]) -> str:
+    """Returns which of their samples domains are tested on: "test", "validation", or both.
+
+    Without test samples a domain is tested on its validation samples, which also chose the round.
+    """
+    return part_of_all("validation" if d.test is d.validation else "test" for d in domains)
+
+
+def part_of_all(parts: Iterable[str]) -> str:
+    """Returns the part that all are, else "validation and test"."""
+    different = set(parts)
+    return different.pop() if len(different) == 1 else "validation and test"
 
 
 def join_splits(parts: Sequence[Split]) -> Split:

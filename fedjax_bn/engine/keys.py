@@ -45,6 +45,7 @@ _STREAMS = {
     "image statistics": 2**31 + 6,
     "epochs of the head": 2**31 + 7,
     "weights of last layers": 2**31 + 8,
+    "local optimizer": 2**31 + 9,
     # of an augmented sample or batch
     "mosaic partners": 2**31 + 5,
     "mosaic tiles": 2**31 + 6,

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.dtypes import wide
+
 _EPSILON = 1e-5  # in numerator and denominator of Dice, as in HarmoFL's code
 
 
@@ -47,7 +49,7 @@ def segmentation_loss(
 
     The sums are over the labelled pixels of the valid samples of a batch, or of each sample
     (`by_sample`), whose D are then averaged. D is the mean over the classes without the background.
-    H is the mean over the labelled pixels of the valid samples.
+    H is the mean over the labelled pixels of the valid samples. All is at least float32.
 
     Args:
       logits: f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background.
@@ -61,7 +63,8 @@ def segmentation_loss(
       ValueError: the shapes of logits and masks do not fit.
     """
     mask = label["mask"]
-    logits = logits_of(logits, mask, classes)
+    # Float16 counts to 65504, which is less than the pixels of one image of 256x256.
+    logits = wide(logits_of(logits, mask, classes))
     known = (mask < classes) & valid[:, None, None]
     mask = jnp.where(known, mask, 0).astype(jnp.int32)
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.

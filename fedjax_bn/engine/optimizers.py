@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.sharing import Variables
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.sharing import Variables, path_names
 
 PyTree = Any
 # States of optax.masked and of optax.partition (multi_transform).
@@ -30,6 +31,14 @@ _COUNTING = (
 )
 # These act only once in several steps.
 _GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
+# These begin with a tiny step size, and find a useful one only over some tens of steps. (`dowg`,
+# `cocob` and `schedule_free` train although they start again every round.)
+_ESTIMATING = (
+    optax.contrib.DAdaptAdamWState,
+    optax.contrib.DoGState,
+    optax.contrib.MechanicState,
+    optax.contrib.ProdigyState,
+)
 
 
 class _InRound(NamedTuple):
@@ -102,6 +111,32 @@ def descend(
     return optax.apply_updates(trained, {"params": updates} if alone else updates), state
 
 
+def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
+    """Returns an optimizer's state whose random keys are those of a client and round.
+
+    Without this all clients would draw the same noise, because their states start alike.
+
+    Args:
+      state: its typed keys, and the raw ones (u32[..., 2 or 4] in a field with "key" in its name,
+        as in `optax.AddNoiseState.rng_key`), are mixed with random words; other leaves stay.
+      key: random key of the client and round.
+    """
+
+    def mixed(number: int, path: tuple, leaf: Any) -> Any:
+        dtype = getattr(leaf, "dtype", None)
+        typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        named = dtype == jnp.uint32 and bool(path) and "key" in path_names(path)[-1]
+        if not typed and not (named and leaf.shape[-1:] in ((2,), (4,))):
+            return leaf
+        words = jax.random.key_data(leaf) if typed else leaf
+        own = jax.random.fold_in(stream(key, "local optimizer"), number)
+        words ^= jax.random.bits(own, words.shape, words.dtype)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf)) if typed else words
+
+    leaves, form = jax.tree_util.tree_flatten_with_path(state)
+    return form.unflatten([mixed(number, *leaf) for number, leaf in enumerate(leaves)])
+
+
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
     """Returns whether masks or labels make the optimizer treat parameters differently."""
     state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
@@ -153,8 +188,9 @@ def check_rounds(
 
     Raises:
       ValueError: masks fit neither the parameters nor {collection: tree}; a step needs an argument
-        that local steps do not pass; a schedule or a counter would start again every round; or the
-        optimizer gathers gradients or losses over more steps than a round has.
+        that local steps do not pass; a schedule, a counter or the search of a step size would start
+        again every round; or the optimizer gathers gradients or losses over more steps than a round
+        has.
     """
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
@@ -180,6 +216,13 @@ def check_rounds(
             "a schedule or a counter inside the local optimizer counts its own steps and starts "
             "again every round: write it over rounds with fedjax_bn.local_step.by_round, or "
             "let clients keep its state (keep_optimizer=True)"
+        )
+    if _holds(state, _ESTIMATING):
+        raise ValueError(
+            "the local optimizer (prodigy, dadapt_adamw, mechanize or dog) finds its step "
+            "size from the steps that it has made and starts again every round, so that it "
+            "would hardly move: let clients keep its state (keep_optimizer=True), or give a rate "
+            "yourself, as in optax.adam(1e-3)"
         )
     if steps and _holds(state, _GATHERING) and not _acts(optimizer, trained, steps):
         raise ValueError(

@@ -21,10 +21,11 @@ from flwr.common.logger import log
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, file_name
-from fedjax_bn.data.domain import form_of
+from fedjax_bn.data.domain import form_of, scored_part
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import Broadcast, FederatedState, Own, broadcast_of, own_of
 from fedjax_bn.flower.messages import (
+    TESTED_ON_VALIDATION,
     Answer,
     Hello,
     Order,
@@ -228,4 +229,7 @@ def _evaluate(task: _Task) -> dict[str, Any]:
         frozen=own.frozen,
     )
     record = task.evaluator()(alone)
-    return {"scores": {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}}
+    scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}
+    # Percent of the tested samples that also validate: all or none.
+    validating = scored_part(task.site.experiment.internal.domains) == "validation"
+    return {"scores": scores | {TESTED_ON_VALIDATION: 100.0 * validating}}

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedjax_bn.flower.accept import MisfitError
 
 _ARRAYS, _HEADER, _SCORES, _ABOUT = "arrays", "header", "scores", "about"
+TESTED_ON_VALIDATION = "tested_on_validation"  # among the scores: 100 if so, else 0
 _NUMPY = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

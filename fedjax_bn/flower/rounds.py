@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedjax_bn.arguments.errors import ConfigError, RiskError, UserError
 from fedjax_bn.arguments.text import short, shown
+from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import messages
@@ -144,11 +145,13 @@ def _stepped(
 def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of reporting clients.
 
+    "tested_on" says of which of their samples the accuracies are, see `data.domain.scored_part`.
+
     Clients whose samples have another form are not asked. If a client fails, or does not answer
     within the run's time limit, the log names it, and it has no score.
     """
     number = int(kept.round)
-    order, found = host.order._replace(round=number), {}
+    order, found, parts = host.order._replace(round=number), {}, []
     # A client whose upload was never taken has no model of its own yet.
     trained = [
         k
@@ -162,6 +165,8 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
         except ValueError as error:
             log(WARNING, "%s is not evaluated: %s", met.name(k), short(str(error), 500))
             return
+        validates = scores.get(messages.TESTED_ON_VALIDATION, 0.0) > 0
+        parts.append("validation" if validates else "test")
         for name in scores.keys() & {"accuracy", "validation"}:
             found.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
 
@@ -176,7 +181,7 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
         else:
             known = by_client(names, values, limit).items()
             record[name] = {k: x for k, x in known if x is not None}
-    return record
+    return record | ({"tested_on": {"internal": part_of_all(parts)}} if parts else {})
 
 
 def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:

@@ -244,6 +244,7 @@ def _summary(host: Host, records: Sequence[Record]) -> Record:
         "seed": config.seed,
         "rounds": len(records),
         "selected_round": number,
+        "tested_on": records[number - 1].get("tested_on", {}),
         "accuracy": accuracies[0],
         "last_round": accuracies[1],
         "seconds_per_round": median(record["seconds"] for record in records),

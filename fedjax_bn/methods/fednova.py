@@ -36,7 +36,7 @@ def fednova(
     In tau_k steps of SGD with momentum rho, each gradient enters x - y_k with a factor; a_k is the
     sum of these factors (tau_k without momentum). Weight decay counts as part of the gradient and
     does not change a_k. Only the change of shared parameters is normalized; running statistics are
-    averaged with p_k. With equal steps it is FedAvg.
+    averaged with p_k. With equal steps, such as of clients of equal sizes, it is FedAvg.
 
     Args:
       momentum: rho of the local SGD, in [0, 1); its rate must be constant within a round. By

@@ -8,6 +8,7 @@ error.
 """
 
 import importlib
+import os
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -62,7 +63,8 @@ def load(
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
         hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
-        For a ResNet with `keras=True`, a folder with `model.json` (see `keras_weights`).
+        For a ResNet with `keras=True`, a folder with `model.json` (see `keras_weights`). In a path
+        ~ is the home folder.
       model: a ResNet, DenseNet, AlexNet, ViT, ConvNeXt, UNet or YOLOv5 of this package.
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
@@ -86,7 +88,7 @@ def load(
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
     found = _read(source)
-    keras = Path(source).is_dir()
+    keras = os.path.isdir(os.path.expanduser(source))
     if keras != getattr(model, "keras", False):
         raise ValueError(
             f"pretrained weights {source} are {'' if keras else 'not '}in Keras' form: build the "
@@ -169,7 +171,7 @@ def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
 
 def _read(source: str | Path) -> _Tensors:
     """Reads the tensors of a file or hub id, by name."""
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)
     if (path / "model.json").is_file():

@@ -40,7 +40,7 @@ class BatchNorm(nn.Module):
     Attributes:
       momentum: weight of the old value in the running statistics, in [0, 1]; PyTorch's momentum is
         1 minus this value.
-      epsilon: added to the variance.
+      epsilon: added to the variance, at least 0.
       use_scale: whether there is a learned scale.
       use_bias: whether there is a learned bias.
       unbiased: whether the running variance averages the batches' unbiased variance, as in PyTorch,
@@ -48,6 +48,9 @@ class BatchNorm(nn.Module):
       param_dtype: dtype in which the variables are created.
       columns: number of columns of a map f[B, H, W, C] that XLA stores as one, see
         `engine.columns`; the results are the same.
+
+    Raises:
+      ValueError: at a call, if momentum or epsilon is outside its range.
     """
 
     momentum: float = 0.9

@@ -14,11 +14,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, refusal, stated_range
 from fedjax_bn.engine.backend import computed_once, on_cpu
 from fedjax_bn.engine.columns import joined, pack, repeated, unpack
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization import channels, cpu
 
+_RANGES = {"epsilon": AtLeast0, "momentum": UpTo1}
 RECORDED = "recorded"  # the collection of the values that rules record
 
 
@@ -104,7 +106,16 @@ def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> S
 def statistics_of(
     rule: StatisticsRule | None, layer: Layer, x: jax.Array, valid: jax.Array | None
 ) -> Statistics:
-    """Applies a rule; None means `batch_statistics` in training, else `running_statistics`."""
+    """Applies a rule; None means `batch_statistics` in training, else `running_statistics`.
+
+    Raises:
+      ValueError: the layer's epsilon or momentum is outside its range.
+    """
+    for name, kind in _RANGES.items():
+        value, allowed = getattr(layer, name), stated_range(kind)
+        # Outside its range a momentum makes running variances negative, and they stay finite.
+        if isinstance(value, float | int) and allowed and (why := refusal(value, allowed)):
+            raise ValueError(f"the batch norm {layer.name!r} has {name}={value}, which {why}")
     if rule is None:
         rule = batch_statistics if layer.training else running_statistics
     return Statistics(*rule(layer, x, valid))

@@ -5,16 +5,18 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.normalization.instance import Pair
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, moments
 
 About = Literal["tracked", "batch"]
 
 
+@bounded
 def update(
     tracked: Pair | None,
     x: jax.Array,
-    momentum: float | jax.Array,
+    momentum: UpTo1 | jax.Array,
     valid: jax.Array | None = None,
     *,
     about: About = "tracked",
@@ -30,6 +32,9 @@ def update(
       momentum: tau, the weight of the past, in [0, 1].
       valid: bool[B], the samples that count; None for all. A batch without any changes nothing.
       about: "tracked" as in the algorithm, or "batch" for a variance about the batch's mean.
+
+    Raises:
+      ValueError: `momentum` is outside [0, 1].
 
     Returns:
       The moved mean and variance, f[C] each, with which the batch is normalized.
@@ -51,11 +56,12 @@ def update(
     )
 
 
-def tracked_statistics(momentum: float | jax.Array, *, about: About = "tracked") -> StatisticsRule:
+@bounded
+def tracked_statistics(momentum: UpTo1 | jax.Array, *, about: About = "tracked") -> StatisticsRule:
     """Returns the rule that stores the tracked statistics as running statistics and moves them.
 
     The model must be applied with the tracked statistics as its `batch_stats`, in a pass that may
-    move them.
+    move them. A momentum outside [0, 1] raises ValueError.
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:

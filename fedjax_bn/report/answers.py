@@ -10,10 +10,17 @@ from PIL import Image
 
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report import html_parts
-from fedjax_bn.report.finished_runs import Run, Variant
+from fedjax_bn.report.finished_runs import (
+    Run,
+    Variant,
+    samples_scored,
+    sizes_of_masks,
+    whose,
+)
 from fedjax_bn.report.html_parts import cell, folded, heat_map, joined, paragraphs, sortable
 from fedjax_bn.report.results import MEAN
 from fedjax_bn.training.evaluation.classes_answered import Mistake
+from fedjax_bn.training.evaluation.per_sample import of_part
 
 # name in a summary -> (column head, number format, whether more is better)
 MEASURES = {
@@ -29,11 +36,11 @@ MEASURES = {
     "undefined": ("distances undefined", ".1f", False),
 }
 _ABOUT = {
-    "accuracy": "Measures of test samples in the selected round, means over seeds, best bold. "
+    "accuracy": "Measures of {} in the selected round, means over seeds, best bold. "
     "Balanced accuracy is the mean over classes. AUC is the area under the ROC curve, for more "
     "than two classes the mean of each against all others. The calibration error (ECE) has 15 "
     "bins.",
-    "Dice": "Measures of test masks in the selected round, means over volumes, then over seeds, "
+    "Dice": "Measures of {} in the selected round, means over volumes, then over seeds, "
     "best bold. HD95 is the greater of the 95th percentiles of the distances from either surface "
     "to the other, ASSD their mean. Both are undefined where one or both masks lack a class: such "
     "volumes and classes are counted in a column of their own, and are not part of the means, so "
@@ -79,16 +86,20 @@ def measured(variants: Sequence[Variant]) -> str:
     if not inside and not outside:
         return paragraphs([_NO_MEASURES], "missing")
     forms = measures_of_classes(first.data.get("classes", [])) | MEASURES
-    parts, details = [paragraphs([_ABOUT[first.score]], "soft")], []
-    for whom, rows in (("Internal clients, their mean", inside), ("Unseen domains", outside)):
+    about = _ABOUT[first.score].format(samples_scored(variants))
+    about = " ".join(filter(None, (about, sizes_of_masks(variants))))
+    parts, details = [paragraphs([about], "soft")], []
+    clients, domains = whose(variants), whose(variants, "unseen")
+    for whom, rows in ((f"{clients}, their mean", inside), (domains, outside)):
         means = {  # the recorded mean over clients; unseen domains have none: the mean over all
             label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
             for label, measures in rows.items()
         }
         shown = {name for measures in rows.values() for name in measures}
-        parts.append(_table(whom, means, {k: form for k, form in forms.items() if k in shown}))
+        columns = {k: form for k, form in forms.items() if k in shown}
+        parts.append(_table(f"{whom[:1].upper()}{whom[1:]}", means, columns))
     for name, (head, form, more) in forms.items():
-        for whom, rows in (("internal clients", inside), ("unseen domains", outside)):
+        for whom, rows in ((clients, inside), (domains, outside)):
             own = {label: values[name] for label, values in rows.items() if name in values}
             heads = {column: (column, form, more) for values in own.values() for column in values}
             details.append(_table(f"{head[:1].upper()}{head[1:]}, {whom}", own, heads))
@@ -140,7 +151,7 @@ def mistakes(variants: Sequence[Variant]) -> str:
     recall, parts = {}, []
     for label, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
-            whom = f"unseen [{adaptation}]" if adaptation else "internal"
+            whom = f"unseen [{adaptation}]" if adaptation else of_part("internal", run.part())
             if (matrix := _together(run, adaptation)) is not None:
                 count = matrix.sum(1)
                 percent = 100 * matrix.diagonal() / np.maximum(count, 1)
@@ -150,14 +161,16 @@ def mistakes(variants: Sequence[Variant]) -> str:
         parts += [heat_map(title, list(recall), names, np.stack([*recall.values()]), ".0f")]
     for label, run in runs:
         title = f"{label}, seed {run.seed}: classes (rows) by answers (columns), worst mistakes"
-        matrices = [_matrix("internal clients together", _together(run, ""), names)]
+        clients = f"{whose([Variant(label, (run,))])} together"
+        matrices = [_matrix(clients, _together(run, ""), names)]
         unseen = [(key, one) for key, one in run.answers.items() if key[1]][:_ROWS]
         matrices += [_matrix(f"{name} [{text}]", one.confusion, names)
                      for (name, text), one in unseen]  # fmt: skip
         worst = []
         for (name, adaptation), one in list(run.answers.items())[:_ROWS]:
             if one.mistakes:
-                head = paragraphs([f"{name} [{adaptation}]" if adaptation else name], "soft")
+                whom = f"{name} [{adaptation}]" if adaptation else of_part(name, run.part())
+                head = paragraphs([whom], "soft")
                 pictures = "".join(_picture(mistake, names) for mistake in one.mistakes)
                 worst.append(f'{head}<div class="mistakes">{pictures}</div>')
         below = "<h3>Most confident mistakes</h3>" + "\n".join(worst) if worst else ""

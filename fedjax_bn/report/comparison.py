@@ -5,7 +5,15 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fedjax_bn.arguments import text as texts
-from fedjax_bn.report.finished_runs import Variant, relevant, spell
+from fedjax_bn.report.finished_runs import (
+    EQUALS_FEDAVG,
+    Variant,
+    has_equal_steps,
+    relevant,
+    samples_scored,
+    sizes_of_masks,
+    spell,
+)
 from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.published import beside
@@ -21,9 +29,11 @@ _IN_LATEX = {
     **{one: f"\\{one}" for one in "&%$#_{}"},
 }
 _WHOSE = {"internal": "internal clients, each with its own model", "unseen": "unseen domains"}
+_GROUPS = ("internal clients", "unseen domains")  # of the tables
 _FIELDS = (
     *("dataset", "table", "variant", "adaptation", "column", "score", "low", "high"),
-    *("seeds", "test_samples", "baseline", "difference", "difference_low", "difference_high"),
+    *("tested_on", "seeds", "samples"),
+    *("baseline", "difference", "difference_low", "difference_high", "common"),
     *("published", "published_std", "published_in"),
 )
 
@@ -35,10 +45,17 @@ def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
       variants: those of one data set.
       tables: the tables of these variants, at least one.
     """
+    scores = [f"{table.part} {table.score}" for table in tables]
+    if len({*scores}) == 1:
+        scores = scores[:1]
+    else:
+        scores = [f"{score} of {whose}" for score, whose in zip(scores, _GROUPS, strict=True)]
     about = (
-        f"Test {tables[0].score} in percent, of the selected round. Best bold; below it the 95 % "
-        "interval, and what papers print. vs: points more than that row. n: test samples of a seed."
+        f"In percent, of the selected round: {' and '.join(scores)}. Best bold; below it the 95 % "
+        "interval, and what papers print. vs: points more than that row, over the clients that "
+        f"both have. n: {samples_scored(variants)} of a seed."
     )
+    about = " ".join(filter(None, (about, sizes_of_masks(variants))))
     return joined(
         paragraphs(map(_verdict, tables), "verdict"),
         *(sortable("", *_parts(table, _in_html)) for table in tables),
@@ -61,9 +78,11 @@ def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
     for title, tables in named.items():
         one, other = [f"## {_in_markdown(title)}"], [f"% {texts.shown(title)}"]
         for table in tables:
+            size = " and ".join(dict.fromkeys(size for row in table.rows for size in row.sizes))
             caption = (
-                f"Test {table.score} in percent, {_WHOSE[table.name]}; best bold; 95 % intervals "
-                f"in brackets; differences are to {table.baseline}."
+                f"{table.part.capitalize()} {table.score} in percent{size and f' at {size}'}, "
+                f"{_WHOSE[table.name]}; best bold; 95 % intervals in brackets; differences are to "
+                f"{table.baseline}, over the clients that both have."
             )
             head, *rows = _texts(table, _in_markdown, "**{}**", " [{}]")
             lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
@@ -95,11 +114,11 @@ def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
     for dataset, table, row in [(*one, row) for one in every for row in one[1].rows]:
         for column, one in row.cells.items():
             start = (dataset, table.name, row.variant, row.adaptation, column)
-            counts = (one.seeds, one.samples or "", texts.cell(table.baseline))
+            counts = (row.part, one.seeds, one.samples or "", texts.cell(table.baseline))
             versus = one.versus or Interval(float("nan"))
             value, gap = (["" if x != x else repr(float(x)) for x in ends]
                           for ends in (one.value, versus))  # fmt: skip
-            line = [*map(texts.cell, start), *value, *counts, *gap]
+            line = [*map(texts.cell, start), *value, *counts, *gap, one.common or ""]
             printed = [(p.mean, "" if p.std is None else p.std, p.source)
                        for p in beside(table, row, column)]  # fmt: skip
             writer.writerows([*line, *end] for end in printed or [("", "", "")])
@@ -136,16 +155,21 @@ def _parts(table: Table, write: Callable[..., str]) -> tuple[list[str], list[lis
                 continue
             value = row.cells[column].value
             papers = [f"{paper.paper}: {paper.mean:.1f}" for paper in beside(table, row, column)]
-            best = len(rank) > 1 and row is rank[0]  # a single row is not marked as best
+            # A single row is not marked as best, nor is one among rows of other samples.
+            best = len(rank) > 1 and row is rank[0] and table.compares(column)
             scores.append(write(f"{value.mean:.1f}", _limits(value, ".1f"), papers, best))
         one = row.cells.get(first)
         if one and (gap := one.versus):
-            versus = write(f"{gap.mean:+.1f}", _limits(gap, "+.1f"), sign=gap.sign)
+            common = [f"{one.common} common"] * (not table.compares(first))
+            sign = gap.sign if table.part == "test" else 0
+            versus = write(f"{gap.mean:+.1f}", _limits(gap, "+.1f"), common, sign=sign)
         else:
             versus = write("baseline" if row.label == table.baseline else "", [], sign=0)
         counts = [str(one.seeds), f"{one.samples:,}" if one.samples else "?"] if one else ["-", "-"]
-        rows.append([row.label, scores[0], versus, *scores[1:], *counts])
-    return [table.name, first, f"vs {table.baseline}", *others, "seeds", "n"], rows
+        label = row.label if row.part == table.part else f"{row.label} ({row.part})"
+        rows.append([label, scores[0], versus, *scores[1:], *counts])
+    name = table.name if table.part == "test" else f"{table.name}, {table.part}"
+    return [name, first, f"vs {table.baseline}", *others, "seeds", "n"], rows
 
 
 def _texts(table: Table, escape: Callable[[str], str], bold: str, brackets: str) -> list[list[str]]:
@@ -171,9 +195,16 @@ def _verdict(table: Table) -> str:
     whom = _WHOSE[table.name].capitalize()
     if table.name == "unseen" and column != MEAN:
         whom = f"Unseen domain {column}"
+    if table.part != "test":
+        whom += f", on {table.part} samples"
+    if not table.compares(column):
+        return (
+            f"{whom}: the rows are of different clients or samples, so none is the best. "
+            "Differences are over the clients that both rows have."
+        )
     start = f"{whom}: {first.label} has {best.value.mean:.1f} %"
     basis = f", {best.seeds} seed{'s' * (best.seeds > 1)}"
-    basis += f", {best.samples:,} test samples" if best.samples else ""
+    basis += f", {best.samples:,} {first.part} samples" if best.samples else ""
     if not others:
         limits = f" ({best.value.low:.1f} to {best.value.high:.1f})" if best.value.known else ""
         return f"{start}{limits}{basis}. There is nothing to compare it with."
@@ -188,6 +219,12 @@ def _verdict(table: Table) -> str:
     if gap is None:
         return f"{start}{basis}, the best here; the baseline has no number to compare.{more}"
     start += f", the best here: {gap.mean:+.1f} points to {named}"
+    if table.part != "test":
+        limits = f" (95 % interval {gap.low:+.1f} to {gap.high:+.1f})" if gap.known else ""
+        return (
+            f"{start}{limits}{basis}. These samples also chose the round, so they cannot show that "
+            f"it is better on new ones.{more}"
+        )
     if not gap.known:
         chance = "Whether that is more than chance is unknown: run other seeds."
         return f"{start}{basis}. {chance}{more}"
@@ -203,10 +240,20 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
     cells = [one for table in tables for row in table.rows for one in row.cells.values()]
     runs = [run for variant in variants for run in variant.runs]
     counted = any(one.samples for one in cells)
+    if any(table.part != "test" for table in tables):
+        yield (
+            "Scores of validation samples flatter, because these samples chose the round: set "
+            "data.test, such as --config.data.test=0.2, and train again for scores of samples that "
+            "chose nothing."
+        )
     yield from _other_keys(variants)
+    fednova = [run for run in runs if run.method == "fednova"]
+    if fednova and all(has_equal_steps(run.config, run.data) for run in fednova):
+        yield f"{EQUALS_FEDAVG}."
     if {one.seeds for one in cells} == {1}:
         over_samples = counted and tables[0].score == "accuracy"
-        what = "Intervals are over test samples" if over_samples else "Intervals need several seeds"
+        over = f"Intervals are over {samples_scored(variants)}"
+        what = over if over_samples else "Intervals need several seeds"
         yield (
             f"Every number is of one seed. {what}; how much another seed changes a number is "
             "unknown: give the workdirs of several seeds."
@@ -223,8 +270,8 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
         )
     if not counted and tables[0].score == "accuracy":
         yield (
-            "The number of test samples is not known: these runs wrote no data.json, as versions "
-            "before 0.2 did not. Trained again with this version they do."
+            f"The number of {samples_scored(variants)} is not known: these runs wrote no "
+            "data.json, as versions before 0.2 did not. Trained again with this version they do."
         )
     if (most := max(len(table.rows) for table in tables)) > _MANY:
         yield (

@@ -30,7 +30,7 @@ _Settings = dict[tuple[str, str], dict[str, dict[float, Interval]]]  # (title, a
 
 
 def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
-    """Returns charts of test scores, measures, losses, weights, norms and masks over rounds.
+    """Returns charts of scores, measures, losses, weights, norms and masks over rounds.
 
     Args:
       variants: those of one data set.
@@ -45,7 +45,8 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
     ):
         panels = {f"{variants[0].runs[0].score} %": _lines(variants, key)}
         panels |= {head: _lines(variants, measures, name) for name, head in heads.items()}
-        sections.append(_section(f"Test scores of {whom}", table, panels, False))
+        part = table.part.capitalize()
+        sections.append(_section(f"{part} scores of {whom}", table, panels, False))
     for title, key, fold in (
         ("Training loss", "loss", True),
         ("Training loss after aggregation", "train_loss", True),

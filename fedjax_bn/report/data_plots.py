@@ -85,13 +85,14 @@ def _as_matrices(features: np.ndarray) -> np.ndarray:
 def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
     """Returns images [n, H, W, C] as one picture with room for `count` and white gaps.
 
-    Colours are unchanged; each grey image is scaled to [0, 1] by its own range.
+    Three channels are colours, which are unchanged. Of other images the first channel is shown, as
+    in `small_picture`, each scaled to [0, 1] by its own range.
 
     Returns:
-      [H, width, C] if C > 1, else f64[H, width] with NaN in the gaps.
+      [H, width, 3] of colours, else f64[H, width] with NaN in the gaps.
     """
-    if images.shape[-1] == 1:
-        grey = images.reshape(images.shape[:3]).astype(float)
+    if images.shape[-1] != 3:
+        grey = images[..., 0].astype(float)
         least, most = (end(axis=(1, 2), keepdims=True) for end in (grey.min, grey.max))
         images, white = (grey - least) / np.where(most > least, most - least, 1), np.nan
     else:

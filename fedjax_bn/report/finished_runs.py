@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import WorkdirError
+from fedjax_bn.data.domain import part_of_all
+from fedjax_bn.report.tables import part_tested
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten, up_to_date
 from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
@@ -29,6 +31,9 @@ APART = frozenset(
 )
 
 
+_WHOM = {"internal": "internal clients", "unseen": "unseen domains"}
+
+
 class Run(NamedTuple):
     """A finished run, read from its workdir.
 
@@ -38,8 +43,8 @@ class Run(NamedTuple):
       summary: the content of summary.json.
       records: the records of all rounds, in order.
       data: the content of data.json, see `page.data_facts`; empty if there is no such file.
-      answers: (client, "") or (unseen domain, adaptation) -> which test samples were answered
-        rightly, see `run.evaluation.answers`; empty for other tasks and runs that wrote none.
+      answers: (client, "") or (unseen domain, adaptation) -> which samples were answered rightly,
+        see `run.evaluation.answers`; empty for other tasks and runs that wrote none.
       masks: likewise -> Dice by volume and some pictures of predicted masks.
     """
 
@@ -76,12 +81,29 @@ class Run(NamedTuple):
         """What the percentages are: accuracy, mAP50 of a detector, or Dice of masks."""
         return self.summary.get("score", "accuracy")
 
+    @property
+    def size(self) -> str:
+        """The size of the masks of which Dice was taken, "H x W pixels"; "" without masks."""
+        form = self.about.get("form", {})
+        if self.score != "Dice" or "shape" not in form:
+            return ""
+        tiles = ", in tiles" if self.config["data.large"] == "tiles" else ""
+        return f"{form['shape'][0]} x {form['shape'][1]} pixels{tiles}"
+
+    def part(self, whom: str = "internal") -> str:
+        """Returns which samples of "internal" clients or "unseen" domains the scores are of."""
+        return part_tested(self.summary, whom)
+
     def tested(self, name: str, adaptation: str = "") -> int:
-        """Returns the number of test samples of a client or an unseen domain; 0 if unknown."""
+        """Returns the number of samples that a client's or an unseen domain's score is of.
+
+        The number is 0 if unknown.
+        """
         if (name, adaptation) in self.answers:
             return len(self.answers[name, adaptation].right)
         known = self.data.get("unseen" if adaptation else "clients", {}).get(name)
-        return known["test"]["samples"] if known else 0
+        # Without test samples the validation samples are tested.
+        return known.get("test", known.get("validation"))["samples"] if known else 0
 
 
 class Variant(NamedTuple):
@@ -102,6 +124,37 @@ class Variant(NamedTuple):
     def method(self) -> str:
         """The method of its runs."""
         return self.runs[0].method
+
+
+def samples_scored(variants: Sequence[Variant]) -> str:
+    """Returns which samples the scores of runs are of, such as "test samples"."""
+    runs = [run for variant in variants for run in variant.runs]
+    inside, outside = (part_of_all(run.part(whom) for run in runs) for whom in _WHOM)
+    if inside == outside or not any(run.summary["accuracy"]["unseen"] for run in runs):
+        return f"{inside} samples"
+    return f"{inside} samples of clients and {outside} samples of unseen domains"
+
+
+def whose(variants: Sequence[Variant], whom: str = "internal") -> str:
+    """Returns "internal clients" or "unseen domains", and their samples if not test samples."""
+    part = part_of_all(run.part(whom) for variant in variants for run in variant.runs)
+    tested = "" if part == "test" else f" ({part} samples)"
+    return f"{_WHOM[whom]}{tested}"
+
+
+def sizes_of_masks(variants: Sequence[Variant]) -> str:
+    """Returns at which size of masks Dice was taken, as text; "" without masks."""
+    labels: dict[str, dict[str, None]] = {}
+    for variant in variants:
+        for run in variant.runs:
+            labels.setdefault(run.size, {})[variant.label] = None
+    labels.pop("", None)
+    if not labels:
+        return ""
+    sizes = [f"{size} ({', '.join(names)})" if len(labels) > 1 else size
+             for size, names in labels.items()]  # fmt: skip
+    end = "; scores at different sizes do not compare" if len(labels) > 1 else ""
+    return f"Dice is taken at {' and '.join(sizes)}{end}."
 
 
 def as_json(config: ConfigDict) -> Record:
@@ -199,6 +252,27 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
         if abs(count - wanted) > max(1, wanted // 500):
             found[domain] = count
     return found
+
+
+def has_equal_steps(config: Record, data: Record) -> bool:
+    """Returns whether all clients are known to make equally many steps in each round.
+
+    Args:
+      config: dotted key -> value.
+      data: the content of data.json; empty if the run wrote none.
+    """
+    clients = data.get("clients", {}).values()
+    if not clients or data.get("number", len(clients)) > len(clients):
+        return False
+    batches = {-(-parts["train"]["samples"] // config["batch_size"]) for parts in clients}
+    epochs = set(config.get("client_epochs") or [config["local_epochs"]])
+    return bool(config.get("local_steps")) or len(batches) == len(epochs) == 1
+
+
+EQUALS_FEDAVG = (
+    "All clients of FedNova's runs make equally many steps, so that it equals FedAvg up to "
+    "rounding: its numbers here can only be FedAvg's"
+)
 
 
 def spell(value: Any) -> str:

@@ -7,10 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_bn.arguments.text import on_page
-from fedjax_bn.report.finished_runs import Run, Variant
+from fedjax_bn.report.finished_runs import Run, Variant, samples_scored, sizes_of_masks
 from fedjax_bn.report.html_parts import folded, joined, paragraphs, picture
 from fedjax_bn.report.tables import heading
 from fedjax_bn.tasks.figures import on_plot, png
+from fedjax_bn.training.evaluation.per_sample import of_part
 
 _MOST = 6  # runs whose pictures are shown
 _COLUMNS = 16  # clients of a plot, and as many domains with adaptations
@@ -30,7 +31,9 @@ def masks_section(variants: Sequence[Variant]) -> str:
     runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].masks]
     if not runs:
         return ""
-    parts = ["<h3>Dice by volume</h3>", paragraphs([_SPREAD], "soft")]
+    scored = f"Dice is of {samples_scored(variants)}."
+    about = " ".join(filter(None, (_SPREAD, scored, sizes_of_masks(variants))))
+    parts = ["<h3>Dice by volume</h3>", paragraphs([about], "soft")]
     for label, run in runs:
         data = base64.b64encode(_spread(run)).decode()
         name = on_page(f"Dice by volume, {label}, seed {run.seed}")
@@ -48,7 +51,11 @@ def masks_section(variants: Sequence[Variant]) -> str:
 def _spread(run: Run) -> bytes:
     """Draws Dice by volume as PNG: a box and a point per volume, for each client."""
     kept = [[k for k in run.masks if bool(k[1]) == unseen][:_COLUMNS] for unseen in (False, True)]
-    rows = {heading(key): 100 * run.masks[key].dice.mean(-1) for keys in kept for key in keys}
+    rows = {
+        heading(key) if key[1] else of_part(key[0], run.part()): run.masks[key].dice.mean(-1) * 100
+        for keys in kept
+        for key in keys
+    }
     figure = Figure(figsize=(max(5, 0.7 * len(rows) + 1.5), 3.6), layout="constrained")
     axes = figure.subplots()
     values = [*rows.values()]

@@ -1,6 +1,7 @@
 """Writes report.html, one self-contained page with the tables and curves of finished runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedjax_bn.arguments.errors import ConfigError
@@ -17,7 +18,7 @@ from fedjax_bn.report.sections import about_runs, absences, batch_norms, data_se
 from fedjax_bn.training.evaluation.groups import some_of
 from fedjax_bn.training.evaluation.per_sample import class_names
 from fedjax_bn.training.records import Record
-from fedjax_bn.training.workdir import write_atomically, write_json
+from fedjax_bn.training.workdir import write_atomically, write_json, write_picture
 
 _CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
 _MOST_SAMPLED = 40  # clients whose images are shown
@@ -32,18 +33,15 @@ def write_report(folder: Path) -> None:
     """
     runs, notes = find_runs([folder])
     first = runs[0]
-    drawn = {
-        "methods": plots.methods([run.summary for run in runs]),
-        "accuracy": plots.curves(first.records, "accuracy", f"test {first.score}, %"),
-        "loss": plots.curves(first.records, "loss", "training loss"),
-        "weights": plots.curves(first.records, "weights", "aggregation weight"),
-    }
-    for name, image in plots.ablations(first.summary["accuracy"]["unseen"], first.score):
-        drawn[f"unseen{name.removesuffix('.png')}"] = image
+    place, labels = folder / "plots", {"accuracy": f"{first.part()} {first.score}, %"}
+    labels |= {"loss": "training loss", "weights": "aggregation weight"}
     if "mask_l1" in first.records[-1]:
-        drawn["mask_l1"] = plots.curves(first.records, "mask_l1", "L1 norm of the mask")
-    for name, image in drawn.items():
-        write_atomically(folder / "plots" / f"{name}.png", image)
+        labels["mask_l1"] = "L1 norm of the mask"
+    write_picture(place / "methods.png", lambda: plots.methods([run.summary for run in runs]))
+    for key, label in labels.items():
+        write_picture(place / f"{key}.png", partial(plots.curves, first.records, key, label))
+    for name, draw in plots.ablations(first.summary["accuracy"]["unseen"], first.score):
+        write_picture(place / f"unseen{name}", draw)
     title = f"{first.method} on {first.summary['dataset']}, seed {first.seed}"
     write_atomically(folder / "report.html", _page(title, _groups(runs), notes))
 
@@ -86,6 +84,7 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
+      without "test" for clients that are tested on their validation samples,
       "boxes" and "masks": whether boxes or pixels are counted by class, "number": of all clients},
       where counts are
       {"samples": n, "classes": [n of each class]}.
@@ -103,7 +102,11 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
     return {
         "classes": list(internal.classes or map(str, range(number))),
         "clients": {
-            domain.name: {name: counts([split]) for name, split in splits(domain)}
+            domain.name: {
+                name: counts([split])
+                for name, split in splits(domain)
+                if name != "test" or domain.test is not domain.validation
+            }
             for domain in shown
         },
         "unseen": {
@@ -128,9 +131,9 @@ def write_data_plots(
     options = {"connectomes": True} if internal.name == _CONNECTOMES else {}
     if label_trees.has_masks(internal.domains[0].train.labels):
         options = {"classes": class_names(internal)}
-    images = data_plots.samples([*shown, *unseen], **options)
-    write_atomically(folder / "plots" / "samples.png", images)
-    write_atomically(folder / "plots" / "class_counts.png", data_plots.class_counts(internal))
+    place = folder / "plots"
+    write_picture(place / "samples.png", lambda: data_plots.samples([*shown, *unseen], **options))
+    write_picture(place / "class_counts.png", lambda: data_plots.class_counts(internal))
 
 
 def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:

@@ -1,13 +1,15 @@
 """Draws plots of a run, its data and its unseen clients, as PNG bytes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.report.tables import columns, heading, score_of
+from fedjax_bn.data.domain import part_of_all
+from fedjax_bn.report.tables import columns, heading, part_tested, score_of
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training.records import Record
 
@@ -36,7 +38,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
 
 
 def methods(summaries: list[Record]) -> bytes:
-    """Draws bars of test accuracy by client (and unseen domain), one colour for each method."""
+    """Draws bars of accuracy by client (and unseen domain), one colour for each method."""
     rows = [columns(summary) for summary in summaries]
     heads = list(rows[0])
     width = 0.8 / len(rows)
@@ -49,7 +51,11 @@ def methods(summaries: list[Record]) -> bytes:
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
     titles = [on_plot(heading(head)).replace(" ", "\n") for head in heads]
     axes.set_xticks(range(len(heads)), titles, fontsize=8)
-    axes.set(ylabel=f"test {score_of(summaries[0])}, %", ylim=(0, 105))
+    part, score = part_of_all(map(part_tested, summaries)), score_of(summaries[0])
+    label = f"{part} {score}, %"
+    if part != "test" and summaries[0]["accuracy"]["unseen"]:
+        label = f"{score}, % (clients: {part} samples)"
+    axes.set(ylabel=label, ylim=(0, 105))
     figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
     return png(figure)
 
@@ -80,8 +86,8 @@ def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> by
 
 def ablations(
     scores: Mapping[str, Mapping[str, float]], score: str = "accuracy"
-) -> Iterator[tuple[str, bytes]]:
-    """Yields (end of a file name, PNG) for every key that adaptations of one name vary.
+) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yields (end of a file name, `draw() -> PNG`) for every key that adaptations of one name vary.
 
     Args:
       scores: domain -> adaptation -> percent, as "unseen" in a run's summary.
@@ -96,11 +102,11 @@ def ablations(
         }
         label = f"{key} of {name}"
         if key in _NO_AMOUNTS:
-            picture = _bars(values, label, baseline, score)
+            draw = partial(_bars, values, label, baseline, score)
         else:
             wide = key == "batch_size"
-            picture = ablation(values, label, baseline, logarithmic=wide, score=score)
-        yield f"-{file_name(name)}-{file_name(key)}.png", picture
+            draw = partial(ablation, values, label, baseline, logarithmic=wide, score=score)
+        yield f"-{file_name(name)}-{file_name(key)}.png", draw
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:

@@ -1,20 +1,23 @@
 """Computes tables of scores with intervals from runs, and their differences to a baseline.
 
-A score is a mean over seeds. Its interval is over seeds if there are several, else over the test
+A score is a mean over seeds. Its interval is over seeds if there are several, else over the tested
 samples of the one seed. The same holds for the difference to the baseline, which is paired by seed
-where both have the seed, because runs of one seed share data and initial weights.
+where both have the seed, because runs of one seed share data and initial weights. A difference is
+over the clients that both rows have in all seeds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import nearest
+from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report import intervals
 from fedjax_bn.report.finished_runs import Run, Variant, relevant
 from fedjax_bn.report.intervals import Interval, Part
+from fedjax_bn.training.evaluation.groups import QUANTILES
 from fedjax_bn.training.records import Record
 
 MEAN = "mean"
@@ -22,13 +25,44 @@ RUNNING = "running"
 _MANY = 8  # a table with more rows is sorted by score
 
 
+class _Share(NamedTuple):
+    """The score of a client or a domain, of which a mean is taken."""
+
+    percent: float
+    samples: int = 0  # 0 if unknown
+    right: np.ndarray | None = None  # bool[n], right answers; None if unknown
+
+
 class _Score(NamedTuple):
     """A score of one seed."""
 
     value: float  # percent
-    parts: tuple[Part, ...] = ()  # the shares whose plain mean it is; empty if any is unknown
-    right: tuple[np.ndarray, ...] = ()  # bool[n] for each part: right answers; empty if unknown
+    # (group, client or domain) -> share; the value is the mean over groups of their plain means
+    shares: Mapping[tuple[str, str], _Share]
     data: str = ""  # hash of the data; answers are paired only if it is equal
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The shares and their numbers of samples; empty if any is unknown."""
+        parts = tuple((share.percent, share.samples) for share in self.shares.values())
+        return parts if all(samples for _, samples in parts) else ()
+
+    @property
+    def right(self) -> tuple[np.ndarray, ...]:
+        """The right answers of each share; empty if any are unknown."""
+        answers = [share.right for share in self.shares.values()]
+        return () if any(right is None for right in answers) else tuple(answers)
+
+    def over(self, names: Collection[tuple[str, str]]) -> "_Score":
+        """Returns the score over these shares alone."""
+        if len(names) == len(self.shares):
+            return self
+        shares = {name: share for name, share in self.shares.items() if name in names}
+        groups: dict[str, list[float]] = {}
+        for (group, _), share in shares.items():
+            groups.setdefault(group, []).append(share.percent)
+        value = float(np.mean([np.mean(percents) for percents in groups.values()]))
+        return self._replace(value=value, shares=shares)
 
 
 _Seeds = dict[int, _Score]
@@ -41,15 +75,19 @@ class Cell(NamedTuple):
     Attributes:
       value: the mean over seeds, with its interval.
       seeds: the number of seeds.
-      samples: the number of test samples of a seed; 0 if unknown.
-      versus: the difference to the baseline; None for the baseline itself, and if the baseline has
-        no score in the column.
+      samples: the number of tested samples of a seed; 0 if unknown.
+      versus: the difference to the baseline, over the clients that both have; None for the baseline
+        itself, and if the baseline has no score of one of these clients.
+      clients: the names of the clients or domains whose mean the score is.
+      common: in how many of them the baseline has a score too.
     """
 
     value: Interval
     seeds: int
     samples: int
     versus: Interval | None
+    clients: frozenset[tuple[str, str]] = frozenset()
+    common: int = 0
 
 
 class Row(NamedTuple):
@@ -62,6 +100,8 @@ class Row(NamedTuple):
       cells: column -> cell.
       config: the target of the variant's first run, and its keys on which numbers depend.
       data: the content of data.json of each of the variant's runs, see `page.data_facts`.
+      part: which of their samples the scores are of, see `data.domain.scored_part`.
+      sizes: the sizes of the masks of which Dice was taken.
     """
 
     method: str
@@ -70,6 +110,8 @@ class Row(NamedTuple):
     cells: dict[str, Cell]
     config: Mapping[str, Any] = {}
     data: tuple[Record, ...] = ()
+    part: str = "test"
+    sizes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -97,6 +139,16 @@ class Table(NamedTuple):
     rows: tuple[Row, ...]
     baseline: str
     tied: tuple[str, ...] = ()
+
+    @property
+    def part(self) -> str:
+        """Which of their samples all scores are of, see `data.domain.scored_part`."""
+        return part_of_all(row.part for row in self.rows)
+
+    def compares(self, column: str) -> bool:
+        """Returns whether all rows with a score in a column are of the same clients and part."""
+        rows = [row for row in self.rows if column in row.cells]
+        return len({(row.cells[column].clients, row.part) for row in rows}) == 1
 
     def ranked(self, column: str) -> list[Row]:
         """Returns the rows that have a cell in a column, the greatest mean first and NaN last."""
@@ -175,25 +227,34 @@ def _with_mean(scores: _Scores) -> _Scores:
     mean: _Seeds = {}
     # a seed that lacks a hard domain would raise the mean
     for seed in sorted(set.intersection(*map(set, scores.values()))):
-        values, parts, right, data = zip(*(seeds[seed] for seeds in scores.values()), strict=True)
-        mean[seed] = _Score(
-            float(np.mean(values)),
-            sum(parts, ()) if all(parts) else (),
-            sum(right, ()) if all(right) else (),
-            " ".join(data),
-        )
+        columns = {column: seeds[seed] for column, seeds in scores.items()}
+        shares = {
+            (f"{column} {population}", name): share
+            for column, score in columns.items()
+            for (population, name), share in score.shares.items()
+        }
+        value = float(np.mean([score.value for score in columns.values()]))
+        data = " ".join(score.data for score in columns.values())
+        mean[seed] = _Score(value, shares, data)
     return ({MEAN: mean} if mean else {}) | scores
 
 
 def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str = "") -> _Score:
     """Returns a score, with the shares of the clients or domains whose mean it is."""
-    counts = {name: run.tested(name, adaptation) for name in parts}
-    if not all(counts.values()):
-        return _Score(value)
-    known = [run.answers.get((name, adaptation)) for name in parts]
-    right = tuple(one.right for one in known) if all(known) else ()
-    shares = tuple((share, counts[name]) for name, share in parts.items())
-    return _Score(value, shares, right, run.about["data"])
+    shares = {}
+    # Quantiles of many clients compare only with those of the same clients.
+    population = ""
+    if not adaptation and QUANTILES.keys() <= run.summary["accuracy"]["internal"].keys():
+        population = f"{run.about.get('form', {}).get('clients')} {run.config['clients']}"
+    for name, percent in parts.items():
+        answers = run.answers.get((name, adaptation))
+        right = answers.right if answers else None
+        shares[population, name] = _Share(_number(percent), run.tested(name, adaptation), right)
+    return _Score(_number(value), shares, run.about["data"])
+
+
+def _number(percent: float | None) -> float:
+    return float("nan") if percent is None else percent
 
 
 def _table(
@@ -219,28 +280,45 @@ def _table(
             value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
             if len(seeds) == 1 and proportions and one.parts:
                 value = intervals.mean_of_parts(one.parts)._replace(mean=value.mean)
-            theirs = other.get(column)
-            versus = _difference(seeds, theirs, proportions) if theirs else None
+            versus, common = _difference(seeds, other.get(column, {}), proportions)
             samples = sum(count for _, count in one.parts)
-            cells[column] = Cell(value, len(seeds), samples, versus)
+            clients = frozenset(name for score in seeds.values() for name in score.shares)
+            cells[column] = Cell(value, len(seeds), samples, versus, clients, common)
         first = runs[label][0]
         config = relevant(first) | {"target": first.target}
         data = tuple(run.data for run in runs[label])
-        made.append(Row(first.method, label, adaptation, cells, config, data))
+        part = part_of_all(run.part(name) for run in runs[label])
+        sizes = tuple(dict.fromkeys(run.size for run in runs[label] if run.size))
+        made.append(Row(first.method, label, adaptation, cells, config, data, part, sizes))
     named = Row("", *baseline, {}).label  # the baseline may have no row in this table
     table = Table(name, dataset, score, columns, tuple(made), named)
     order = table.ranked(columns[0])
     best, *others = (rows[row.variant, row.adaptation][columns[0]] for row in order)
-    gaps = [_difference(best, one, proportions) for one in others]
+    gaps = [_difference(best, one, proportions)[0] for one in others]
     pairs = zip(order[1:], gaps, strict=True)
-    tied = [row.label for row, gap in pairs if gap.known and not gap.sign]
+    tied = [row.label for row, gap in pairs if gap and gap.known and not gap.sign]
     if len(made) > _MANY:  # fewer rows keep the order in which the folders were given
         made = [*order, *(row for row in made if columns[0] not in row.cells)]
     return table._replace(rows=tuple(made), tied=tuple(tied))
 
 
-def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:
-    """Returns a row's score minus another's, over common seeds, or over all if none is common."""
+def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> tuple[Interval | None, int]:
+    """Returns a row's score minus another's over their common clients, and the number of these.
+
+    It is over common seeds, or over all if none is common; None without a common client.
+    """
+    names = [set(score.shares) for row in (seeds, other) for score in row.values()]
+    common = set.intersection(*names) if seeds and other else set()
+    if not common:
+        return None, 0
+    seeds, other = (
+        {seed: score.over(common) for seed, score in row.items()} for row in (seeds, other)
+    )
+    return _difference_of_same(seeds, other, proportions), len(common)
+
+
+def _difference_of_same(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:
+    """Returns `_difference` of scores that are over the same clients."""
     both = sorted(set(seeds) & set(other))
     if len(both) > 1:
         return intervals.over_seeds([seeds[seed].value - other[seed].value for seed in both])

@@ -8,7 +8,14 @@ from functools import cache
 import numpy as np
 
 from fedjax_bn.report import html_parts
-from fedjax_bn.report.finished_runs import Run, Variant, as_json, defaults, spell
+from fedjax_bn.report.finished_runs import (
+    Run,
+    Variant,
+    as_json,
+    defaults,
+    samples_scored,
+    spell,
+)
 from fedjax_bn.report.html_parts import cell, heat_map, joined, paragraphs, picture, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.training.client_logs import read_distances
@@ -32,7 +39,7 @@ _QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
 _MOST_CLASSES = 40  # for more classes the table of counts shows least, median and most
 _PICTURES = {
     "samples": "What the clients see",
-    "boxes": "Boxes found in test images, and those missed",
+    "boxes": "Boxes found in {}, and those missed",
     "masked_features": "Features of two clients, before and after their masks",
 }
 _MOST_COMMANDS = 12
@@ -118,7 +125,10 @@ def data_section(variants: Sequence[Variant]) -> str:
     """
     run = variants[0].runs[0]
     plots = run.folder / "plots"
-    parts = [picture(plots / f"{name}.png", text) for name, text in _PICTURES.items()]
+    scored = samples_scored([Variant("", (run,))]).replace("samples", "images")
+    parts = [
+        picture(plots / f"{name}.png", text.format(scored)) for name, text in _PICTURES.items()
+    ]
     if not (data := run.data):  # a version before 0.2 wrote no data.json
         text = "Training samples by class and client"
         return joined(*parts, picture(plots / "class_counts.png", text))

@@ -4,23 +4,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_bn.arguments.text import shown
+from fedjax_bn.data.domain import part_of_all
 
 _MEAN = ("mean", "")
 OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # number formats of measures that are not percentages
 
 
 def comparison(summaries: list[dict[str, Any]]) -> str:
-    """Returns test accuracy in percent by client as text, one row for each run.
+    """Returns accuracy in percent by client as text, one row for each run.
 
     Internal clients are tested with their own models of the selected round. The columns after
-    `mean` are unseen domains, with the adaptation in brackets.
+    `mean` are unseen domains, with the adaptation in brackets. The first heading says if clients
+    were tested on validation samples.
     """
     rows = [columns(summary) for summary in summaries]
     cells = [
         [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in rows[0])]
         for summary, row in zip(summaries, rows, strict=True)
     ]
-    return grid([[f"{score_of(summaries[0])} %", *map(heading, rows[0])], *cells])
+    percent = f"{score_of(summaries[0])} %"
+    inside, outside = (
+        part_of_all(part_tested(summary, whom) for summary in summaries)
+        for whom in ("internal", "unseen")
+    )
+    if inside != "test":
+        of_all = inside == outside or not summaries[0]["accuracy"]["unseen"]
+        percent = f"{inside} {percent}" if of_all else f"{percent} (clients: {inside})"
+    return grid([[percent, *map(heading, rows[0])], *cells])
+
+
+def part_tested(summary: dict[str, Any], whom: str = "internal") -> str:
+    """Returns which samples of the internal clients or unseen domains a summary's scores are of."""
+    return summary.get("tested_on", {}).get(whom, "test")
 
 
 def score_of(summary: dict[str, Any]) -> str:

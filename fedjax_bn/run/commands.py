@@ -79,14 +79,17 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     result, files = evaluate_finished.run(folder, request)
     texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
     outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
-    for rows, title in ((outside, "unseen"), (result["internal"], "internal")):
+    part, score = tables.part_tested(result), tables.score_of(result)
+    tested = "" if part == "test" else f"{part} "
+    for rows, title in ((outside, "unseen, "), (result["internal"], f"internal, {tested}")):
         if rows:
-            print(f"\n{tables.accuracies(rows, f'{title}, {tables.score_of(result)} %')}")
+            print(f"\n{tables.accuracies(rows, f'{title}{score} %')}")
     measures = result.get("measures", {"internal": {}, "unseen": {}})
     for domain, rows in measures["unseen"].items():
         print(f"\n{tables.accuracies(rows, f'unseen, {domain}', tables.OF_MEASURES)}")
     if inside := measures["internal"]:
         names = next(iter(inside.values()))
         clients = {c: {name: row[c] for name, row in inside.items()} for c in names}
-        print(f"\n{tables.accuracies(clients, 'internal, own', tables.OF_MEASURES)}")
+        title = f"internal, own{tested and f' ({part})'}"
+        print(f"\n{tables.accuracies(clients, title, tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")

@@ -19,7 +19,7 @@ from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
-from fedjax_bn.data.domain import Dataset, Domain, whole
+from fedjax_bn.data.domain import Dataset, Domain, scored_part, whole
 from fedjax_bn.data.label_trees import form_of_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
@@ -45,6 +45,7 @@ from fedjax_bn.training.population import Held
 from fedjax_bn.training.records import Record, have_trained
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
+_Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture
 
 
 class Request(NamedTuple):
@@ -114,10 +115,13 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     place = folder / "evaluations"
     paths = [place / f"{start}{end}" for end in (*contents, ".json")]
     with owned(folder, wait=True):
-        for path, content in zip(paths, contents.values(), strict=False):
-            workdir.write_atomically(path, content)
         workdir.write_json(paths[-1], result)
-    return result, paths
+        for path, content in zip(paths, contents.values(), strict=False):
+            if callable(content):
+                workdir.write_picture(path, content)
+            else:
+                workdir.write_atomically(path, content)
+    return result, [path for path in paths if path.exists()]
 
 
 def _tested(
@@ -127,7 +131,7 @@ def _tested(
     own: ConfigDict,
     config: ConfigDict,
     say: Callable[[str], None],
-) -> tuple[Record, dict[str, bytes | str]]:
+) -> tuple[Record, dict[str, _Content]]:
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, own, form)
@@ -150,7 +154,7 @@ def _tested(
     say(f"round {number} of {own.method} in {folder}")
     answers: Keep = {}
     record = evaluate.unseen_evaluator(experiment)(state, answers)
-    scores, inside, notes = record.get("unseen", {}), {}, []
+    scores, inside, notes, tested_on = record.get("unseen", {}), {}, [], {}
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
         keys, trained = own.participation, None
@@ -161,10 +165,11 @@ def _tested(
         mine = evaluate.internal_evaluator(built)(state, trained, answers)
         measures["internal"] = mine.get("measures", {})
         inside = {"own": mine["accuracy"]} | _served_scores(experiment, built, state)
+        tested_on = {"tested_on": {"internal": scored_part(built.internal.domains)}}
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]
-    files: dict[str, bytes | str] = dict(plots.ablations(scores, experiment.task.score.name))
+    files: dict[str, _Content] = dict(plots.ablations(scores, experiment.task.score.name))
     files |= _plots(experiment, state, tested, request, config.data.name)
     if config.predictions and answers:
         end = f"-predictions.{config.predictions}"
@@ -178,6 +183,7 @@ def _tested(
         "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
         "unseen": scores,
         "internal": inside,
+        **tested_on,
         **({"notes": notes} if notes else {}),
         **({"measures": measures} if any(measures.values()) else {}),
         "config": dict(flatten(config)),
@@ -276,7 +282,7 @@ def _plots(
     tested: Dataset,
     request: Request,
     dataset: str,
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[tuple[str, _Content]]:
     """Yields (ending of the file's name, content) of the alphas and plots that were requested."""
     variables = evaluate.served_variables(state)
     makers, rule = {"running": adaptation.running}, experiment.method.statistics
@@ -290,8 +296,8 @@ def _plots(
         if request.alphas:
             values = alphas_of(*given)
             yield f"-alphas-{end}.npz", packed(values)
-            yield f"-alphas-{end}.png", plots.alphas(values, title)
+            yield f"-alphas-{end}.png", partial(plots.alphas, values, title)
         if request.tsne:
             features = {name: features_of(make, *given) for name, make in makers.items()}
-            picture = plots.embeddings(features, whole(domain).labels, tested.classes)
-            yield f"-tsne-{end}.png", picture
+            labels = whole(domain).labels
+            yield f"-tsne-{end}.png", partial(plots.embeddings, features, labels, tested.classes)

@@ -33,7 +33,7 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
         `data.domains` names.
       ValueError, OSError: as the readers.
     """
-    name, path, wanted = config.data.name, Path(config.data.path), config.data.domains
+    name, path, wanted = config.data.name, Path(config.data.path).expanduser(), config.data.domains
     load = choose(DATASETS, name, "data.name")
     moved = config.data.path and config.data.path != own.data.path
     if not moved or not (name == own.data.name or name in _OWN):

@@ -22,7 +22,7 @@ from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names, resized
 from fedjax_bn.data.pixels.raster import UPRIGHT
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
-from fedjax_bn.data.sets.folders import is_image
+from fedjax_bn.data.sets.folders import files_below, is_image
 from fedjax_bn.run import predict_masks
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import About, read_about
@@ -151,12 +151,7 @@ def _files_below(
     files, root = [path], path.parent
     if path.is_dir():
         root = path
-        files = [
-            file
-            for file in sorted(one for one in path.rglob("*") if one.is_file())
-            if fits(file.name)
-            and not any(name.startswith(".") for name in file.relative_to(path).parts[:-1])
-        ]
+        files = [file for file in files_below(path) if fits(file.name)]
     if not files:
         raise ValueError(f"--data {path} holds no {kind}: give another folder, or a .npz")
     return files, root

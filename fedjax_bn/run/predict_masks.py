@@ -1,7 +1,7 @@
 """Writes the masks that a served model predicts, and the areas of their classes, into a folder.
 
     NAME.png      the mask of the image NAME.jpg, in the image's size
-    NAME.nii.gz   the mask of the volume NAME.nii.gz, with its header, from a model of slices
+    NAME.nii.gz   the mask of the volume NAME.nii.gz, with its header, for a model of slices
     masks.npz     the masks u8[N, H, W] of an archive of images, with the names of their classes
     areas.csv     image,class,pixels,share; one row for each image and class; also ml of volumes
 
@@ -101,12 +101,16 @@ def of_scans(files: Sequence[Path], root: Path, about: About) -> Pictures:
       ImportError: nibabel is not installed.
       ValueError: a file is not such a volume.
     """
-    how, pictures = Slices(about.shape[0], about.channels, crop=about.crop), []
+    slices = Slices(
+        *(about.shape[0], about.channels),
+        **{"crop": about.crop, "plane": about.plane, "window": tuple(about.window)},
+    )
+    pictures = []
     for file, name in zip(files, relative_names(files, root), strict=True):
-        shape, millilitres = shape_of(file, how.crop)
-        save = partial(save_mask, image=file)
+        shape, millilitres = shape_of(file, slices)
+        save = partial(save_mask, image=file, plane=slices.plane)
         pictures.append(Picture(name, shape, shape[0], PurePosixPath(name), save, millilitres))
-    return pictures, _on_disk(slices_of(file, how) for file in files)
+    return pictures, _on_disk(slices_of(file, slices) for file in files)
 
 
 def _samples_of(image: np.ndarray, about: About) -> np.ndarray:

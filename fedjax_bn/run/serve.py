@@ -91,7 +91,10 @@ def run(
             masks=config.data.large if experiment.task.segments else "",
         )
         if slices := slices_in(config, form):
-            facts = facts._replace(channels=slices.channels, crop=slices.crop)
+            facts = facts._replace(
+                **{"channels": slices.channels, "crop": slices.crop},
+                **{"plane": slices.plane, "window": list(slices.window)},
+            )
         variables, shape, programs = served_variables(state), tuple(facts.shape), {}
         for text in config.adaptations:
             choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)

@@ -166,7 +166,7 @@ def _finish(
     elif plan.profile and not _complete(plan, records):
         say(f"round {plan.profile} will be profiled, if it is reached, in {folder / 'profile'}")
 
-    # 5. Train. The summary is written last, because it marks the run as finished.
+    # 5. Train. The summary marks the run as finished: only pictures, which may fail, follow it.
     compile_seconds = 0.0
     if not _complete(plan, records):  # else only the summary is missing
         say(f"compiling a round of {plan.method}")
@@ -191,6 +191,8 @@ def _finish(
         if "unseen_measures" in found:
             summary["measures"]["unseen"] = found["unseen_measures"]
         by_first(lambda: write_answers(folder, answers, plan.predictions))
+    by_first(lambda: checkpoint.delete_earlier(folder))
+    by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     # Pictures need all clients' models where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
@@ -198,8 +200,6 @@ def _finish(
     if experiment.task.segments:
         by_first(lambda: draw_masks(experiment, folder))
         by_first(lambda: show_pictures(folder, "masks", len(records)))
-    by_first(lambda: checkpoint.delete_earlier(folder))
-    by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     return summary
 
 

@@ -27,10 +27,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
-from fedjax_bn.arguments.ranges import ORDER, SAMPLES
+from fedjax_bn.arguments.ranges import GREYS, ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.data.masks.assemble import RESIZE, TILES
-from fedjax_bn.data.masks.volumes import CHANNELS
+from fedjax_bn.data.masks.volumes import AXIAL, CHANNELS, PLANES
 from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import check_memory
@@ -68,8 +68,8 @@ class About(NamedTuple):
         `pixels.raster`; folders of earlier versions have no such entry and used stored pixels.
       masks: how images of another size reach a model that segments, "resize" or "tiles", see
         `data.large`; "" for a model that gives each sample one class, as in earlier versions.
-      channels, crop: how slices of scans become samples, see `data.masks.volumes.Slices`; "" and 0
-        for a model of other images.
+      channels, crop, plane, window: how slices of scans become samples, see
+        `data.masks.volumes.Slices`; `channels` is "" for a model of other images.
     """
 
     form: int
@@ -91,6 +91,8 @@ class About(NamedTuple):
     masks: str = ""
     channels: str = ""
     crop: int = 0
+    plane: str = AXIAL
+    window: list = []  # noqa: RUF012, nothing changes it
 
 
 def is_ours(model: str) -> bool:
@@ -232,7 +234,7 @@ def read_about(folder: Path) -> About:
 def _fault(about: About) -> str:
     """Returns what is wrong with the content of model.json; "" if nothing is."""
     parts = {"classes": str, "adaptations": str, "programs": str, "shape": int}
-    parts |= {"mean": float, "std": float}
+    parts |= {"mean": float, "std": float, "window": float}
     for name, kind in About.__annotations__.items():
         value = getattr(about, name)
         if type(value) is not kind:
@@ -257,6 +259,8 @@ def _fault(about: About) -> str:
         or (bool(about.masks) and len(about.shape) != 3),
         "channels": about.channels not in ("", *(CHANNELS if about.masks else ())),
         "crop": not 0 <= about.crop < 2**31,
+        "plane": about.plane not in PLANES,
+        "window": not GREYS.holds(about.window),
         "programs": not all(map(is_program, about.programs.values())),
     }
     impossible = impossible_samples(about.shape, about.dtype, about.mean, about.std)

@@ -20,13 +20,14 @@ The terms are estimated as follows:
 - d, the VC dimension of a network, is known only by bounds. With any such number the square root
   exceeds 1 unless NM is far larger: the bound is vacuous, but its terms can be compared.
 
-NumPy computes all numbers from arrays of NumPy or JAX, in their precision.
+NumPy computes all numbers in float64, from arrays of NumPy or JAX.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy.linalg
 
 
 class Client(NamedTuple):
@@ -92,17 +93,38 @@ def _kuiper(first: np.ndarray, second: np.ndarray) -> float:
     return max(gap.max(), 0) - min(gap.min(), 0)
 
 
-def _discriminant(first: np.ndarray, second: np.ndarray, ridge: float = 1e-6) -> np.ndarray:
-    """Returns Fisher's direction f[d], normal of the best half-space for equal covariances.
+def separating_directions(first: np.ndarray, second: np.ndarray, ridge: float = 1e-6) -> np.ndarray:
+    """Returns directions f64[D, d] along which two samples are likely to differ, for `divergence`.
 
-    `ridge` times the mean of the covariance's diagonal is added to the diagonal.
+    These are the axes and, where they exist,
+
+    - Fisher's direction, normal of the best half-space for equal covariances. Without a difference
+      of means, as after each client's own statistics, it would be rounding noise, and is left out.
+    - the directions with the greatest and the least ratio of the two variances, the outer
+      eigenvectors of C v = l (C + C') v. Without a difference of variances they are left out.
+
+    Differences of less than sqrt(eps) of the points' type count as none. The order of the points
+    has no influence.
+
+    Args:
+      first: f[M, d], at least 2 points.
+      second: f[M', d], at least 2 points.
+      ridge: share of the mean variance that is added to every variance.
     """
-    own = [np.cov(x, rowvar=False).reshape(x.shape[1], -1) for x in (first, second)]
-    within = (own[0] + own[1]) / 2
-    # `tiny` keeps the matrix regular if no feature varies.
-    more = ridge * np.trace(within) / len(within) + np.finfo(within.dtype).tiny
-    regular = within + more * np.eye(len(within))
-    return np.linalg.solve(regular, first.mean(0) - second.mean(0))
+    least = np.finfo(np.result_type(first, second)).eps ** 0.5
+    points = [np.asarray(x, float) for x in (first, second)]
+    covariances = np.array([np.atleast_2d(np.cov(x, rowvar=False)) for x in points])
+    size = covariances.shape[-1]
+    scale = np.trace(covariances.mean(0)) / size or 1.0  # not 0, even if no feature varies
+    covariances = covariances / scale + ridge * np.eye(size)
+    directions = list(np.eye(size))
+    between = points[0].mean(0) - points[1].mean(0)
+    fisher = np.linalg.solve(covariances.mean(0), between)
+    if between @ fisher > least * scale:  # the squared distance of Mahalanobis
+        directions.append(fisher)
+    shares, vectors = scipy.linalg.eigh(covariances[0], covariances.sum(0))
+    directions += [vectors[:, i] for i in (0, -1) if abs(shares[i] - 1 / 2) > least]
+    return np.stack(directions)
 
 
 def complexity(dimension: float, samples: int, delta: float) -> float:
@@ -130,8 +152,8 @@ def averaged_bound(
     """Returns the bound with averaged batch norm (Eq. 16, 29, 30; for N = 1 Eq. 13, 28).
 
     The risk is on the mixture of the seen clients, with the weights as shares; the mixture's
-    distance is at most the mean of the clients' distances (Eq. 14). `divergence` uses Fisher's
-    directions between each seen client and the unseen one.
+    distance is at most the mean of the clients' distances (Eq. 14). `divergence` takes the
+    `separating_directions` of each seen client and the unseen one, of all clients together.
 
     Args:
       seen: N clients; the same statistics normalize their features and the unseen client's.
@@ -141,7 +163,7 @@ def averaged_bound(
     """
     theirs = np.asarray(unseen.features)
     ours = [np.asarray(client.features) for client in seen]
-    across = np.stack([_discriminant(own, theirs) for own in ours])
+    across = np.concatenate([separating_directions(own, theirs) for own in ours])
     apart = np.array([divergence(own, theirs, across) for own in ours])
     return _bound(seen, unseen, weights, apart, dimension, delta)
 

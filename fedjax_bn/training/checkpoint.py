@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
@@ -32,6 +34,13 @@ PyTree = Any
 Folder = ocp.training.Checkpointer
 CHECKSUMS = "SHA256SUMS"  # in a checkpoint's folder, as `sha256sum --check` reads them
 _ITEM = "default"  # the part with the arrays; the name is that of Orbax's first interface
+
+
+class _Literal(type(epath.Path())):  # type: ignore[misc]
+    """A path whose own characters [, * and ? are not read as patterns, as epath reads them."""
+
+    def glob(self, pattern: str) -> Iterator["_Literal"]:
+        return (self / name for name in glob(pattern, root_dir=self))
 
 
 def open_folder(folder: Path, keep: int) -> Folder:
@@ -59,7 +68,10 @@ def open_folder(folder: Path, keep: int) -> Folder:
     newest = ocp.training.preservation_policies.LatestN(keep)
     try:
         return Folder(
-            folder, context=options, preservation_policy=newest, cleanup_tmp_directories=True
+            _Literal(folder),
+            context=options,
+            preservation_policy=newest,
+            cleanup_tmp_directories=True,
         )
     except (ValueError, OSError) as error:
         raise CheckpointError(

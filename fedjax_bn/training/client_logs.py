@@ -29,7 +29,12 @@ from fedjax_bn.training.mesh import gathered
 from fedjax_bn.training.population import Held, rows_of_clients
 from fedjax_bn.training.records import Record
 from fedjax_bn.training.together import first
-from fedjax_bn.training.workdir import not_readable, read_arrays, write_atomically
+from fedjax_bn.training.workdir import (
+    not_readable,
+    read_arrays,
+    write_atomically,
+    write_picture,
+)
 
 _KINDS = ("mean", "std", "scale", "bias")
 _FOLDER, _PARAMS = "batch_norms", "params"
@@ -190,8 +195,8 @@ def log_masks(
                 some = select(domains[k].test, np.arange(len(domains[k].test.images))[:_SAMPLES])
                 given = experiment.model, experiment.prepare, own, some, _SAMPLES
                 features[domains[k].name] = features_of(running, *given)
-            image = masked_features(features, masks[FEATURES][two])
-            write_atomically(folder / "plots" / "masked_features.png", image)
+            place, shown = folder / "plots" / "masked_features.png", masks[FEATURES][two]
+            write_picture(place, lambda: masked_features(features, shown))
     # FedCD has one mask, of features, unless more layers are named.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}

@@ -13,7 +13,9 @@ from fedjax_bn import __version__
 from fedjax_bn.training.workdir import read_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-_OPTIONS = ("enable_x64", "default_matmul_precision", "disable_most_optimizations")
+# On these depends every random number, so a run cannot continue with others.
+RANDOM = ("default_prng_impl", "random_seed_offset", "threefry_partitionable")
+_OPTIONS = ("enable_x64", "default_matmul_precision", "disable_most_optimizations", *RANDOM)
 _VARIABLES = ("XLA_FLAGS", "NPROC")  # NPROC is the number of threads that XLA uses on CPU
 # XLA's compiler chooses its vectors by these features, and its libraries their kernels.
 _FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")

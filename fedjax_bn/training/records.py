@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.arguments.errors import NotFiniteError, RiskError, WorkdirError
+from fedjax_bn.data.domain import scored_part
 from fedjax_bn.engine.extrapolation import check_risks
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.experiment import Experiment
@@ -174,7 +175,8 @@ def summarize(
     `rounds` counts the rounds that were made, fewer than planned if the run ran out of patience
     (`stopped_early`). `seconds_per_round` is the median over all rounds, `samples_per_second` the
     training samples of a round divided by that, and `compile_seconds` the time of the last start, 0
-    if no round was left.
+    if no round was left. `tested_on` is the part of the samples that the accuracies are of, see
+    `data.domain.scored_part`.
 
     Args:
       experiment: the run's.
@@ -184,6 +186,9 @@ def summarize(
     """
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
+    tested_on = {"internal": scored_part(experiment.internal.domains)}
+    if experiment.unseen:
+        tested_on["unseen"] = scored_part(experiment.unseen)
     measures = {}
     if "measures" in best:
         outside = best.get("unseen_measures", {})
@@ -194,6 +199,7 @@ def summarize(
         "seed": plan.seed,
         "rounds": len(records),
         "selected_round": selected,
+        "tested_on": tested_on,
         "accuracy": _accuracies(best),
         "last_round": _accuracies(records[-1]),
         **measures,

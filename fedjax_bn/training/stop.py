@@ -108,21 +108,25 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 class _Console(io.TextIOWrapper):
     """Writes characters outside the encoding as escapes, and drops what cannot be written."""
 
+    lost = ""  # why output was dropped, unless its reader had enough, as `head` has
+
     def write(self, text: str) -> int:
         try:
             return super().write(text)
-        except OSError:
-            self._forget()
+        except OSError as error:
+            self._forget(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
-        except OSError:
-            self._forget()
+        except OSError as error:
+            self._forget(error)
 
-    def _forget(self) -> None:
+    def _forget(self, error: OSError) -> None:
         """Discards all further output, and output that is still buffered."""
+        if not isinstance(error, BrokenPipeError):
+            self.lost = error.strerror or str(error)
         # Python would try to write its buffer when it ends, and fail with a traceback.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
@@ -137,3 +141,11 @@ def endure() -> None:
             old.flush()
             new = _Console(old.buffer, old.encoding, "backslashreplace", line_buffering=True)
             setattr(sys, name, new)
+
+
+def lost_output() -> str:
+    """Returns why the standard output was not all written, such as a full disk; "" if it was."""
+    if isinstance(sys.stdout, _Console):
+        sys.stdout.flush()
+        return sys.stdout.lost
+    return ""

@@ -9,6 +9,7 @@ JSON is refused with an error message.
 import json
 import os
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,6 +89,7 @@ SUMMARY = {
     "seed": NUMBER,
     "rounds": _COUNT,
     "selected_round": _COUNT,
+    "tested_on?": {"*": TEXT},
     "accuracy": _BOTH,
     "last_round": _BOTH,
     "seconds_per_round": NUMBER,
@@ -101,7 +103,7 @@ SUMMARY = {
 _SPLIT = {"samples": _INDEX, "classes": [_MANY]}
 DATA = {
     "classes": [TEXT],
-    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
+    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test?": _SPLIT}},
     "unseen": {"*": {"test": _SPLIT}},
     "boxes": _FLAG,
     "masks?": _FLAG,
@@ -199,6 +201,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
                 partial.unlink(missing_ok=True)
             raise
         sync(path.parent)
+
+
+def write_picture(path: Path, draw: Callable[[], bytes]) -> None:
+    """Writes what `draw()` returns; a fault, also of the disk, is a warning with path and reason.
+
+    No run depends on its pictures, and what matplotlib draws of a user's data may fail in any way.
+    After a fault there is no picture, also none of an earlier time.
+    """
+    try:
+        write_atomically(path, draw())
+    except Exception as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        warnings.warn(f"the picture {path} is not drawn ({reason})", stacklevel=2)
 
 
 def sync(path: Path) -> None:

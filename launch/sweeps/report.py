@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from plan import UNSEEN, Cell, Run, Sweep, Table, by_folder, config_file, finished, text
 
-from fedjax_bn.report.finished_runs import other_samples
+from fedjax_bn.report.finished_runs import EQUALS_FEDAVG, has_equal_steps, other_samples
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import METHODS, group_of
@@ -60,17 +60,28 @@ def read_results(workdir: Path, run: Run) -> dict[str, Any]:
     """Returns a run's summary and evaluations, and the clients' validation accuracy.
 
     Returns:
-      {"summary": content of summary.json, "validation": see `selected_validation`}, and
-      name -> content of each evaluation that exists.
+      {"summary": content of summary.json, "validation": see `selected_validation`, "fedavg": see
+      `equals_fedavg`}, and name -> content of each evaluation that exists.
     """
     folder = workdir / run.name
     summary = json.loads((folder / "summary.json").read_text())
     results = {"summary": summary, "validation": selected_validation(folder, summary)}
+    results["fedavg"] = equals_fedavg(folder)
     for evaluation in run.tests:
         path = folder / "evaluations" / f"{evaluation.name}.json"
         if path.exists():
             results[evaluation.name] = json.loads(path.read_text())
     return results
+
+
+def equals_fedavg(folder: Path) -> bool:
+    """Returns whether a run is of FedNova with equal steps of all clients, which is FedAvg."""
+    paths = [folder / "config.json", folder / "data.json"]
+    if not all(path.exists() for path in paths):
+        return False
+    config, data = (json.loads(path.read_text()) for path in paths)
+    config = config["config"]
+    return config.get("method") == "fednova" and has_equal_steps(config, data)
 
 
 def selected_validation(folder: Path, summary: Mapping[str, Any]) -> float | None:
@@ -190,9 +201,16 @@ def number(value: tuple[float, float | None]) -> str:
 
 
 def notes(table: Table, done: Results, apart: Apart) -> str:
-    """Returns notes on missing and differing runs, on validation's choices, and on misprints."""
+    """Returns notes on missing and differing runs, on FedNova, on validation, and on misprints."""
     names = [run.name for run in table.runs]
     found = [missing(names, done), legend(marks_of(names, apart))]
+    equal = []
+    for label, cells in table.rows.items():
+        rows_runs = (name for cell in cells if cell for name in cell.runs)
+        if any(done[name].get("fedavg") for name in rows_runs if name in done):
+            equal.append(label)
+    if equal:
+        found.append(f"{', '.join(equal)}: {EQUALS_FEDAVG}, whatever the paper prints.")
     for label, cells in table.rows.items():
         parts = dict.fromkeys(part for cell in cells if cell for part in cell.parts)
         best = [chosen(part, done) for part in parts if len(part) > 1]

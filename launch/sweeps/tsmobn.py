@@ -26,6 +26,11 @@ and DenseNet-121 starts at random. An unseen client receives the mean of the cli
 with FedBN too; UniFed's Table 3 prints the same numbers for a global model whose batch norms are
 not updated (unifed.py).
 
+FedNova equals FedAvg up to rounding where all clients have equally many samples and epochs: on
+CIFAR-10-C, on Digits-DG and on the truncated Camelyon17. In Tables 1, E.5, E.7, E.11 and E.12 its
+74 numbers can thus only be FedAvg's, from which some printed ones are far (75.82 and 58.30 on
+gaussian noise in Table 1). The hospitals of Table E.4 are not cut.
+
 One difference from the text: the lists in E.2.2 exchange the names of CIFAR-10-C and Camelyon17, so
 here Tables E.6, E.7, E.9 and E.10 follow their columns. The numbers without deviations in Tables 1
 to 4 are those of Tables E.5 to E.10.

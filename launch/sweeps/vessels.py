@@ -7,8 +7,9 @@ form that data.name=masks reads. Three cameras train, with a fifth of their imag
 the eyes of one child together; the fourth is unseen. Images are stretched to 128 pixels, where
 thin vessels are narrower than a pixel: the scores are below those of the full size. Numbers are
 the Dice of the vessels in percent over 3 seeds. All methods have the same rate and rounds, which
-were not tuned. HarmoFL and FedDG have the options of their authors' code for segmentation. Of
-FedDG, each client sends the mean amplitudes of 4 images.
+were not tuned. HarmoFL and FedDG have the options of their authors' code for
+segmentation, but FedDG differentiates its inner step too (feddg.order=2), which that code does not.
+Of FedDG, each client sends the mean amplitudes of 4 images.
 """
 
 import sys

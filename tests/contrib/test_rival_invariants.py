@@ -109,6 +109,19 @@ def test_a_client_that_sits_out_keeps_what_is_its_own_and_nothing_of_it_is_seen(
 
 
 @pytest.mark.parametrize("kind", OFTEN)
+def test_for_the_server_a_client_without_samples_is_absent(x64, kind):
+    none = {"valid": batches_of(SIZES)["valid"].at[1].set(False)}
+    batches = batches_of(SIZES)
+    ids = {"client": jnp.arange(3, dtype=jnp.int32), "population": jnp.asarray(3, jnp.int32)}
+    found = []
+    for change, there in (({}, (True, False, True)), (none, (True, True, True))):
+        given = batches | ids | change | {"participates": jnp.asarray(there)}
+        state, metrics = method_of(kind).round(started(kind), given, KEY)
+        found.append((state.shared, state.server, state.weighing, metrics["weights"]))
+    assert_close(*found, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", OFTEN)
 def test_padding_is_invisible(x64, kind):
     """It holds NaN in `batches_of`, and other values here."""
     batches = batches_of(SIZES)

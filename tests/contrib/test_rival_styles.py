@@ -181,12 +181,14 @@ def test_feddg_shows_nothing_unless_it_is_named():
     assert fedavg(Flat(), SGD).notes == ()
 
 
-def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some(x64):
+@pytest.mark.parametrize("order", [1, 2])
+def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some(x64, order):
     """The first round is FedAvg's of twice the loss; the second by hand, of two clients."""
     one_step, options = batches_of((4, 3)), {"prepare": as_maps}
     padded = lambda leaf: np.concatenate([leaf, np.zeros_like(leaf)], 1)  # noqa: E731
     batches = jax.tree.map(padded, one_step)
-    method = feddg(Flat(), SGD, spectra=1, channels=1, inner_rate=0.5, clip=0.05, **options)
+    options |= {"spectra": 1, "channels": 1, "inner_rate": 0.5, "clip": 0.05}
+    method = feddg(Flat(), SGD, order=order, **options)
     state, _ = run_rounds(method, variables_of(), batches, key=KEY)
     x = [np.asarray(batches["image"][k, 0, :n]) for k, n in enumerate((4, 3))]
     shown = [6 * x[1][0].mean() / 6, 6 * x[0][0].mean() / 6]  # each other's first image
@@ -201,12 +203,12 @@ def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some
             logits = Flat().apply({"params": params}, images)
             return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
-        def episode(params, k=k, loss=loss):
-            g = jax.grad(loss)(params, x[k])
+        def episode(params, start, k=k, loss=loss):
+            g = jax.grad(loss)(params if order == 2 else start, x[k])
             inner = jax.tree.map(lambda w, g: w - 0.5 * jnp.clip(g, -0.05, 0.05), params, g)
             return loss(params, x[k]) + loss(inner, x[k] - x[k].mean(1, keepdims=True) + shown[k])
 
-        g = jax.jit(jax.grad(episode))(state.shared["params"])
+        g = jax.jit(jax.grad(episode))(*[state.shared["params"]] * 2)
         expected = jax.tree.map(lambda e, w, g, n=n: e + n / 7 * (w - 0.1 * g),
                                 expected, state.shared["params"], g)  # fmt: skip
     assert_close(after.shared["params"], expected, rtol=1e-10, atol=1e-12)

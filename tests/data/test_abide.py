@@ -77,6 +77,13 @@ def test_every_window_is_the_upper_triangle_of_its_correlation_matrix(folder):
         np.testing.assert_allclose(pool.images, expected, atol=2e-6)
 
 
+def test_companions_of_macos_are_neither_series_nor_tables(folder):
+    key = abide.load(folder).key
+    for name in ("rois_ho/._NYU_1_rois_ho.1D", "._phenotypic.csv"):
+        (folder / name).write_bytes(b"\0\5\26\7\xff")
+    assert abide.load(folder).key == key
+
+
 def test_windows_have_the_subjects_name_and_diagnosis_patient_1_control_0(folder):
     source = abide.load(folder)
     nyu, um = source.pools

@@ -99,6 +99,25 @@ def test_linked_folders_are_followed_and_a_link_to_itself_is_no_trap(tmp_path):
     assert found(source) == [[("0", [16, 8, 48, 24])]]
 
 
+@pytest.mark.parametrize("name", ["annotations/._labels.json", "@eaDir/a.json"])
+def test_companions_of_other_systems_are_no_labels_of_coco(tmp_path, name):
+    for image in "ab":
+        picture(tmp_path / f"images/{image}.png")
+    text(tmp_path / "annotations/labels.json", coco())
+    before = own.load(tmp_path, **HOW)
+    text(tmp_path / name, "\0\5\26\7")
+    after = own.load(tmp_path, **HOW)
+    assert (after.key, after.notes) == (before.key, before.notes)
+
+
+def test_companions_of_other_systems_name_no_classes_of_yolo(tmp_path):
+    picture(tmp_path / "images/a.png")
+    text(tmp_path / "labels/a.txt", "0 0.5 0.5 0.5 0.5")
+    text(tmp_path / "data.yaml", "names: [cat]")
+    text(tmp_path / "._data.yaml", "names: [mac]")
+    assert own.load(tmp_path, **HOW).classes == ("cat",)
+
+
 def coco(**changes) -> dict:
     return {
         "images": [
@@ -300,6 +319,10 @@ YAML = ("data.yaml", "names: [cat, dog]")
             {"a.json": coco(images=[{"id": 7, "file_name": "../a.png"}], annotations=[])},
             "leads out",
         ),
+        (
+            {"a.json": coco(images=[{"id": 7, "file_name": "\ud800.png"}], annotations=[])},
+            "a.json, images, row 1: 'file_name' .*surrogate",
+        ),
         ({"a.json": '{"images": ['}, "a.json cannot be read"),
         ({}, "has no boxes in a known form"),
         ({"labels/a.txt": ""}, "none with a box"),
@@ -331,6 +354,15 @@ def test_a_wrong_label_of_bdd100k_is_named(tmp_path, change, said):
     one["labels"][0] |= change
     bdd(tmp_path, "labels/det_20/det_{}.json", {"train": [one], "val": []})
     with pytest.raises(ValueError, match=said):
+        bdd100k.load(tmp_path, domains=("all",), **HOW)
+
+
+def test_half_of_a_character_in_a_name_of_bdd100k_is_named(tmp_path):
+    image = frame("a.jpg", "tunnel", "clear", ("car", 0, 0, 7, 7))
+    bdd(tmp_path, "labels/det_20/det_{}.json", {"train": [image], "val": []})
+    labels = tmp_path / "labels/det_20/det_train.json"
+    labels.write_text(labels.read_text().replace("a.jpg", r"\udfff.jpg"))
+    with pytest.raises(ValueError, match=r"frame 1: 'name' .*surrogate"):
         bdd100k.load(tmp_path, domains=("all",), **HOW)
 
 

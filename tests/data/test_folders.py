@@ -1,5 +1,9 @@
 """Image folders: what counts as a class or an image, what is left out, what is an error."""
 
+import errno
+import os
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +12,11 @@ import pytest
 from fedjax_bn.data.sets.folders import (
     Published,
     domain_folders,
+    files_below,
     is_image,
     list_domain,
     match_folders,
+    subfolders,
     to_source,
 )
 from trees import assert_in_place, write_shade, write_tree
@@ -91,6 +97,72 @@ def test_stray_files_are_left_out_and_counted(tree):
     assert note.startswith("left out 7 files or folders that are not images of a class: ")
     assert note.endswith(" and 4 more")
     assert [len(pool.labels) for pool in source.pools] == [6, 6]
+
+
+@pytest.mark.parametrize("target", ["nowhere", "gone.png"], ids=["nothing", "itself"])
+def test_a_link_that_leads_nowhere_is_counted_if_an_image_and_refused_if_a_class(tree, target):
+    (tree / "north" / "ant" / "gone.png").symlink_to(target)
+    source = load(tree)
+    (note,) = source.notes
+    assert "north/ant/gone.png" in note
+    assert [len(pool.labels) for pool in source.pools] == [6, 6]
+    shutil.rmtree(tree / "Far South" / "cow")
+    (tree / "Far South" / "cow").symlink_to("cow" if target == "gone.png" else target)
+    with pytest.raises(OSError, match=re.escape(str(tree / "Far South" / "cow"))):
+        load(tree)
+
+
+def test_a_link_in_a_circle_beside_the_classes_hides_none_of_them(tree):
+    (tree / "north" / "circle").symlink_to("circle")
+    source = load(tree)
+    assert [len(pool.labels) for pool in source.pools] == [6, 6]
+    assert any("north/circle" in note for note in source.notes)
+    shutil.rmtree(tree / "Far South")
+    (tree / "Far South").symlink_to("Far South")
+    with pytest.raises(OSError, match=re.escape(str(tree / "Far South"))):
+        load(tree)
+
+
+def close(monkeypatch, folder: Path) -> None:
+    """Reading the folder fails as without permission, also for root."""
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+@pytest.mark.parametrize("place", ["", "north", "Far South/cow"])
+def test_a_folder_without_permission_is_named(tree, monkeypatch, place):
+    close(monkeypatch, tree / place)
+    with pytest.raises(OSError, match=re.escape(f"{tree / place} cannot be read")):
+        load(tree)
+
+
+def test_no_file_below_a_folder_is_left_out_without_a_word(tree, monkeypatch):
+    (tree / "north" / "ant" / "gone.png").symlink_to("nowhere")
+    names = {file.name for file in files_below(tree)}
+    assert names == {"0.png", "1.png", "gone.png"}  # whose reader finds that it is missing
+    (tree / "north" / "train").symlink_to("nowhere")
+    with pytest.raises(OSError, match="north/train"):
+        files_below(tree)
+    (tree / "north" / "train").unlink()
+    close(monkeypatch, tree / "north" / "cow")
+    with pytest.raises(OSError, match="north/cow"):
+        files_below(tree)
+
+
+@pytest.mark.parametrize("name", ["__MACOSX", "@eaDir"])
+def test_folders_of_systems_are_no_data(tree, name):
+    count = len(files_below(tree))
+    for place in (tree, tree / "north", tree / "north" / "ant"):
+        write_shade(place / name / "0.png", 1)
+    assert load(tree).notes == ()
+    assert len(files_below(tree)) == count
+    assert name not in {folder.name for folder in subfolders(tree)}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from PIL import Image
 import runs
 from fedjax_bn.data.boxes import own
 from fedjax_bn.data.label_trees import BOXES
-from fedjax_bn.data.pixels.decode import decode, decode_image, hash_of_files
+from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.datasets import DATASETS, decoding
@@ -120,14 +120,6 @@ def test_class_folders_are_read_upright_with_a_count_unless_the_key_keeps_stored
         assert any(note.endswith("EXIF orientation: 14") for note in source.notes)
         assert DATASETS["folders"](config).notes == source.notes  # from the cache
         assert decoding(config)["orientation"] == orientation  # new data of `evaluate`
-
-
-def test_images_cached_before_are_decoded_again_and_hashes_of_data_stay(tmp_path, monkeypatch):
-    files = [store(tmp_path / "a.jpg", 6, upright())]
-    keys = {times: hash_of_files(files, tmp_path, 8, times) for times in (True, False)}
-    monkeypatch.setattr("fedjax_bn.data.pixels.decode._FORM", 1)  # as it was
-    assert hash_of_files(files, tmp_path, 8) != keys[True]
-    assert hash_of_files(files, tmp_path, 8, False) == keys[False]
 
 
 def yolo(root: Path, tag: int) -> None:

@@ -1,5 +1,9 @@
 """A user's own images and arrays, through `run.experiment.build` as a run reads them."""
 
+import os
+import re
+import shutil
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +14,7 @@ from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import DATASETS, describe_datasets
+from fedjax_bn.run.experiment.start import data_hash
 from trees import shade_of, write_shade, write_tree
 
 DOMAINS, CLASSES = ("day", "dusk", "night"), ("ant", "bee")
@@ -99,6 +104,64 @@ def test_classes_that_differ_in_spelling_only_are_one(tree):
     source = folders.load(tree, image_size=6, progress=False)
     assert source.classes == ("Big Bee", "ant")
     assert [np.bincount(pool.labels).tolist() for pool in source.pools] == [[10, 10]] * 3
+
+
+def test_classes_that_differ_in_the_form_of_unicode_only_are_one(tree):
+    composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    for domain, name in (("day", composed), ("dusk", decomposed), ("night", decomposed)):
+        (tree / domain / "bee").rename(tree / domain / name)
+    source = folders.load(tree, image_size=6, progress=False)
+    assert source.classes == ("ant", composed)
+    assert [np.bincount(pool.labels).tolist() for pool in source.pools] == [[10, 10]] * 3
+    write_shade(tree / "day" / decomposed / "0.png", 1)
+    with pytest.raises(ValueError, match="may both be"):
+        folders.load(tree, image_size=6, progress=False)
+
+
+@pytest.mark.parametrize("domains", [(), ("day", "night")])
+def test_a_domain_does_not_vanish_behind_a_link_that_leads_nowhere(tree, domains):
+    shutil.rmtree(tree / "dusk")
+    (tree / "dusk").symlink_to("nowhere")
+    if domains:  # which leave it out
+        source = folders.load(tree, image_size=6, progress=False, domains=domains)
+        assert [pool.name for pool in source.pools] == list(domains)
+        return
+    with pytest.raises(OSError, match=re.escape(str(tree / "dusk"))):
+        folders.load(tree, image_size=6, progress=False)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("change", ["exchange", "pixels"])
+def test_a_changed_folder_is_other_data_also_if_names_sizes_and_times_stay(
+    tmp_path, change, cached
+):
+    write_tree(tmp_path / "mine", DOMAINS, CLASSES, 10, suffix=".bmp")
+    cache = str(tmp_path / "cache") if cached else ""
+    config = config_of("folders", tmp_path / "mine", data_cache=cache)
+    first = data_hash(build(config))
+    assert data_hash(build(config)) == first
+    files = [tmp_path / "mine" / "day" / name / "0.bmp" for name in CLASSES]
+    contents, before = [file.read_bytes() for file in files], [file.stat() for file in files]
+    contents = contents[::-1] if change == "exchange" else [contents[0][:-1] + b"x", contents[1]]
+    for file, content, stat in zip(files, contents, before, strict=True):
+        file.write_bytes(content)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert data_hash(build(config)) != first
+
+
+def test_no_split_separates_what_the_pattern_of_groups_matches(tree):
+    keys = {"data_groups": r"(\d)\.png", "data_test": 0.2, "data_validation": 0.2}
+    built = build(config_of("folders", tree, **keys))
+    for domain in built.internal.domains:
+        names = [set(split.names.tolist()) for split in domain[1:]]
+        assert [len(part) for part in names] == [6, 2, 2]  # of ten numbers, in both classes
+        assert len(set.union(*names)) == 10
+        assert [len(split.labels) for split in domain[1:]] == [12, 4, 4]
+    assert "day: 10 groups of 20 images by data.groups" in built.notes
+    # The images of a class are plain and equal.
+    assert any("4 of the 4 of day (most in day)" in note for note in built.notes)
+    with pytest.raises(ValueError, match=r"data\.groups"):
+        build(config_of("folders", tree, data_groups="patient"))
 
 
 def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
@@ -279,3 +342,12 @@ def test_every_dataset_has_a_line_that_says_what_it_is():
     lines = describe_datasets()
     assert list(lines) == list(DATASETS)
     assert all(line and "\n" not in line and len(line) < 100 for line in lines.values())
+
+
+def test_a_path_of_data_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_tree(tmp_path / "images", DOMAINS, CLASSES, 4)
+    np.savez(tmp_path / "arrays.npz", **arrays())
+    for name, path in (("folders", "images"), ("folders", "arrays.npz"), ("npz", "arrays.npz")):
+        config = config_of(name, Path("~") / path, data_validation=0.25)
+        assert [domain.name for domain in build(config).internal.domains] == [*DOMAINS]

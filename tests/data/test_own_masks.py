@@ -376,11 +376,21 @@ def test_volumes_of_nifti_are_read_as_scans_whose_slices_stay_together(tmp_path)
         own.load(tmp_path, large="tiles", **HOW)
     voxels[0, 0, 0] = 9
     nibabel.save(nibabel.Nifti1Image(voxels - 0.5, np.eye(4)), tmp_path / "a/masks/p1_seg.nii.gz")
-    with pytest.raises(ValueError, match=r"p1_seg\.nii\.gz cannot be read .*value 8\.5; masks"):
+    with pytest.raises(ValueError, match=r"p1_seg\.nii\.gz .*value 8\.5"):
         own.load(tmp_path, **HOW)
     written(tmp_path / "b", "images/{}.png", "masks/{}.png", 1)
     with pytest.raises(ValueError, match="'a' has NIfTI volumes and 'b' images: choose"):
         own.load(tmp_path, **HOW)
+
+
+def test_classes_that_a_domain_never_shows_are_noted(tmp_path):
+    for domain, values in {"a": (1, 2), "b": (1, 1), "c": (2, 1)}.items():
+        for number, value in enumerate(values):
+            image(tmp_path / domain / f"images/{number}.png")
+            mask(tmp_path / domain / f"masks/{number}.png", value=value)
+    source = own.load(tmp_path, classes=("background", "disc", "cup"), **HOW)
+    (note,) = (note for note in source.notes if "never show" in note)
+    assert note.endswith(": b (cup)")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from PIL import Image
 
 from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.sets import image_folders
+from fedjax_bn.data.source import VALIDATION
 from trees import assert_in_place, write_tree
 
 PACS = image_folders.IMAGE_FOLDERS["pacs"]
@@ -111,8 +112,9 @@ def test_the_published_slips_are_kept_and_noted(tmp_path):
     assert source.pools[1].labels[:3].tolist() == [0, 0, 0]
     assert source.notes[:2] == (
         "pacs, art_painting: listed twice, used once: pic_248.png",
-        "pacs, art_painting: in no list, used for validation: pic_249.png",
+        "pacs, art_painting: in no list, in data.split=official for validation: pic_249.png",
     )
+    assert source.pools[1].parts[2] == VALIDATION
 
 
 def test_listed_images_that_are_missing_are_named_up_to_ten(tree):

@@ -9,7 +9,7 @@ import runs
 import tiny_digits
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.clients import make_clients, pool_clients
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, scored_part, whole
 from fedjax_bn.data.sets import digits
 from fedjax_bn.run.config import defaults
 from fedjax_bn.run.experiment import build as experiment
@@ -54,6 +54,17 @@ def test_every_domain_tests_the_pooled_model_on_its_own_test_split():
     for domain, own in zip(unseen, data.domains, strict=True):
         assert domain.train is None
         assert domain.test is own.test
+
+
+def test_pooled_samples_that_validate_do_not_pass_for_a_test():
+    data = dataset()
+    untested = data._replace(domains=tuple(d._replace(test=d.validation) for d in data.domains))
+    pooled, unseen = pool_clients(untested)
+    assert [scored_part(part) for part in (pooled.domains, unseen)] == ["validation"] * 2
+    assert [len(whole(domain).images) for domain in unseen] == [2, 2, 2]
+    pooled, unseen = pool_clients(data)
+    assert [scored_part(part) for part in (pooled.domains, unseen)] == ["test"] * 2
+    assert scored_part((*data.domains, *untested.domains)) == "validation and test"
 
 
 def test_without_validation_splits_the_pooled_client_has_none():

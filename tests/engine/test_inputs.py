@@ -198,6 +198,17 @@ def test_a_score_and_a_loss_leave_out_samples_without_a_class():
     assert task.loss(logits, label, valid) == task.loss(logits, safe, kept)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_mean_over_more_samples_than_16_bits_count_is_that_of_float64(dtype):
+    random = np.random.default_rng(0)
+    label = random.integers(0, 3, 70_000).astype(np.int32)
+    logits = jnp.asarray(random.normal(size=(len(label), 3)), dtype)
+    loss = classification().loss(logits, label, np.ones(len(label), bool))
+    x = np.asarray(logits, np.float64)
+    expected = (np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), label]).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
 def test_a_legacy_key_gives_the_same_bits_and_a_number_is_refused():
     batches = batches_of(SIZES)
     ours = method().round(state(), batches, jax.random.PRNGKey(5))

@@ -1,5 +1,7 @@
 """Local optimizers over rounds: schedules, what cannot work over a round, masks, and losses."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,17 @@ import optax
 import pytest
 
 import runs
-from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
+from federations import (
+    OneNorm,
+    PlainNet,
+    assert_close,
+    assert_equal,
+    batches_of,
+    begun,
+    client,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn.local_step import by_round
 from fedjax_bn.methods import (
     apfl,
@@ -23,6 +35,7 @@ from fedjax_bn.methods import (
 )
 from fedjax_bn.normalization.batch_instance import keep_gates
 from fedjax_bn.run.experiment.method import _learning_rates
+from fedjax_bn.sharing import nothing
 
 KEY, NET, SIZES = jax.random.key(1), OneNorm(), (9, 4, 6)
 DECAY = optax.exponential_decay(0.1, 1, 0.5)  # 0.1, 0.05, 0.025
@@ -118,6 +131,89 @@ def test_what_starts_again_every_round_and_so_cannot_work_is_refused(optimizer, 
         return rounds(state)
     with pytest.raises(ValueError, match=message):
         rounds(method.init(KEY, variables_of(NET), 3))
+
+
+ESTIMATING = {
+    "dadapt_adamw": optax.contrib.dadapt_adamw,
+    "dog": lambda: optax.contrib.dog(1.0),
+    "mechanize": lambda: optax.contrib.mechanize(optax.sgd(0.1)),
+    "prodigy": optax.contrib.prodigy,
+}
+FRESH = {
+    "cocob": optax.contrib.cocob,
+    "dowg": optax.contrib.dowg,
+    "schedule_free": lambda: optax.contrib.schedule_free(optax.sgd(0.1), 0.1),
+}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", [*ESTIMATING, *FRESH])
+def test_an_optimizer_whose_state_has_to_live_is_refused_or_trains(name, keep):
+    """With fresh states those that are refused move the loss by less than a hundredth here."""
+    optimizer = (ESTIMATING | FRESH)[name]()
+    method = fedavg(PlainNet(), optimizer, keep_optimizer=keep)
+    batches = batches_of(SIZES, epochs=5)
+    if name in ESTIMATING and not keep:
+        with pytest.raises(ValueError, match="keep_optimizer"):
+            method.init(KEY, variables_of(PlainNet()), 3)
+        return
+    state, losses = begun(method, KEY, variables_of(PlainNet()), 3), []
+    for _ in range(48):
+        state, metrics = method.round(state, batches, KEY)
+        losses.append(metrics["loss"].mean())
+    assert min(losses) < 0.9 * losses[0]
+
+
+class Drawn(NamedTuple):
+    seed_key: jax.Array
+
+
+def raw_noise():
+    """A transformation that keeps a raw key of two words, as older ones do."""
+
+    def update(updates, state, params=None):
+        leaves, form = jax.tree.flatten(updates)
+        keys = jax.random.split(state.seed_key, len(leaves) + 1)
+        drawn = [jax.random.normal(k, x.shape) for k, x in zip(keys[1:], leaves, strict=True)]
+        return form.unflatten(drawn), Drawn(keys[0])
+
+    return optax.GradientTransformation(lambda params: Drawn(jax.random.PRNGKey(3)), update)
+
+
+def typed_noise():
+    return optax.chain(optax.scale(0.0), optax.add_noise(1.0, 0.0, key=3))
+
+
+@pytest.mark.parametrize(
+    ("noise", "keep"),
+    [
+        (typed_noise, True),
+        (lambda: by_round(lambda round: typed_noise()), False),
+        (raw_noise, True),
+        (raw_noise, False),
+    ],
+)
+def test_clients_and_rounds_draw_other_noise_and_repeat_it(noise, keep):
+    """Clients with nothing but noise in their steps, which share nothing: all moves differ."""
+    method = fedavg(PlainNet(), noise(), keep_optimizer=keep, share=nothing)
+    batches = batches_of((4, 4, 4))
+    state = begun(method, KEY, variables_of(PlainNet()), 3)
+    places = [np.concatenate([np.ravel(x) for x in rows]) for rows in by_client(state)]
+    moves = []
+    for _ in range(3):
+        state, _ = method.round(state, batches, KEY)
+        after = [np.concatenate([np.ravel(x) for x in rows]) for rows in by_client(state)]
+        moves += [new - old for new, old in zip(after, places, strict=True)]
+        places = after
+    # 21 numbers each: a correlation of independent ones has the deviation 1 / sqrt(21) = 0.22.
+    assert np.abs(np.corrcoef(moves) - np.eye(9)).max() < 0.9
+    np.testing.assert_allclose(np.std(moves), 1, rtol=0.3)
+    again, _ = run_rounds(method, variables_of(PlainNet()), batches, 3)
+    assert_equal(again.personal, state.personal)
+
+
+def by_client(state):
+    return [jax.tree.leaves(client(state.personal, k)) for k in range(3)]
 
 
 def test_steps_gathered_over_more_than_a_round_train_where_clients_keep_them():

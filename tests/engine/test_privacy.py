@@ -184,6 +184,80 @@ def delta_of(eps, deviation):
     return math.exp(first) - math.exp(second)
 
 
+KINDS = ("present", "absent", "empty", "failed")
+CLIP, NOISE = 0.05, 0.8
+
+
+@functools.cache
+def noised():
+    """FedBN with noise, its start, and the uploads of four clients that all take part."""
+    method = fedbn(MODEL, SGD, privacy=gaussian(CLIP, NOISE, seed=7))
+    variables, batches = in_float64(variables_of(MODEL)), batches_of((6, 9, 4, 5))
+    state = begun(method, KEY, variables, 4)
+    uploads = []
+    for k in range(4):
+        mine = client(batches, k) | {"client": jnp.int32(k)}
+        _, upload = method.client(broadcast_of(state), own_of(state, k), mine, KEY)
+        uploads.append(jax.device_get(upload))
+    return method, variables, batches, uploads
+
+
+def changed(upload, kind):
+    if kind == "absent":
+        return upload._replace(participates=np.zeros((), bool))
+    if kind == "empty":
+        return upload._replace(size=np.zeros((), np.int32))
+    if kind == "failed":
+        broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), upload.shared)
+        return upload._replace(shared=broken, finite=np.zeros((), bool))
+    return upload
+
+
+def ways_of(kinds):
+    """The state before a round and after it, by `round`, `server` and `adding`."""
+    method, variables, batches, uploads = noised()
+    present = np.array([kind != "absent" for kind in kinds])
+    image, valid = np.array(batches["image"]), np.array(batches["valid"])
+    valid[[kind == "empty" for kind in kinds]] = False
+    image[[kind == "failed" for kind in kinds], 0, 0] = np.inf
+    given = {"image": jnp.asarray(image), "valid": jnp.asarray(valid)}
+    given["participates"] = jnp.asarray(present)
+    start = begun(method, KEY, variables, 4)
+    sent = [changed(upload, kind) for upload, kind in zip(uploads, kinds, strict=True)]
+    running = method.adding.begin(4, sent[0])
+    for upload in sent:
+        running = method.adding.add(running, upload)
+    yield method.adding.end(start, running)[0]
+    yield method.server(start, jax.tree.map(lambda *rows: np.stack(rows), *sent))
+    yield method.round(start, batches | given, KEY)[0]
+
+
+@pytest.mark.parametrize(
+    "others", list(itertools.combinations_with_replacement(KINDS, 3)), ids="-".join
+)
+def test_the_noise_hides_one_client_of_those_that_have_weight(x64, others):
+    """Whoever is absent, empty or failed, the largest weight is hidden by z, and epsilon is so."""
+    kinds = ("present", *others)
+    pairs = zip(noised()[3], kinds, strict=True)
+    chosen = [upload.shared for upload, kind in pairs if kind == "present"]
+    mean = jax.tree.map(lambda *rows: sum(rows) / len(rows), *chosen)
+    zeros = jax.tree.map(jnp.zeros_like, mean)
+    unit = norm_of(with_noise(zeros, jax.random.fold_in(jax.random.key(7), 0), 1.0))
+    for state in ways_of(kinds):
+        deviation = norm_of(differences(state.shared, mean)) / unit
+        np.testing.assert_allclose(deviation, CLIP * NOISE / len(chosen), rtol=1e-9)
+        weight = float(state.weights.max())
+        multiplier = deviation / (CLIP * weight)
+        found = delta_of(epsilon_of(NOISE), multiplier / math.sqrt(40))
+        assert found == pytest.approx(1e-5, rel=1e-6)
+
+
+@functools.cache
+def epsilon_of(noise):
+    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    return epsilon(noise, 40, 1e-5)
+
+
 @pytest.mark.parametrize(("noise", "rounds"), [(0.5, 20), (1.0, 20), (4.0, 20), (3.0, 300)])
 def test_epsilon_with_all_clients_is_that_of_one_gaussian_mechanism(noise, rounds):
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")

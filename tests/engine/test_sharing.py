@@ -152,3 +152,13 @@ def test_the_table_counts_leaves_values_and_bytes():
     for layer in ("a", "b", "bn", "norm", "c"):
         assert any(line.split()[:1] == [layer] for line in text.splitlines())
     assert np.char.count(text, "\n") == 2 + 5 + 2 - 1
+
+
+def test_the_columns_of_the_table_are_below_each_other_at_names_of_any_length():
+    module = {"kernel": jnp.zeros(3), "bias": jnp.zeros(1), "a_longer_name": jnp.zeros(2)}
+    variables = {"params": {"short": module, "a" * 60: module}, "statistics" * 3: {"a": module}}
+    shared = jax.tree.map(lambda leaf: leaf.size > 1, variables)
+    rows = [line for line in sharing.describe(variables, shared).splitlines() if line[0] == " "]
+    assert len(rows) == 6
+    assert len({len(row) for row in rows}) == 1
+    assert {row.index(name) for row in rows for name in variables if f" {name} " in row} == {63}

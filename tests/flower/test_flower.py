@@ -106,6 +106,7 @@ def test_clients_with_masks_train_and_report_dice_as_the_simulation_does(
     assert json.loads(form)["masks"] == ["mask"]
     experiment, *_ = prepare(config_of("config.py", changes, folder), traced=False)
     expected = evaluator(experiment)(jax.tree.map(jnp.asarray, state))
+    assert records[-1]["tested_on"] == {"internal": "test"}
     for name in ("accuracy", "validation"):
         found = list(records[-1][name].values())
         np.testing.assert_allclose(found, list(expected[name].values()), rtol=1e-6)

@@ -403,6 +403,17 @@ def test_scores_that_some_rounds_or_clients_lack_end_no_run(host):
     assert not out_of_patience([first, second], 2)
 
 
+def test_the_record_says_which_samples_the_clients_are_scored_on(host):
+    grid = Sites()
+    kept, _, met = played(grid, host)
+    parts = [evaluate(grid, host, met, kept)["tested_on"]]
+    for scores in grid.scores:
+        scores["tested_on_validation"] = 100.0
+        parts.append(evaluate(grid, host, met, kept)["tested_on"])
+    mixed = "validation and test"
+    assert [part["internal"] for part in parts] == ["test", mixed, mixed, "validation"]
+
+
 def test_a_client_that_is_left_out_for_its_form_is_not_evaluated(host):
     grid = Sites()
     kept, _, met = played(grid, host)

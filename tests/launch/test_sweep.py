@@ -12,6 +12,7 @@ import plan
 import pytest
 import report
 import sweep
+import tsmobn
 import unseen
 
 from fedjax_bn.run.config.file import read
@@ -362,6 +363,22 @@ def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
     said = "[a] training samples of a client: svhn 743 (planned: 7438)"
     assert f"Differs from the plan: {said}." in text
     assert "50.00 [a]" in text
+
+
+def test_a_report_says_where_fednova_can_only_be_fedavg(tmp_path):
+    table = next(one for one in tsmobn.SWEEP.tables if one.name == "tableE.7")
+    planned = dict(flatten(read(f"{plan.ROOT}/configs/camelyon17.py")))
+    names = [f"camelyon17/balanced/{method}/0" for method in ("fedavg", "fednova")]
+    for name, method in zip(names, ("fedavg", "fednova"), strict=True):
+        fabricate(tmp_path, name, {"center0": 50.0})
+        facts = {center: {"train": {"samples": 100}} for center in ("center0", "center3")}
+        (tmp_path / name / "data.json").write_text(json.dumps({"clients": facts}))
+        config = planned | {"method": method}
+        (tmp_path / name / "config.json").write_text(json.dumps({"config": config}))
+    runs = {run.name: run for run in table.runs}
+    done = {name: report.read_results(tmp_path, runs[name]) for name in names}
+    (line,) = [one for one in report.notes(table, done, {}).splitlines() if "equals FedAvg" in one]
+    assert line.startswith("FedNova, FedNova+TsmoBN: ")
 
 
 def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path):

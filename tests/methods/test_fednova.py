@@ -19,7 +19,7 @@ from federations import (
     variables_of,
     with_value,
 )
-from fedjax_bn.methods import fednova, singleset
+from fedjax_bn.methods import fedavg, fednova, singleset
 from fedjax_bn.methods.fednova import _momentum_work
 from fedjax_bn.methods.response import response
 
@@ -96,3 +96,22 @@ def test_a_client_without_data_does_not_disturb_the_others():
     theirs, _ = run_rounds(method, variables_of(NET), two)
     np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
     assert_close(ours.shared, theirs.shared, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("sizes", "equal"), [((8, 8, 8), True), ((8, 5, 7), True), ((9, 4, 6), False)]
+)
+def test_it_is_fedavg_if_and_only_if_all_clients_make_equally_many_steps(
+    x64, sizes, equal, momentum
+):
+    """Of batches of four, 5 to 8 samples are two steps. Three rounds of two epochs."""
+    start, batches = in_float64(variables_of(NET)), batches_of(sizes, epochs=2)
+    optimizer = once(optax.sgd, 0.1, momentum=momentum or None)
+    nova, mean = (
+        run_rounds(once(method, NET, optimizer), start, batches, rounds=3)[0].shared["params"]
+        for method in (fednova, fedavg)
+    )
+    gaps = jax.tree.map(lambda a, b: float(abs(a - b).max()), nova, mean)
+    largest = max(jax.tree.leaves(gaps))
+    assert largest < 1e-13 if equal else largest > 1e-3

@@ -4,6 +4,7 @@ import re
 import sys
 import types
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,14 @@ def drawn(model, seed=0):
 
 def small_resnet(classes=7):
     return SMALL["resnet_basic"][0](classes)
+
+
+def test_a_file_of_weights_may_be_below_the_home_folder(write, monkeypatch):
+    path = write(resnet_tensors())
+    monkeypatch.setenv("HOME", str(Path(path).parent))
+    variables = pretrained.load(path, small_resnet(), drawn(small_resnet()))[0]
+    same = pretrained.load(f"~/{Path(path).name}", small_resnet(), drawn(small_resnet()))[0]
+    jax.tree.map(np.testing.assert_array_equal, variables, same)
 
 
 def test_every_tensor_reaches_its_place_in_our_layout(write):

@@ -19,7 +19,7 @@ from fedjax_bn.methods import fedbn, fedcd, fedig
 from fedjax_bn.models import from_nnx
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.nnx_model import _set_value
-from fedjax_bn.normalization import batch_instance, batch_statistics
+from fedjax_bn.normalization import BatchNorm, batch_instance, batch_statistics
 from fedjax_bn.normalization.adapter import adapted_statistics, with_adapter
 from fedjax_bn.normalization.tsmobn import tracked_statistics, update
 from fedjax_bn.sharing import all_but_batch_norm, all_but_statistics
@@ -367,3 +367,33 @@ def test_a_net_that_takes_rngs_at_a_call_gets_those_of_the_pass():
     assert not np.array_equal(train(KEY), train(jax.random.key(4)))
     wanted = forward(model, variables, x, wanted=["features"])
     np.testing.assert_array_equal(wanted.features, x)
+
+
+NORMS = {
+    "ours": BatchNorm,
+    "linen": partial(nn.BatchNorm, use_running_average=False),
+    "nnx": lambda **options: from_nnx(nnx.BatchNorm(3, rngs=nnx.Rngs(0), **options)),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{"momentum": 1.5}, {"momentum": -0.1}, {"momentum": np.nan}, {"epsilon": -1e-5}]
+)
+@pytest.mark.parametrize("kind", NORMS)
+def test_what_makes_variances_negative_is_refused(kind, options):
+    """While a pass is traced, so before anything is compiled; the ends of the ranges pass."""
+    ones = jnp.ones(3)
+    variables = {
+        "params": {"scale": ones, "bias": ones},
+        "batch_stats": {"mean": ones, "var": ones},
+    }
+
+    def traced(**options):
+        run = partial(forward, NORMS[kind](**options), train=True)
+        return jax.eval_shape(run, variables, jnp.ones((4, 3)))
+
+    (name,) = options
+    with pytest.raises(ValueError, match=name):
+        traced(**options)
+    traced(momentum=0.0, epsilon=0.0)
+    traced(momentum=1.0)

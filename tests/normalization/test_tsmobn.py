@@ -1,5 +1,7 @@
 """TsmoBN against Algorithm 1 in NumPy, as a stream, and under every transformation."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,3 +170,11 @@ def test_without_affine_scale_is_one_and_bias_zero(x64):
     params = jax.tree_util.tree_map_with_path(plain, variables["params"])
     theirs = jax.jit(MODEL.apply)({**variables, "params": params}, images)
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("momentum", [1.5, -0.1, math.nan])
+def test_a_momentum_outside_0_and_1_is_refused(momentum):
+    with pytest.raises(ValueError, match="momentum"):
+        tsmobn.tracked_statistics(momentum)
+    with pytest.raises(ValueError, match="momentum"):
+        tsmobn.update(None, jnp.ones((2, 3)), momentum)

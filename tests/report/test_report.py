@@ -74,7 +74,7 @@ def test_markdown_csv_and_latex_have_the_numbers_of_the_page(report):
     gaps = np.mean([FEDBN["ant"], FEDBN["bee"]], 0) - np.mean([FEDAVG["ant"], FEDAVG["bee"]], 0)
     np.testing.assert_allclose(float(row["score"]), 76.5)
     np.testing.assert_allclose(float(row["difference"]), gaps.mean())
-    assert (row["baseline"], row["seeds"], row["test_samples"]) == ("fedavg", "3", "")
+    assert (row["baseline"], row["seeds"], row["samples"]) == ("fedavg", "3", "")
     limits = f"{float(row['low']):.1f}, {float(row['high']):.1f}"
     assert f"| fedbn | **76.5** [{limits}] |" in (place / "report.md").read_text()
     assert f"fedbn & \\textbf{{76.5}}$_{{[{limits}]}}$ &" in (place / "report.tex").read_text()
@@ -129,6 +129,28 @@ def test_rows_of_different_seeds_are_said_to_be_that(tmp_path):
         finished(tmp_path / "runs", method, seed, {"ant": 60.0}, {"dog": {"running": 60.0}})
     page = written(tmp_path / "runs", tmp_path / "page.html")
     assert any("rows are of different seeds (0, 1)" in text for text in page.paragraphs)
+
+
+@pytest.mark.parametrize(
+    ("samples", "changes", "equal"),
+    [
+        ((60, 60), {}, True),
+        ((60, 40), {}, True),  # of 32: two batches each
+        ((60, 70), {}, False),
+        ((60, 70), {"local_steps": 5}, True),
+        ((60, 60), {"client_epochs": [1, 2]}, False),
+    ],
+)
+def test_the_page_says_where_fednova_can_only_be_fedavg(tmp_path, samples, changes, equal):
+    for method in ("fedavg", "fednova"):
+        place = finished(tmp_path / "runs", method, 0, {"ant": 60.0, "bee": 61.0}, **changes)
+        counts = [{name: {"samples": n, "classes": [n]} for name in ("train", "validation", "test")}
+                  for n in samples]  # fmt: skip
+        facts = {"classes": ["0"], "clients": dict(zip(("ant", "bee"), counts, strict=True))}
+        facts |= {"unseen": {}, "number": 2, "boxes": False, "masks": False}
+        (place / "data.json").write_text(json.dumps(facts))
+    page = written(tmp_path / "runs", tmp_path / "page.html")
+    assert any("equals FedAvg" in text for text in page.paragraphs) == equal
 
 
 def test_without_counts_the_page_says_what_is_missing_and_how_to_get_it(report):

@@ -157,8 +157,8 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
     assert runs.command("evaluate", *arguments, "--internal") == 0
     text = capsys.readouterr().out
     assert "unseen, accuracy %   dog\n" in text
-    assert "internal, accuracy %   ant   bee   cow  mean" in text
-    for start in ("unseen, dog", "internal, own"):
+    assert "internal, validation accuracy %   ant   bee   cow  mean" in text
+    for start in ("unseen, dog", r"internal, own \(validation\)"):
         assert re.search(rf"{start} +loss  balanced_accuracy +auc +ece\n", text)
     assert str(finished[0] / "evaluations" / "evaluation.json") in text
 
@@ -252,7 +252,7 @@ def test_every_ablation_has_its_plot():
     row = {"running": 50.0, "tsmobn": 60.0, "tsmobn:affine=False": 55.0}
     row |= {f"batch:batch_size={n}": float(n) for n in (2, 4, 8)}
     row |= {f"tsmobn:order={n}": 60.0 + n for n in range(4)}
-    drawn = dict(plots.ablations({"fax": row, "dog": row}))
+    drawn = {name: draw() for name, draw in plots.ablations({"fax": row, "dog": row})}
     names = {"-batch-batch_size.png", "-tsmobn-affine.png", "-tsmobn-order.png"}
     assert set(drawn) == names
     assert all(picture.startswith(b"\x89PNG") for picture in drawn.values())

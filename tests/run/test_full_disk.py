@@ -58,6 +58,24 @@ def test_pipes_that_are_closed_and_a_full_disk_behind_the_messages_end_no_run(tm
         talk(tmp_path, "> /dev/full 2> /dev/full")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
+def test_a_command_whose_output_found_no_room_ends_with_an_error_and_a_reason():
+    line = f"{sys.executable} -m fedjax_bn --version"
+    done = [
+        subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {line} {how}"],
+            env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for how in ("> /dev/full", "| head -c 1", "> /dev/full 2>&1")
+    ]
+    assert [run.returncode for run in done] == [2, 0, 2]
+    assert os.strerror(errno.ENOSPC) in done[0].stderr
+    assert done[0].stderr.count("\n") == 1
+
+
 @contextlib.contextmanager
 def files_no_larger_than(size: int):
     """The kernel refuses larger files, as a full disk refuses them."""

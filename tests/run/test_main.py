@@ -1,9 +1,11 @@
 """The command and the files it leaves."""
 
 import contextlib
+import errno
 import html.parser
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -12,6 +14,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from orbax.checkpoint import v1 as ocp
 
 import runs
@@ -24,7 +28,8 @@ METRICS = {"round", "loss", "weights", "seconds"}
 EVALUATED = {"accuracy", "validation", "unseen", "measures", "unseen_measures"}
 SUMMARY = {
     *("traffic", "measures"),
-    *("method", "dataset", "seed", "rounds", "selected_round", "accuracy", "last_round"),
+    *("method", "dataset", "seed", "rounds", "selected_round", "tested_on"),
+    *("accuracy", "last_round"),
     *("seconds_per_round", "compile_seconds", "samples_per_second"),
 }
 CLIENTS = ["ant", "bee", "cow"]
@@ -263,3 +268,24 @@ def test_the_fraction_is_taken_from_the_clients_training_data():
     experiment = build(half)
     assert [len(d.train.labels) for d in experiment.internal.domains] == [90] * 5
     assert len(experiment.unseen[0].train.labels) == 180
+
+
+@pytest.mark.parametrize("flag", ["--workdir", "--export", "--model", "--data", "--out"])
+def test_a_path_on_the_command_line_may_begin_with_the_home_folder(monkeypatch, tmp_path, flag):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with flagsaver.flagsaver():
+        flags.FLAGS.unparse_flags()
+        main.parse_flags(["main", f"{flag}=~/x/y"])
+        assert flags.FLAGS[flag.strip("-")].value == f"{tmp_path}/x/y"
+
+
+@pytest.mark.parametrize("arguments", [("train", "--workdir"), ("serve", "--export"), ("report",)])
+def test_a_name_that_no_file_system_holds_is_one_sentence(tmp_path, capsys, arguments):
+    command, *flag = arguments
+    path = str(tmp_path / ("x" * 300))
+    given = [f"{flag[0]}={path}"] if flag else [command, path]
+    assert runs.command(*given) == 2
+    said = capsys.readouterr().err
+    assert path in said
+    assert os.strerror(errno.ENAMETOOLONG) in said
+    assert said.count("\n") == 1

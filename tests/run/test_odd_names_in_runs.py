@@ -1,16 +1,21 @@
 """Runs on domains with any names: nothing is written outside the workdir, no number is hidden."""
 
+import jax
+import numpy as np
 import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.data.domain import Dataset
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.report import data_plots, plots
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import commands
+from fedjax_bn.run import commands, serve
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.finished_run import Request
+from fedjax_bn.serving import load
 from fedjax_bn.training import workdir
 
 NAMES = ("../../evil", "$a$ <b>\n", "\udcff", "_a_b")
@@ -94,3 +99,56 @@ def test_reports_of_runs_are_read_again_from_their_files(place):
     before = (folder / "report.html").read_bytes()
     write_report(folder)
     assert (folder / "report.html").read_bytes() == before
+
+
+def test_a_workdir_whose_name_is_a_pattern_of_files_is_continued_and_served(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    folders = tmp_path / "plain", tmp_path / "a[1]*?" / "[b]"
+    for folder in folders:
+        runs.run(folder, rounds=1)
+        runs.run(folder, rounds=2)
+    form = jax.eval_shape(start.prepare(runs.config())[2])
+    plain, odd = (runs.saved(folder, form, "latest") for folder in folders)
+    jax.tree.map(np.testing.assert_array_equal, plain, odd)
+    served = []
+    for number, folder in enumerate(folders):
+        serve.run(folder, tmp_path / f"served{number}", ())
+        predictor = load(tmp_path / f"served{number}")
+        served.append(predictor.predict(11, runs.DATA.domains[0].test.images.__getitem__))
+    np.testing.assert_array_equal(*served)
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_run_has_its_results(
+    tmp_path, monkeypatch
+):
+    runs.install(monkeypatch)
+
+    def fail(*given: object, **options: object) -> bytes:
+        raise TypeError("Invalid shape")
+
+    for name in ("samples", "class_counts"):
+        monkeypatch.setattr(data_plots, name, fail)
+    for name in ("methods", "curves", "alphas", "ablation"):
+        monkeypatch.setattr(plots, name, fail)
+    with pytest.warns(UserWarning, match="Invalid shape") as caught:
+        commands.train_all(runs.config(rounds=1, target=""), tmp_path / "run")
+    assert workdir.read_json(tmp_path / "run" / "summary.json")["rounds"] == 1
+    assert (tmp_path / "run" / "report.html").exists()
+    said = [str(one.message) for one in caught]
+    for name in ("samples", "class_counts", "methods", "accuracy", "loss", "weights"):
+        path = str(tmp_path / "run" / "plots" / f"{name}.png")
+        assert any(path in text for text in said), name
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+def test_samples_of_any_number_of_channels_are_drawn_by_their_first_one(channels, monkeypatch):
+    monkeypatch.setattr(data_plots, "png", lambda figure: figure)
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, channels), np.uint8)
+    split = Split(images, np.arange(3, dtype=np.int32))
+    figure = data_plots.samples([Domain("a", split, split, split)], count=3)
+    shown = figure.axes[0].images[0].get_array()
+    if channels == 3:
+        np.testing.assert_array_equal(shown[:, :8], images[0])
+        return
+    grey = images[0, ..., 0].astype(float)
+    np.testing.assert_allclose(shown[:, :8], (grey - grey.min()) / np.ptp(grey))

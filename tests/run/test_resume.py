@@ -18,9 +18,10 @@ from fedjax_bn.run import train
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.experiment.start import _starting_model
+from fedjax_bn.run.experiment.start import _starting_model, starting_record
 from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.training import logs, workdir
+from fedjax_bn.training.machine import describe_machine
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +184,28 @@ def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight)
     assert runs.files(straight) == before
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("default_prng_impl", "rbg"), ("threefry_partitionable", False), ("random_seed_offset", 3)],
+)
+def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(
+    straight, option, value
+):
+    config, before = runs.config(rounds=99), jax.config.values[f"jax_{option}"]
+    jax.config.update(f"jax_{option}", value)
+    try:
+        about = {"data": "", "form": {}} | describe_machine()
+    finally:
+        jax.config.update(f"jax_{option}", before)
+    about["data"] = workdir.read_json(straight / "config.json")["data"]
+    with pytest.raises(WorkdirError, match=f"JAX_{option.upper()} ") as error:
+        check_claim(straight, dict(flatten(config)), about)
+    assert repr(value) in str(error.value)
+    recorded = workdir.read_json(straight / "config.json")["machine"]["options"]
+    assert recorded[option] == before
+    check_claim(straight, dict(flatten(config)), about | {"machine": {}})  # of an older version
+
+
 @pytest.mark.parametrize(("retired", "taken"), [("table", True), ("measured", False)])
 def test_keys_of_an_earlier_version_differ_only_where_their_value_changes_something(
     tmp_path, retired, taken
@@ -260,6 +283,13 @@ def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_
     fixed = {"optimizer.schedule": "cosine", "optimizer.decay_rounds": 3}
     assert not follows_rounds(runs.config(**fixed))
     assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
+
+
+def test_a_run_may_start_from_one_below_the_home_folder(straight, monkeypatch):
+    monkeypatch.setenv("HOME", str(straight.parent))
+    record = starting_record(str(straight))
+    assert record["start_from"]["round"]
+    assert starting_record(f"~/{straight.name}") == record
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.source import Source
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
+from fedjax_bn.report import tables
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.simulation import _pool, simulate
@@ -67,6 +68,14 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
         assert ours.summary[key] == summary[key]
     assert [record["round"] for record in records] == [1, 2, 3]
     assert records == ours.history
+
+
+def test_its_table_says_which_samples_the_scores_are_of(result):
+    assert str(result[1]).startswith("accuracy % (clients: validation)")
+    table = result[1].summary | {"accuracy": result[1].accuracy | {"unseen": {}}}
+    assert tables.comparison([table]).startswith("validation accuracy %  ")
+    table["tested_on"] = {"internal": "test"}
+    assert tables.comparison([table]).startswith("accuracy %  ")
 
 
 def test_the_profile_of_a_round_is_written_to_the_folder(result, profiled):

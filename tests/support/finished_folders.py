@@ -16,6 +16,7 @@ def finished(
     internal: Mapping[str, float],
     unseen: Mapping[str, Mapping[str, float]] | None = None,
     dataset: str = "tiny",
+    tested_on: str = "test",
     **changes: object,
 ) -> Path:
     """A finished run of two rounds, both of which were evaluated, with the same scores.
@@ -23,6 +24,7 @@ def finished(
     Args:
       folder: of which the workdir is `METHOD-SEED`, or `changes["name"]`.
       method, seed, dataset: of the run.
+      tested_on: which samples the scores of internal clients are of.
       internal: client -> accuracy in percent; their mean is added.
       unseen: domain -> adaptation -> accuracy in percent.
       **changes: keys of the configuration, `__` for a dot.
@@ -35,6 +37,7 @@ def finished(
     scores = dict(internal) | {"mean": float(np.mean(list(internal.values())))}
     both = {"internal": scores, "unseen": dict(unseen or {})}
     summary = {"method": method, "dataset": dataset, "seed": seed, "rounds": 2}
+    summary |= {"tested_on": {"internal": tested_on, "unseen": "test"}}
     summary |= {"selected_round": 2, "accuracy": both, "last_round": both}
     summary |= dict.fromkeys(("seconds_per_round", "compile_seconds", "samples_per_second"), 1.0)
     records = [

@@ -213,5 +213,7 @@ def test_the_scripts_bounds_hold_and_own_statistics_take_the_divergence_away(mon
     for way in ("averaged", "client-specific"):
         assert found[f"{way}: risk of the unseen"] < found[f"{way}: bound"]
     divergence = "{}: divergence, mean of the seen, lower estimate".format
-    assert found[divergence("averaged")] > 5 * found[divergence("client-specific")]
+    assert found[divergence("averaged")] > 1.9
+    # Samples of equal Gaussians are apart by 0.43 with a deviation of 0.04.
+    assert 0.3 < found[divergence("client-specific")] < 0.55
     assert found["client-specific: risk of the unseen"] < 0.15

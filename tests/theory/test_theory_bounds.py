@@ -50,9 +50,59 @@ def test_the_divergence_of_gaussians_is_that_of_their_best_half_space():
     distance = np.sqrt((mean - other) @ np.linalg.inv(mixing.T @ mixing) @ (mean - other))
     exact = 2 * (2 * stats.norm.cdf(distance / 2) - 1)
     draws = [RANDOM.normal(size=(20000, 2)) @ mixing + m for m in (mean, other)]
-    across = bounds._discriminant(*draws)[None]
+    across = bounds.separating_directions(*draws)
     # Kuiper's statistic exceeds the half-line's by the noise of the other side, 1/sqrt(M).
     np.testing.assert_allclose(bounds.divergence(*draws, across), exact, atol=0.05)
+
+
+def standardized_pair(seed=0, size=20000):
+    """Two clients with standardized features of correlation 0.8 and -0.8."""
+    random, clients = np.random.default_rng(seed), []
+    for correlation in (0.8, -0.8):
+        mixing = np.linalg.cholesky([[1, correlation], [correlation, 1]])
+        x = random.normal(size=(size, 2)) @ mixing.T
+        clients.append((x - x.mean(0)) / x.std(0))
+    return clients
+
+
+def test_standardized_clients_are_apart_along_the_ratio_of_their_variances():
+    """Along (1, 1) the variances are 1.8 and 0.2: the closed form of N(0, 1.8) and N(0, 0.2)."""
+    wide, narrow = 1.8, 0.2
+    end = np.sqrt(np.log(wide / narrow) * wide * narrow / (wide - narrow))  # equal densities
+    exact = 4 * (stats.norm.cdf(end / narrow**0.5) - stats.norm.cdf(end / wide**0.5))
+    pair = standardized_pair()
+    apart = bounds.divergence(*pair, bounds.separating_directions(*pair))
+    np.testing.assert_allclose(apart, exact, atol=0.03)
+    angles = np.linspace(0, np.pi, 181)
+    around = bounds.divergence(*pair, np.stack([np.cos(angles), np.sin(angles)], 1))
+    np.testing.assert_allclose(apart, around, atol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("whitened", [False, True])
+def test_the_divergence_does_not_depend_on_the_order_of_points(dtype, whitened):
+    """Of standardized features the means are equal, of whitened ones the covariances too."""
+    pair, apart = standardized_pair(size=180), []
+    if whitened:
+        pair = [x @ np.linalg.inv(np.linalg.cholesky(np.cov(x, rowvar=False))).T for x in pair]
+    pair = [x.astype(dtype) for x in pair]
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        first, second = (random.permutation(x) for x in pair)
+        found = bounds.averaged_bound(
+            [bounds.Client(first, *[np.zeros(180, int)] * 3)],
+            bounds.Client(second, *[np.zeros(180, int)] * 3),
+            *(np.ones(1), 3, 0.05),
+        )
+        apart.append(found.divergences)
+    np.testing.assert_allclose(apart, apart[:1] * 4, rtol=1e-12)
+
+
+def test_features_that_do_not_vary_are_compared_by_their_values():
+    same, moved = np.ones((5, 2)), np.array([[1.0, 3.0]] * 4)
+    apart = bounds.divergence(same, moved, bounds.separating_directions(same, moved))
+    assert apart == 2
+    assert bounds.divergence(same, same[:3], bounds.separating_directions(same, same[:3])) == 0
 
 
 def test_a_mixture_is_no_farther_than_its_clients_are_in_the_mean():
@@ -99,7 +149,7 @@ def test_the_bounds_are_the_papers_sums():
 def test_with_one_seen_client_it_is_the_bound_of_theorem_3_7():
     seen, unseen = client(40), client(40, shift=1.0, wrong=0.5)
     found = bounds.averaged_bound([seen], unseen, np.ones(1), 5, 0.1)
-    across = bounds._discriminant(seen.features, unseen.features)[None]
+    across = bounds.separating_directions(seen.features, unseen.features)
     apart = bounds.divergence(seen.features, unseen.features, across)
     size = 4 * np.sqrt((2 * 5 * np.log(80) + np.log(40)) / 40)
     np.testing.assert_allclose(found.total, 0.25 + apart / 2 + size + (0.25 + 0.5), rtol=1e-12)

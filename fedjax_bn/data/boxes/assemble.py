@@ -163,7 +163,7 @@ def to_source(
             std=(1.0,) * 3,
             notes=(*notes, about, *slips.notes(), *converted),
             # Without times of change, which differ between copies of the same files.
-            key=f"letterbox {hash_of_files(files, root, squares.image_size, times=False)}",
+            key=f"letterbox {hash_of_files(files, root, squares.image_size)}",
         )
     )
 

@@ -11,7 +11,6 @@ boxes.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from io import TextIOWrapper
@@ -26,6 +25,7 @@ from fedjax_bn.data.boxes.labelled import (
     Box,
     Labelled,
     Slips,
+    bytes_of_name,
     entry,
     numbers_of,
     of_kind,
@@ -143,7 +143,8 @@ def _rule(domains: Sequence[str]) -> Callable[[dict[str, str]], str]:
 def _read_frame(frame: dict[str, Any], place: str, folder: Path, slips: Slips) -> Labelled:
     """Returns a frame with its boxes."""
     name = entry(frame, "name", str, place)
-    if Path(name).name != name or name in ("", ".", "..") or not 0 < len(os.fsencode(name)) < 256:
+    length = bytes_of_name(name, f"{place}: 'name'")
+    if Path(name).name != name or name in ("", ".", "..") or length > 255:
         raise ValueError(f"{place}: 'name' {shown(name[:60])!r} is not the name of a file")
     labels, boxes = frame.get("labels"), []
     if labels is None:

@@ -8,7 +8,6 @@ from the upper left corner of the image as viewers show it, or as it is stored i
 "height" are those before EXIF's turn (see `assemble`). Crowds stay crowds, see `label_trees`.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,11 +18,13 @@ from fedjax_bn.data.boxes.labelled import (
     Form,
     Labelled,
     Slips,
+    bytes_of_name,
     entry,
     of_kind,
     part_of,
     read_json,
 )
+from fedjax_bn.data.sets.folders import is_hidden
 
 _LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of its path
 _KEYS = {"images", "annotations", "categories"}
@@ -34,6 +35,7 @@ def _find(root: Path, folder: Path, slips: Slips) -> _Found:
     """Returns the JSON files of a domain that have this form, with their content."""
     del root, slips
     paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
+    paths = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
     # COCO's other files (of key points, captions) have the same keys as its instances_*.
     paths = [path for path in paths if path.stem.startswith("instances")] or paths
     contents = ((path, read_json(path)) for path in paths)
@@ -124,7 +126,8 @@ def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
     name = PurePosixPath(of_kind(one.get("file_name"), str, f"{place}: 'file_name'"))
     if name.is_absolute() or ".." in name.parts or "\0" in str(name) or not name.parts:
         raise ValueError(f"{place}: 'file_name' {short(str(name))!r} leads out of the folder")
-    if any(len(os.fsencode(part)) > _LONGEST for part in name.parts) or len(str(name)) > _DEEPEST:
+    longest = max(bytes_of_name(part, f"{place}: 'file_name'") for part in name.parts)
+    if longest > _LONGEST or len(str(name)) > _DEEPEST:
         raise ValueError(
             f"{place}: 'file_name' {short(str(name), 60)!r} has {len(str(name)):,} characters, "
             "more than a file's name can have: correct it"

@@ -192,7 +192,7 @@ def _list_cityscapes(
         folder, end = _WEATHERS[domain]
         scenes, instances = [], []
         for part in ("train", "val"):
-            for image in sorted((root / folder / part).glob(f"*/*{end}")):
+            for image in sorted((root / folder / part).glob(f"[!.]*/[!.]*{end}")):
                 scene = image.name.removesuffix(end)
                 place = root / "gtFine" / part / image.parent.name
                 labels = [place / f"{scene}{one}" for one in _ENDS]

@@ -4,12 +4,14 @@ Labels may come from any source, so each fault raises an error that names the fi
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedjax_bn.arguments.text import short
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import corruption_named
@@ -168,3 +170,18 @@ def of_kind(value: Any, kind: type, place: str) -> Any:
         return float(value) if kind is float else value
     except OverflowError:
         raise ValueError(f"{place} is too large a number") from None
+
+
+def bytes_of_name(name: str, place: str) -> int:
+    """Returns the number of bytes of a file's name.
+
+    Raises:
+      ValueError: JSON wrote half of a character (a lone surrogate), which no file's name has.
+    """
+    try:
+        return len(os.fsencode(name))
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{place} {short(name, 60)!r} has half of a character (a lone surrogate), which no "
+            "file's name has: correct it"
+        ) from error

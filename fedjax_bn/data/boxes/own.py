@@ -18,7 +18,7 @@ from fedjax_bn.data.boxes.coco import COCO
 from fedjax_bn.data.boxes.labelled import IMAGES, LABELS, Slips, numbers_of, part_of
 from fedjax_bn.data.boxes.per_image import VOC, YOLO
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.folders import is_image, subfolders
+from fedjax_bn.data.sets.folders import is_hidden, is_image, subfolders
 from fedjax_bn.data.source import Source
 
 _FORMS = (COCO, VOC, YOLO)  # a domain's form is the first that finds anything
@@ -98,7 +98,7 @@ def _domain_folders(path: Path, domains: Sequence[str]) -> dict[str, Path]:
     is_part = [one.name.lower() in _INSIDE or part_of([one.name]) is not None for one in inside]
     found = {one.name: one for one in inside}
     # A folder that itself holds images with labels beside them is one set; a lone picture is not.
-    files = [one for one in path.iterdir() if one.is_file()]
+    files = [one for one in path.iterdir() if one.is_file() and not is_hidden(one.name)]
     labels = {one.stem for one in files if one.suffix.lower() in (".txt", ".xml")}
     of_all = any(one.suffix.lower() == ".json" for one in files)
     is_set = any(is_image(one.name) and (of_all or one.stem in labels) for one in files)

@@ -187,7 +187,7 @@ def _class_names(folders: Sequence[Path]) -> list[str]:
     import yaml  # installed with flax
 
     for folder in folders:
-        described = sorted((*folder.glob("*.yaml"), *folder.glob("*.yml")))
+        described = sorted((*folder.glob("[!.]*.yaml"), *folder.glob("[!.]*.yml")))
         # Some labelling programs put the names among the labels.
         places = (folder, *(one for one in subfolders(folder) if one.name.lower() in LABELS))
         listed = [place / name for place in places for name in _NAMES]

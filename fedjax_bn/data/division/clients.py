@@ -300,7 +300,8 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
       dataset: K clients.
 
     Returns:
-      Dataset of one client, and K domains with test splits only.
+      Dataset of one client, and K domains with test splits only, which are validation splits too
+      where they validate.
     """
     domains = dataset.domains
     validations = [domain.validation for domain in domains]
@@ -310,5 +311,11 @@ def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
         validation=None if None in validations else join_splits(validations),
         test=join_splits([domain.test for domain in domains]),
     )
-    unseen = tuple(Domain(domain.name, None, None, domain.test) for domain in domains)
+    # One object for both parts means that the validation samples are tested.
+    if all(domain.test is domain.validation for domain in domains):
+        client = client._replace(test=client.validation)
+    unseen = tuple(
+        Domain(d.name, None, d.validation if d.test is d.validation else None, d.test)
+        for d in domains
+    )
     return dataset._replace(domains=(client,)), unseen

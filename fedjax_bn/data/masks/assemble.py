@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.label_trees import MASK, VOLUME
-from fedjax_bn.data.masks.values import INDEX, LOSSY, classes_of, open_mask
+from fedjax_bn.data.masks.values import INDEX, LOSSY, absent_classes, classes_of, open_mask
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
@@ -141,12 +141,13 @@ def to_source(
         )
     about = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
     notes = [*notes, f"{len(pairs)} images with masks ({about})", values_note]
+    notes += absent_classes(present, owners, classes, table)
     for form, text in _FORMS.items():
         if count := int((forms == form).sum()):
             notes.append(f"{count} {text}")
     if cut_up:
         notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
-    key = f"{squares.large} {hash_of_files([*images, *masks], root, size, times=False)}"
+    key = f"{squares.large} {hash_of_files([*images, *masks], root, size)}"
     notes = (*notes, *converted)
     return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
 

@@ -45,6 +45,8 @@ def load(
     classes: Sequence[str] = (),
     pairs: Sequence[str] = (),
     groups: str = "",
+    plane: str = volumes.AXIAL,
+    window: Sequence[float | str] = (),
     **how: Any,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
@@ -56,6 +58,7 @@ def load(
       classes: names of the classes, the background first; empty to find their number.
       pairs: patterns, see `pairing`; empty for its rule.
       groups: a regular expression, see `pairing.groups_of`.
+      plane, window: of scans, see `volumes.Slices`.
       **how: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
         `assemble.Squares`.
 
@@ -97,7 +100,13 @@ def load(
         return to_source("masks", root, found, squares, classes=classes, notes=notes)
     if squares.large != RESIZE:
         raise ValueError(f"data.large={squares.large} is for images, but {root} has NIfTI volumes")
-    slices = volumes.Slices(image_size, cache=squares.cache, progress=squares.progress)
+    slices = volumes.Slices(
+        image_size,
+        plane=plane,
+        window=tuple(map(float, window)),
+        cache=squares.cache,
+        progress=squares.progress,
+    )
     return volumes.to_source("masks", root, found, slices, classes=classes, notes=notes)
 
 

@@ -33,7 +33,7 @@ from fedjax_bn.data.label_trees import VOLUME
 from fedjax_bn.data.masks.assemble import Pair
 from fedjax_bn.data.masks.pairing import find_pairs
 from fedjax_bn.data.masks.published import chosen
-from fedjax_bn.data.masks.volumes import REPEATED, Slices, is_volume, to_source
+from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, is_volume, to_source
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
@@ -81,6 +81,8 @@ def load(
     image_size: int = 384,
     protocol: str = "",
     domains: Sequence[str] = (),
+    plane: str = AXIAL,
+    window: Sequence[float | str] = (),
     cache: str | Path | None = None,
     progress: bool = True,
 ) -> Source:
@@ -91,6 +93,7 @@ def load(
       image_size: pixels a side.
       protocol: "", "harmofl" or "fl_medsegbench", see above.
       domains: names of sites; empty for all.
+      plane, window: see `volumes.Slices`.
       cache, progress: see `pixels.decode`.
 
     Returns:
@@ -114,7 +117,8 @@ def load(
         paired = find_pairs(files, folder, remedy=_WHERE)
         names = relative_names(paired.images, root)
         scans[site] = list(map(Pair, paired.images, paired.masks, names))
-    slices = slices_of(protocol, image_size)._replace(cache=cache, progress=progress)
+    slices = slices_of(protocol, image_size, plane, window)
+    slices = slices._replace(cache=cache, progress=progress)
     notes = [_PROTOCOLS[protocol].note] if protocol else []
     source = to_source(
         "prostate", root, scans, slices, classes=_CLASSES, values=_VALUES, notes=notes
@@ -127,9 +131,11 @@ def load(
     return source._replace(pools=tuple(pools), key=f"{protocol} {source.key}")
 
 
-def slices_of(protocol: str, image_size: int) -> Slices:
+def slices_of(
+    protocol: str, image_size: int, plane: str = AXIAL, window: Sequence[float | str] = ()
+) -> Slices:
     """Returns how volumes become slices with a protocol, "" for none."""
-    slices = Slices(image_size)
+    slices = Slices(image_size, plane=plane, window=tuple(map(float, window)))
     return slices._replace(**_PROTOCOLS[protocol].slices) if protocol else slices
 
 

@@ -8,15 +8,17 @@ import numpy as np
 from fedjax_bn.data.masks.volumes import (
     NEIGHBOURS,
     Slices,
+    grid_of,
     open_volume,
     squared,
     to_bytes,
+    turned_back,
     voxels_of,
 )
 from fedjax_bn.data.sets.files import corruption_named
 
 
-def shape_of(path: Path, crop: int = 0) -> tuple[tuple[int, int, int], float]:
+def shape_of(path: Path, slices: Slices) -> tuple[tuple[int, int, int], float]:
     """Returns slices, rows and columns of a NIfTI volume, and a voxel's size in millilitres.
 
     Raises:
@@ -24,17 +26,20 @@ def shape_of(path: Path, crop: int = 0) -> tuple[tuple[int, int, int], float]:
       ValueError: the file is not such a volume, or its slices are smaller than the crop.
     """
     with corruption_named(path):
-        volume = open_volume(path)
-        columns, rows, slices = volume.shape
-        if crop > min(rows, columns):
-            raise ValueError(f"its slices of {rows} x {columns} pixels are below the crop's {crop}")
-        return (slices, rows, columns), float(np.prod(volume.header.get_zooms())) / 1000
+        grid = grid_of(open_volume(path), slices.plane)
+        columns, rows, depth = grid.shape
+        if slices.crop > min(rows, columns):
+            raise ValueError(
+                f"its slices of {rows} x {columns} pixels are below the crop's {slices.crop}"
+            )
+        return (depth, rows, columns), float(abs(np.linalg.det(grid.affine))) / 1000
 
 
 def slices_of(path: Path, slices: Slices) -> np.ndarray:
     """Returns the slices u8[D, size, size, 3] of a NIfTI volume; raises as `shape_of`."""
     with corruption_named(path):
-        grey = to_bytes(voxels_of(path))
+        turn = grid_of(open_volume(path), slices.plane).turn
+        grey = to_bytes(voxels_of(path, turn), slices.window)
         stored = np.stack([squared(one, np.zeros_like(one), slices)[0] for one in grey])
     index, steps = np.arange(len(stored)), (0, 0, 0)
     if slices.channels == NEIGHBOURS:
@@ -52,8 +57,8 @@ def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return np.pad(mask, width)
 
 
-def save_mask(path: Path, mask: np.ndarray, image: Path) -> None:
-    """Writes classes u8[D, H, W] as a NIfTI volume with the header of its image.
+def save_mask(path: Path, mask: np.ndarray, image: Path, plane: str) -> None:
+    """Writes classes u8[D, H, W] as a NIfTI volume with the header and the axes of its image.
 
     Raises:
       ValueError: the image cannot be read.
@@ -61,7 +66,8 @@ def save_mask(path: Path, mask: np.ndarray, image: Path) -> None:
     """
     with corruption_named(image):
         volume = open_volume(image)
+        turn = grid_of(volume, plane).turn
     header = volume.header.copy()
     header.set_data_dtype(np.uint8)
     header["cal_min"] = header["cal_max"] = 0  # else viewers show classes in the image's window
-    type(volume)(mask.T, volume.affine, header).to_filename(path)
+    type(volume)(turned_back(mask, turn), volume.affine, header).to_filename(path)

@@ -167,6 +167,25 @@ def classes_of(
     return names, table, f"values of masks and what they are: {', '.join(about)}"
 
 
+def absent_classes(
+    present: np.ndarray, domains: Sequence[str], classes: Sequence[str], table: np.ndarray
+) -> list[str]:
+    """Returns a note that names the classes that no mask of a domain shows; else [].
+
+    Args:
+      present, domains: as in `classes_of`.
+      classes, table: as it returns them.
+    """
+    owners, absent = np.array(domains), []
+    for domain in dict.fromkeys(domains):
+        shown = table[present[owners == domain].any(0)]
+        if names := [name for number, name in enumerate(classes) if number not in shown]:
+            absent.append(f"{domain} ({first_few(names)})")
+    if not absent:
+        return []
+    return [f"domains whose masks never show some classes: {first_few(absent)}"]
+
+
 def _find(
     present: np.ndarray, domains: Sequence[str], files: Sequence[str], count: int
 ) -> dict[int, int]:

@@ -1,17 +1,20 @@
 """Makes slices of scans in NIfTI, each a volume with a mask of its shape, and their labels.
 
-An array [X, Y, Z] of NIfTI gives Z slices of Y rows and X columns, in the order of the file, as
-SimpleITK reads them. Intensities are clipped to the smallest one and the 99 % quantile of the whole
-volume and stretched to bytes, which are rounded down (HarmoFL's code, Jiang et al. 2022). Slices
-are cut to a square in their middle if `crop` is set, and stretched to squares: images bilinear,
-masks to the nearest value.
+Axes are exchanged and mirrored, without resampling, so that in every volume columns run to the
+right, rows to the front and slices to the top, as near as the header's affine allows (`plane` has
+other slices). A volume that is stored so gives the slices of HarmoFL's code (Jiang et al. 2022).
+Intensities are clipped to the smallest one and the 99 % quantile of the whole volume, or to
+`window`, and stretched to bytes, which are rounded down. Slices are cut to a square in their middle
+if `crop` is set, and stretched to squares: images bilinear, masks to the nearest value.
 
 The three channels of an image are a slice between its two neighbours, the first and the last slice
 being their own neighbours, or three times the slice.
 """
 
+import gzip
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +22,11 @@ import numpy as np
 
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
 from fedjax_bn.data.masks.assemble import Pair
-from fedjax_bn.data.masks.values import classes_of
+from fedjax_bn.data.masks.values import absent_classes, classes_of
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import hash_of_files, relative_names
-from fedjax_bn.data.regular_files import open_regular
+from fedjax_bn.data.regular_files import Refused, open_regular
 from fedjax_bn.data.sets.arrays import check_memory
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Pool, Source, check_source
@@ -31,10 +34,16 @@ from fedjax_bn.engine.inputs import UNLABELLED
 
 SUFFIXES = (".nii", ".nii.gz")
 CHANNELS = NEIGHBOURS, REPEATED = "neighbours", "repeated"
+# Where columns, rows and slices run: to the right, the anterior or the superior.
+PLANES = {"axial": "RAS", "coronal": "RSA", "sagittal": "ASR"}
+AXIAL = next(iter(PLANES))
 _LARGEST = 2**33  # bytes of a file
 _QUANTILE = 0.99
 _THREADS = 4  # each of which has a volume of f64
-_FORM = 2  # raise it when the same files would give other slices
+_FORM = 3  # raise it when the same files would give other slices
+_MILLIMETRES = {1: 1000.0, 2: 1.0, 3: 0.001}  # of NIfTI's codes for metre, millimetre and micron
+_SHIFT = 0.1  # voxels by which the places of an image and its mask may differ
+_ROUNDING = 1e-3  # by which resampling and scaling may change a label
 
 
 class Slices(NamedTuple):
@@ -46,6 +55,9 @@ class Slices(NamedTuple):
       labelled: whether slices whose mask is background alone are left out, as are the first and the
         last of a volume.
       crop: pixels a side of the square that is cut out of a slice's middle; 0 for the whole slice.
+      plane: of the slices: "axial", "coronal" or "sagittal".
+      window: (low, high), the intensities in the file's units that become 0 and 255, such as -160
+        and 240 in CT; () for those of each volume, see above.
       cache, progress: see `pixels.decode`.
     """
 
@@ -53,8 +65,45 @@ class Slices(NamedTuple):
     channels: str = NEIGHBOURS
     labelled: bool = False
     crop: int = 0
+    plane: str = AXIAL
+    window: tuple[float, ...] = ()
     cache: str | Path | None = None
     progress: bool = True
+
+
+class Grid(NamedTuple):
+    """The voxels of a volume along columns, rows and slices, in this order.
+
+    Attributes:
+      shape: their numbers.
+      affine: f64[4, 4], from a voxel's indices to its place in millimetres.
+      turn: f64[3, 2], nibabel's orientation, which brings the file's axes into this order.
+    """
+
+    shape: tuple[int, int, int]
+    affine: np.ndarray
+    turn: np.ndarray
+
+    @property
+    def sides(self) -> np.ndarray:
+        """f64[3], millimetres between the centres of neighbours."""
+        return np.sqrt((self.affine[:3, :3] ** 2).sum(0))
+
+
+class _Form(NamedTuple):
+    """What the headers of a volume and its mask say.
+
+    Attributes:
+      grid: of the volume.
+      mask_turn: as `Grid.turn`, of the mask.
+      aligned: whether both have the same place in space.
+      spacing: millimetres between slices, rows and columns as they are stored, that is, stretched.
+    """
+
+    grid: Grid
+    mask_turn: np.ndarray
+    aligned: bool
+    spacing: tuple[float, float, float]
 
 
 def is_volume(name: str) -> bool:
@@ -74,8 +123,8 @@ def to_source(
 ) -> Source:
     """Returns the slices u8[N, size, size, 3] of all domains.
 
-    Labels are masks u8[N, size, size], `volume` i32[N], and `spacing` f32[N, 3] by the header, of
-    the slices as they are stored. Images reach a model as u8/255.
+    Labels are masks u8[N, size, size], `volume` i32[N], and `spacing` f32[N, 3] in millimetres by
+    the header's affine and unit, of the slices as they are stored. Images reach a model as u8/255.
 
     Args:
       name: of the dataset.
@@ -91,15 +140,16 @@ def to_source(
       OSError: a file is missing, or the cache cannot be written.
     """
     pairs = [pair for owned in domains.values() for pair in owned]
-    depths, spacing, aligned = zip(*(_form_of(pair, slices) for pair in pairs), strict=True)
+    forms = [_form_of(pair, slices) for pair in pairs]
     owners = [domain for domain, owned in domains.items() for _ in owned]
     files, masks = [file for pair in pairs for file in pair[:2]], [pair.mask for pair in pairs]
     present = _values_of(masks, root, slices)
     classes, table, about_values = classes_of(
         present, owners, relative_names(masks, root), classes, values
     )
-    ends = np.cumsum([0, *depths])
-    pixels = _slices_of(pairs, ends, root, slices, table)
+    ends = np.cumsum([0, *(form.grid.shape[2] for form in forms)])
+    pixels, about_range = _slices_of(pairs, forms, ends, root, slices, table)
+    spacing = np.array([form.spacing for form in forms], np.float32)
     names = np.array([pair.name for pair in pairs])
     pools, first, kept = [], 0, 0
     for domain, owned in domains.items():
@@ -117,7 +167,7 @@ def to_source(
         labels = {
             MASK: pixels[index, 1],
             VOLUME: volume,
-            SPACING: np.array(spacing, np.float32)[volume],
+            SPACING: spacing[volume],
         }
         parts = [pairs[k].part for k in volume]
         divided = None if None in parts else np.array(parts, np.int8)
@@ -126,13 +176,16 @@ def to_source(
     sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
     left = len(pixels) - kept
     about = [f"{len(pairs)} scans ({sizes}) with {len(pixels)} slices, of which {left} left out"]
-    if other := [str(mask) for mask, same in zip(masks, aligned, strict=True) if not same]:
+    misplaced = [str(mask) for mask, form in zip(masks, forms, strict=True) if not form.aligned]
+    if misplaced:
         about.append(
-            f"masks with another place in space than their image: {first_few(other, 3)}; voxels "
-            "belong together by their order in the file"
+            f"masks with another place in space than their image: {first_few(misplaced, 3)}; "
+            "voxels belong together by their order in the file"
         )
+    about += [*_about_planes(pairs, forms, slices.plane), *about_range]
+    about += absent_classes(present, owners, classes, table)
     about_slices = repr(slices[: slices._fields.index("cache")])
-    key = f"{about_slices} {hash_of_files(files, root, 0, times=False)}"
+    key = f"{about_slices} {hash_of_files(files, root, 0)}"
     notes, usual = (*notes, *about, about_values), ((0.0,) * 3, (1.0,) * 3)
     return check_source(Source(name, classes, tuple(pools), *usual, notes=notes, key=key))
 
@@ -154,31 +207,82 @@ def open_volume(path: Path) -> Any:
     return volume
 
 
-def _form_of(pair: Pair, slices: Slices) -> tuple[int, tuple[float, ...], bool]:
+def grid_of(volume: Any, plane: str) -> Grid:
+    """Returns the grid of a volume of nibabel, with slices in a plane.
+
+    The place is that of the affine (`sform`, else `qform`, else `pixdim`) in the header's unit, or
+    in millimetres if it has none.
+
+    Raises:
+      ValueError: the affine has numbers that are not finite, or axes without three directions.
+    """
+    from nibabel import orientations
+
+    affine = np.array(volume.affine, np.float64)
+    affine[:3] *= _MILLIMETRES.get(int(volume.header["xyzt_units"]) & 7, 1.0)
+    if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
+        sides = ", ".join(map(str, affine[:3, :3].tolist()))
+        raise ValueError(f"the axes of its affine are {sides}; write their real directions there")
+    turn = orientations.ornt_transform(
+        orientations.io_orientation(affine), orientations.axcodes2ornt(PLANES[plane])
+    )
+    shape = tuple(volume.shape[axis] for axis in np.argsort(turn[:, 0]))
+    return Grid(shape, affine @ orientations.inv_ornt_aff(turn, volume.shape), turn)
+
+
+def _form_of(pair: Pair, slices: Slices) -> _Form:
     """Reads the headers of a volume and its mask.
 
-    Returns:
-      The number of slices; millimetres between slices, rows and columns as they are stored, that
-      is, stretched; and whether both have the same place in space, to a thousandth.
+    A mask that has the place of its image is turned by its own header. Another one, such as one
+    that was saved without the image's affine, is turned like the image.
 
     Raises:
       ValueError: they do not suit each other.
     """
     with corruption_named(pair.image):
         image = open_volume(pair.image)
-        sides, crop = image.header.get_zooms(), slices.crop
-        if not (np.isfinite(sides).all() and min(sides) > 0):
-            raise ValueError(f"its header has voxels of {sides} mm; write their real sides there")
-        if crop > min(image.shape[:2]):
-            raise ValueError(f"its slices of {image.shape[:2]} pixels are below the crop's {crop}")
+        grid, crop = grid_of(image, slices.plane), slices.crop
+        if crop > min(grid.shape[:2]):
+            raise ValueError(f"its slices of {grid.shape[:2]} pixels are below the crop's {crop}")
     with corruption_named(pair.mask):
         mask = open_volume(pair.mask)
-        if mask.shape != image.shape:
+        mask_grid = grid_of(mask, slices.plane)
+        aligned = _same_place(grid, mask_grid)
+        if not aligned and mask.shape != image.shape:
             raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
-    shown = zip(sides[:2], image.shape[:2], strict=True)
-    across, down = (float(side) * (crop or count) / slices.image_size for side, count in shown)
-    aligned = np.allclose(image.affine, mask.affine, rtol=1e-3, atol=1e-3)
-    return image.shape[2], (float(sides[2]), down, across), aligned
+    across, down = (
+        float(side) * (crop or count) / slices.image_size
+        for side, count in zip(grid.sides[:2], grid.shape[:2], strict=True)
+    )
+    turn = mask_grid.turn if aligned else grid.turn
+    return _Form(grid, turn, aligned, (float(grid.sides[2]), down, across))
+
+
+def _same_place(grid: Grid, mask_grid: Grid) -> bool:
+    """Returns whether the corners of two grids are at the same places, and have equal indices."""
+    if grid.shape != mask_grid.shape:
+        return False
+    ends = np.array(grid.shape)[:, None] - 1
+    corners = np.vstack([ends * np.indices((2, 2, 2)).reshape(3, 8), np.ones(8)])
+    shift = np.linalg.solve(grid.affine, mask_grid.affine @ corners) - corners
+    return bool((np.abs(shift) < _SHIFT).all())
+
+
+def _about_planes(pairs: Sequence[Pair], forms: Sequence[_Form], plane: str) -> list[str]:
+    """Returns a note about volumes whose voxels are far thicker along another axis than slices."""
+    thick: dict[str, list[str]] = {}
+    for pair, form in zip(pairs, forms, strict=True):
+        sides = form.grid.sides
+        axis = int(sides.argmax())
+        if sides[axis] > 2 * sides[2]:
+            direction = PLANES[plane][axis]
+            name = next(name for name, axes in PLANES.items() if axes[2] == direction)
+            thick.setdefault(name, []).append(pair.name)
+    return [
+        f"{len(names)} scans have their thickest voxels across {name} slices, but {plane} ones are "
+        f"used: {first_few(names, 3)}; data.plane={name} uses those"
+        for name, names in thick.items()
+    ]
 
 
 def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
@@ -204,65 +308,130 @@ def _values_of(masks: Sequence[Path], root: Path, slices: Slices) -> np.ndarray:
 
 
 def _slices_of(
-    pairs: Sequence[Pair], ends: np.ndarray, root: Path, slices: Slices, table: np.ndarray
-) -> np.ndarray:
-    """Returns u8[D, 2, size, size], the intensities and classes of all slices, cached.
+    pairs: Sequence[Pair],
+    forms: Sequence[_Form],
+    ends: np.ndarray,
+    root: Path,
+    slices: Slices,
+    table: np.ndarray,
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns u8[D, 2, size, size], the intensities and classes of all slices, cached, and notes.
 
     The slices of pair k are `ends[k]` to `ends[k + 1]`; `table` u8[256] has the class of a value.
     """
-    size = slices.image_size
+    size, window = slices.image_size, slices.window
 
     def make(write: Write) -> tuple[str, ...]:
-        def one(k: int) -> None:
+        def convert(k: int) -> bool:
             with corruption_named(pairs[k].image):
-                grey = to_bytes(voxels_of(pairs[k].image))
+                volume = voxels_of(pairs[k].image, forms[k].grid.turn)
+            grey = to_bytes(volume, window)
             with corruption_named(pairs[k].mask):
-                mask = table[_mask_of(pairs[k].mask)]
+                mask = table[turned(_mask_of(pairs[k].mask), forms[k].mask_turn)]
             both = [squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
             write(np.stack(both), int(ends[k]))
+            return not window and _is_padded(volume, grey)
 
+        padded = []
         with (
             ThreadPoolExecutor(_THREADS) as threads,
             progress_bar(len(pairs), "volumes", slices.progress) as bar,
         ):
-            for _ in threads.map(one, range(len(pairs))):
+            for pair, is_padded in zip(pairs, threads.map(convert, range(len(pairs))), strict=True):
+                padded += [pair.name] * is_padded
                 bar.update(1)
-        return ()
+        if not padded:
+            return ()
+        return (
+            f"{len(padded)} scans have intensities far below all others, such as padding, which "
+            f"take most of the 256 greys: {first_few(padded, 3)}; data.window=LOW,HIGH, such as "
+            "-160,240 for soft tissue in CT, gives the greys to that range",
+        )
 
     files = [file for pair in pairs for file in pair[:2]]
-    form = f"{_FORM}-{size}-{slices.crop}-{table.tobytes().hex()}"
+    form = f"{_FORM}-{size}-{slices.crop}-{slices.plane}-{window}-{table.tobytes().hex()}"
     name = f"{root.resolve().name}-slices-{form}-{hash_of_files(files, root, size)}"
-    return cached_array(slices.cache, name, (int(ends[-1]), 2, size, size), make)[0]
+    return cached_array(slices.cache, name, (int(ends[-1]), 2, size, size), make)
 
 
-def voxels_of(path: Path) -> np.ndarray:
+def turned(array: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """Returns the array [X, Y, Z] of a file as slices [D, H, W], see `Grid.turn`."""
+    from nibabel.orientations import apply_orientation
+
+    return apply_orientation(array, turn).T
+
+
+def turned_back(slices: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """Returns slices [D, H, W] as the array [X, Y, Z] of a file, the inverse of `turned`."""
+    from nibabel.orientations import apply_orientation, axcodes2ornt, ornt_transform
+
+    return apply_orientation(slices.T, ornt_transform(axcodes2ornt("RAS"), turn))
+
+
+def voxels_of(path: Path, turn: np.ndarray) -> np.ndarray:
     """Returns the numbers f64[D, H, W] of a volume, scaled by its header."""
-    voxels = np.asarray(open_volume(path).dataobj, np.float64).T
+    voxels = _read(path, np.float64)
     if not np.isfinite(voxels).all():
-        raise ValueError("it has voxels that are not finite: replace them")
-    return voxels
+        raise Refused(path, "it has voxels that are not finite; replace them")
+    return turned(voxels, turn)
 
 
 def _mask_of(path: Path) -> np.ndarray:
-    """Returns the values u8[D, H, W] of a mask."""
-    voxels = np.asarray(open_volume(path).dataobj).T
+    """Returns the values u8[X, Y, Z] of a mask."""
+    voxels = _read(path)
+    whole = voxels if voxels.dtype.kind in "iu" else np.rint(voxels)
     with np.errstate(invalid="ignore"):  # for NaN
-        mask = np.clip(voxels, 0, 255).astype(np.uint8)
-    if len(wrong := voxels[mask != voxels]):
-        raise ValueError(f"it has the value {wrong[0]:g}; masks have whole numbers 0 to 255")
+        mask = np.clip(whole, 0, 255).astype(np.uint8)
+        right = mask == whole
+        if whole is not voxels:
+            right &= np.abs(voxels - whole) <= _ROUNDING
+    if len(wrong := voxels[~right]):
+        raise Refused(
+            path,
+            f"it has the value {wrong[0]:g}; labels are whole numbers 0 to 255, to a thousandth: "
+            "resample masks to the nearest value",
+        )
     return mask
 
 
-def to_bytes(volume: np.ndarray) -> np.ndarray:
-    """Returns intensities f64[...] clipped to [smallest, 99 % quantile] and stretched to bytes.
+def _read(path: Path, dtype: Any = None) -> np.ndarray:
+    """Returns the numbers [X, Y, Z] of a file, scaled by its header.
 
-    They are rounded down. If 99 % have the smallest one, the greatest takes the quantile's place; a
-    volume of one intensity becomes 0.
+    They are read, because a mapped file that another program cuts ends the process; and a packed
+    file is read to its end, where it has its checksum.
     """
-    low, high = volume.min(), np.quantile(volume, _QUANTILE)
+    from nibabel.fileholders import FileHolder
+
+    kind = type(open_volume(path))
+    packed = path.suffix.lower() == ".gz"
+    with (
+        open_regular(path, _LARGEST) as file,
+        gzip.GzipFile(fileobj=file, mode="rb") if packed else nullcontext(file) as stream,
+    ):
+        volume = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
+        voxels = np.asarray(volume.dataobj, dtype)
+        while stream.read(2**20):
+            pass
+    return voxels
+
+
+def to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
+    """Returns intensities f64[...] clipped to `window` and stretched to bytes, rounded down.
+
+    Without a window it is [smallest, 99 % quantile]. If 99 % have the smallest one, the greatest
+    takes the quantile's place; a volume of one intensity becomes 0.
+    """
+    low, high = window or (volume.min(), np.quantile(volume, _QUANTILE))
     if high == low and (high := volume.max()) == low:
         return np.zeros(volume.shape, np.uint8)
-    return (255 * ((np.minimum(volume, high) - low) / (high - low))).astype(np.uint8)
+    return (255 * ((np.clip(volume, low, high) - low) / (high - low))).astype(np.uint8)
+
+
+def _is_padded(volume: np.ndarray, grey: np.ndarray) -> bool:
+    """Returns whether 95 % of the intensities above the smallest share the upper half of bytes."""
+    upper = grey >= 128
+    crowded = np.count_nonzero(upper) > 0.95 * np.count_nonzero(grey)
+    return bool(crowded and np.ptp(volume[upper]) > 0)  # else there are two intensities
 
 
 def squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:

@@ -150,7 +150,9 @@ def _find_series(path: Path, atlas: str) -> dict[str, Path]:
     files: dict[str, Path] = {}
     twice, atlases = [], set()
     pattern = f"*_rois_{atlas or '*'}.1D"
-    for file in sorted(path.rglob(pattern), key=lambda file: (file.name, file)):
+    # macOS' companions ._NAME have the names of series, and none of their content.
+    series = (file for file in path.rglob(pattern) if not file.name.startswith("."))
+    for file in sorted(series, key=lambda file: (file.name, file)):
         name, _, found = file.stem.rpartition("_rois_")
         atlases.add(found)
         if name in files:
@@ -174,7 +176,7 @@ def _find_series(path: Path, atlas: str) -> dict[str, Path]:
 def _read_table(path: Path) -> dict[str, tuple[str, str]]:
     """Returns FILE_ID -> (SITE_ID, DX_GROUP) of the one table that has these columns."""
     tables = {}
-    for file in sorted(path.glob("*.csv")):
+    for file in sorted(path.glob("[!.]*.csv")):
         with open_table(file) as table:
             if {*_COLUMNS} <= {*(table.fieldnames or ())}:
                 tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]

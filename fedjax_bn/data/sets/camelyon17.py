@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.decode import decode
+from fedjax_bn.data.pixels.decode import decode, hash_of_files
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.files import is_label, open_table
 from fedjax_bn.data.sets.folders import IMAGENET
@@ -94,8 +94,10 @@ def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
         pools.append(Pool(f"center{center}", images, labels, names, parts))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
     groups = {"unseen": unseen} if unseen else {}
+    content = hash_of_files([root / patch.path for patch in patches], root, image_size)
+    key = hash_of("camelyon17", patches, content)
     about = ("camelyon17", ("normal", "tumor"), tuple(pools), *IMAGENET)  # as WILDS normalizes
-    return check_source(Source(*about, tuple(notes), groups, hash_of("camelyon17", patches)))
+    return check_source(Source(*about, tuple(notes), groups, key))
 
 
 def _read_table(path: Path) -> list[_Patch]:

@@ -4,11 +4,14 @@
 
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
 have them all. Images may have any size and any format in `raster.FORMATS`; they are stretched to
-squares. Folders may be written in any case and with or without spaces, - and _. Files that are not
-images (Thumbs.db, .DS_Store, notes) are left out and counted.
+squares. Folders may be written in any case, with or without spaces, - and _, and in any form of
+Unicode. Files that are not images (Thumbs.db, .DS_Store, notes), and links to images that are gone,
+are left out and counted. A folder that cannot be read is an error, as is a link that leads nowhere
+where a folder of a domain or class may have been.
 """
 
 import os
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.masks.pairing import groups_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.source import Pool, Source, check_source
@@ -25,6 +29,8 @@ _SUFFIXES = (
     *("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "gif"),
     *("tif", "tiff", "webp", "pbm", "pgm", "ppm", "pnm"),
 )
+# Folders that programs add: macOS' archives hold `._NAME` files there, Synology's disks thumbnails.
+_SYSTEM = ("__MACOSX", "@eaDir")
 
 _WHERE = (
     "it must hold a folder of each domain, and in it a folder of images of each class, "
@@ -94,57 +100,120 @@ def is_image(name: str) -> bool:
     return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
 
 
-def subfolders(folder: Path) -> list[Path]:
-    """Returns a folder's folders by name, without hidden ones; none if it cannot be read."""
+def is_hidden(name: str) -> bool:
+    """Returns whether a file or folder of this name is hidden, or made by a system."""
+    return name.startswith(".") or name in _SYSTEM
+
+
+def _look_into(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Returns the names of a folder's folders, files, and links that cannot be followed.
+
+    All are empty if the folder does not exist.
+
+    Raises:
+      OSError: the folder cannot be read, or is itself a link that cannot be followed.
+    """
+    folders, files, broken = [], [], []
     try:
         with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
-    except OSError:
-        return []
-    return [folder / name for name in sorted(names)]
+            for entry in entries:
+                # First, because `is_dir` raises an error for a link in a circle.
+                if entry.is_symlink() and not os.path.exists(entry.path):
+                    broken.append(entry.name)
+                elif entry.is_dir():
+                    folders.append(entry.name)
+                elif entry.is_file():
+                    files.append(entry.name)
+    except OSError as error:
+        absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if not absent or (os.path.islink(folder) and not os.path.exists(folder)):
+            raise _unreadable(folder, error) from error
+    return sorted(folders), sorted(files), sorted(broken)
+
+
+def _unreadable(path: str | Path, error: OSError | None = None) -> OSError:
+    """Returns the error for a folder or link that cannot be read."""
+    reason = error.strerror if error else "the link leads nowhere"
+    return OSError(f"{path} cannot be read ({reason}): make it readable, or move it away")
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Returns a folder's folders by name, without hidden ones; none if it does not exist.
+
+    Links that cannot be followed are among them, unless they are named like images: each may have
+    been a domain or a class, and whoever reads it gets an error.
+
+    Raises:
+      OSError: the folder cannot be read.
+    """
+    folders, _, broken = _look_into(folder)
+    names = folders + [name for name in broken if not is_image(name)]
+    return [folder / name for name in sorted(names) if not is_hidden(name)]
 
 
 def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Returns a folder's image files, and its other files, each by name, without its folders."""
-    if not folder.is_dir():
-        return [], []
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_file())
-    images, others = [], []
-    for name in names:
-        (images if is_image(name) else others).append(folder / name)
-    return images, others
+    """Returns a folder's image files, and its other files, each by name, without its folders.
+
+    Links to images that cannot be followed are other files.
+
+    Raises:
+      OSError: the folder cannot be read.
+    """
+    _, files, broken = _look_into(folder)
+    images = [folder / name for name in files if is_image(name)]
+    others = [name for name in files if not is_image(name)] + [*filter(is_image, broken)]
+    return images, [folder / name for name in sorted(others)]
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Returns all files in and below a folder by name, without hidden ones; enters links once."""
+    """Returns all files in and below a folder by name, without hidden ones; enters links once.
+
+    Links to images that cannot be followed are among them.
+
+    Raises:
+      OSError: a folder cannot be read, or another link cannot be followed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error.filename, error) from error
+
     found, seen = [], {os.path.realpath(folder)}
-    for place, inner, names in os.walk(folder, followlinks=True):
-        visible = sorted(name for name in inner if not name.startswith("."))
+    for place, inner, names in os.walk(folder, onerror=refuse, followlinks=True):
+        visible = sorted(name for name in inner if not is_hidden(name))
         real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
         # os.walk enters what is left in `inner`; a link to a folder above would make a cycle.
         inner[:] = [name for name in visible if real[name] not in seen]
         seen.update(real.values())
-        found += [Path(place, name) for name in names if not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not is_hidden(name)):
+            if not is_image(path.name) and not os.path.exists(path):
+                raise _unreadable(path)
+            found.append(path)
     return sorted(found)
+
+
+def _composed(name: str) -> str:
+    """Returns a name in Unicode's composed form; macOS may write folders' names decomposed."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _plain(name: str) -> str:
     """Returns a name without case and separators, which differ between copies."""
-    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+    return _composed(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
 
 
 def match_folders(folders: Sequence[Path], wanted: Aliases) -> dict[str, Path]:
     """Returns the folder of each wanted name that has one; its own name comes before an alias.
 
     Raises:
-      ValueError: two folders differ only in case and separators, so that either may be meant.
+      ValueError: two folders differ only in case, separators or the form of Unicode, so that either
+        may be meant.
     """
     found = {}
     for name, others in wanted.items():
         for known in (name, *others):
             same = [folder for folder in folders if _plain(folder.name) == _plain(known)]
-            same = [folder for folder in same if folder.name == known] or same
+            exact = [folder for folder in same if _composed(folder.name) == _composed(known)]
+            same = exact or same
             if len(same) > 1:
                 raise ValueError(
                     f"{' and '.join(map(str, same))} may both be {name!r}: rename or remove one"
@@ -169,7 +238,8 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder: {dataset.where}")
-    for root in (path, *subfolders(path)):
+    inside = [folder for folder in subfolders(path) if os.access(folder, os.R_OK | os.X_OK)]
+    for root in (path, *inside):
         if found := match_folders(subfolders(root), dataset.domains):
             break
     else:
@@ -273,14 +343,21 @@ def to_source(
             notes.append(
                 f"{dataset.name}, {name}: found {len(own)} images, expected {expected} ({why})"
             )
-    strays = relative_names([stray for listing in listings for stray in listing.strays], root)
+    strays = [stray for listing in listings for stray in listing.strays]
+    broken = relative_names([stray for stray in strays if not os.path.exists(stray)], root)
+    if broken:
+        notes.append(
+            f"left out {len(broken)} links that cannot be followed: {first_few(broken)}; correct "
+            "or remove them"
+        )
+    strays = relative_names(list(filter(os.path.exists, strays)), root)
     if strays:
         notes.append(
             f"left out {len(strays)} files or folders that are not images of a class: "
             f"{first_few(strays, 3)}"
         )
     about = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
-    key = hash_of_files(files, root, image_size, times=False)
+    key = hash_of_files(files, root, image_size)
     return check_source(Source(*about, (*notes, *converted), key=key))
 
 
@@ -290,6 +367,7 @@ def load(
     image_size: int,
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
+    groups: str = "",
     **how: Any,
 ) -> Source:
     """Returns a user's images as u8[N, image_size, image_size, 3], one pool a domain.
@@ -301,6 +379,8 @@ def load(
       image_size: pixels a side.
       domains: names of their folders, in that order; empty for all, by name.
       classes: names of their folders, in the order of the labels; empty for all, by name.
+      groups: a regular expression for what no split separates, see `pairing.groups_of`; samples are
+        then named by their groups. Empty to divide images one by one.
       **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
@@ -311,13 +391,15 @@ def load(
         if twice := [name for name in names if plain.count(_plain(name)) > 1]:
             raise ValueError(f"data.{key} names {first_few(twice)} more than once; name each once")
     inside = subfolders(Path(path)) if path else []
-    wanted = dict.fromkeys(domains or (one.name for one in inside if subfolders(one)), ())
+    all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
+    wanted = dict.fromkeys(domains or all_domains, ())
     about = ("folders", "folders", "images of one's own")
     dataset = Published(*about, domains=wanted, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     if not classes:
         first: dict[str, str] = {}  # keeps one of names that `_plain` makes equal
-        for name in sorted({one.name for folder in folders.values() for one in subfolders(folder)}):
+        inside = [inner for folder in folders.values() for inner in subfolders(folder)]
+        for name in sorted({_composed(folder.name) for folder in inside}):
             first.setdefault(_plain(name), name)
         if not first:
             raise FileNotFoundError(
@@ -326,4 +408,16 @@ def load(
         classes = tuple(first.values())
     dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
-    return to_source(dataset, root, listings, image_size, **how)
+    if not groups:
+        return to_source(dataset, root, listings, image_size, **how)
+    grouped = [  # before hours of decoding
+        groups_of(name, folder, listing.files, groups)
+        for (name, folder), listing in zip(folders.items(), listings, strict=True)
+    ]
+    notes = [note for _, note in grouped]
+    source = to_source(dataset, root, listings, image_size, notes=notes, **how)
+    pools = [
+        pool._replace(names=np.array(names))
+        for pool, (names, _) in zip(source.pools, grouped, strict=True)
+    ]
+    return source._replace(pools=tuple(pools))

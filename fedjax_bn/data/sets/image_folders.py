@@ -201,7 +201,7 @@ def load(
     notes: list[str] = []
     if dataset.slips is not None:
         places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
-        lists = next((place for place in places if any(place.glob("*_kfold.txt"))), None)
+        lists = next((place for place in places if any(place.glob("[!.]*_kfold.txt"))), None)
         if lists:
             listings = [_divide_by_lists(one, dataset, lists, notes) for one in listings]
     size = image_size or dataset.image_size
@@ -233,7 +233,8 @@ def _divide_by_lists(
     if twice := [names[k] for k, count in Counter(train + validation).items() if count > 1]:
         notes.append(f"{place}: listed twice, used once: {first_few(twice)}")
     if absent := [names[k] for k in np.flatnonzero(parts < 0)]:
-        notes.append(f"{place}: in no list, used for validation: {first_few(absent)}")
+        names_absent = first_few(absent)
+        notes.append(f"{place}: in no list, in data.split=official for validation: {names_absent}")
     parts[parts < 0] = VALIDATION
     return listing._replace(parts=parts)
 

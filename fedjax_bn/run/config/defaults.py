@@ -15,6 +15,7 @@ from ml_collections.config_dict import placeholder
 from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
 from fedjax_bn.arguments.ranges import (
     BY_KIND,
+    GREYS,
     Above0,
     Alpha,
     AtLeast0,
@@ -185,7 +186,7 @@ _KEYS = {
         "aggregation and without training (FedBN, Fig. 3)",
     ),
     "predictions": _name(
-        "form in which a run writes its predictions of the test samples in its selected round, "
+        "form in which a run writes its predictions of the tested samples in its selected round, "
         "answers/*-predictions: a classifier's probabilities, or the scores by volume (csv) or all "
         "masks (npz) of a network for masks; empty: none",
         *("", "csv", "npz"),
@@ -275,7 +276,19 @@ _KEYS = {
     ),
     "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by similar names", PATTERNS),
     "data.groups": _key(
-        "", "masks: searched in an image's path, what no split separates; see own.py", EXPRESSION
+        "",
+        "folders, masks: searched in an image's path, what no split separates; see pairing.py",
+        EXPRESSION,
+    ),
+    "data.plane": _name(
+        "masks, prostate: slices of NIfTI volumes, brought to the nearest RAS axes",
+        *("axial", "coronal", "sagittal"),
+    ),
+    "data.window": _key(
+        (),
+        "masks, prostate: intensities of NIfTI volumes that become black and white, such as "
+        "-160,240 in CT; empty: the smallest and the 99 % quantile of each volume",
+        GREYS,
     ),
     "data.max_boxes": _key(100, "boxes of an image; one with more keeps its largest", Rounds),
     "data.corruptions": _key((), "cifar10_c: which; empty: all 19"),

@@ -20,7 +20,7 @@ def _is_folder(text: str) -> bool:
 
 
 def _is_bucket(text: str) -> bool:
-    return bool(re.match(r"[a-z][a-z0-9]*://.", text, re.ASCII)) and printable(text)
+    return bool(re.match("(gs|s3|az|hf)://.", text)) and printable(text)  # which etils opens
 
 
 def _are_epochs(entries: tuple[Any, ...]) -> bool:
@@ -47,7 +47,7 @@ FOLDER = Range(
     _is_folder,
 )
 FOLDER_OR_BUCKET = Range(
-    f"{FOLDER.text}, or a bucket such as gs://NAME",
+    f"{FOLDER.text}, or a bucket gs://NAME, s3://NAME, az://NAME or hf://NAME",
     lambda text: _is_folder(text) or _is_bucket(text),
 )
 PATTERNS = Range(

@@ -14,6 +14,7 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
+from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
@@ -48,8 +49,8 @@ HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
 TESTED_ON_VALIDATION = (
-    "the data keep no test samples of the clients (data.test): their accuracy is of the validation "
-    "samples, which also choose the round"
+    "clients are tested on their validation samples, which also choose the round: data.test keeps "
+    "others apart for the test"
 )
 
 
@@ -83,6 +84,7 @@ def build(config: ConfigDict) -> Experiment:
         )
     if any(domain.test is domain.validation for domain in internal.domains):
         notes += (TESTED_ON_VALIDATION,)
+    notes += duplicate_notes(internal, unseen)
     _check_clients(internal, config)
     experiment = assemble(config, internal, unseen, notes)
     check_labelled(experiment.evaluation.personalization, internal, unseen)

@@ -1,5 +1,6 @@
 """Lists the datasets, and makes the clients and unseen domains of `data.*` and `target`."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,11 @@ def _cache_folder(config: ConfigDict) -> Path | None:
     return Path(config.data.cache).expanduser() if config.data.cache else None
 
 
+def _path(config: ConfigDict) -> str:
+    """Returns `data.path`, in which ~ is the home folder."""
+    return os.path.expanduser(config.data.path)
+
+
 def _read_images(load: Callable[..., Source], *own: str) -> _Read:
     """Returns `read(config)` for a dataset whose images are decoded to `data.image_size`.
 
@@ -67,7 +73,9 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
         if load is not cifar10_c.load:  # whose images are arrays, not files to decode
             options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
-        return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
+        return load(
+            _path(config), image_size=data.image_size, cache=_cache_folder(config), **options
+        )
 
     return read
 
@@ -78,21 +86,26 @@ def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
     def read(config: ConfigDict) -> Dataset:
         keys, names = config.data, filter(None, map(str.strip, config.target.split(",")))
         own = {"fraction": keys.fraction, "truncate": keys.truncate, targets: tuple(names)}
-        return load(keys.path, seed=config.seed, orientation=keys.orientation, **own)
+        return load(_path(config), seed=config.seed, orientation=keys.orientation, **own)
 
     return read
 
 
 def _read_own(config: ConfigDict) -> Source:
     """Reads a user's own data: a tree of image folders, or an archive if the path is `.npz`."""
-    if Path(config.data.path).suffix == ".npz":
+    if Path(_path(config)).suffix == ".npz":
         if config.data.classes:
             raise ValueError(
                 f"config.data.classes={tuple(config.data.classes)} does not go with an archive, "
                 "whose labels are numbers already: leave it out"
             )
-        return npz.load(config.data.path, domains=config.data.domains)
-    return _read_images(folders.load, "domains", "classes")(config)
+        if config.data.groups:
+            raise ValueError(
+                f"config.data.groups={config.data.groups} does not go with an archive, whose "
+                "samples have no paths: leave it out"
+            )
+        return npz.load(_path(config), domains=config.data.domains)
+    return _read_images(folders.load, "domains", "classes", "groups")(config)
 
 
 def _read_tfds(name: str) -> _Read:
@@ -106,7 +119,7 @@ def _read_tfds(name: str) -> _Read:
                 "name one, or use data.name=cifar10_c"
             )
         return tfds_source.load(
-            data.path or None,
+            _path(config) or None,
             "/".join([name, *map(str, data.severities)]),
             image_size=data.image_size,
             domains=data.domains or data.corruptions,
@@ -123,7 +136,8 @@ def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
     """Returns how scans became the samples of a form (`domain.form_of`); None for other samples."""
     if SPACING not in form.get("masks", ()):
         return None
-    return prostate.slices_of(config.data.protocol, config.data.image_size)
+    data = config.data
+    return prostate.slices_of(data.protocol, data.image_size, data.plane, data.window)
 
 
 EMBEDDED: dict[str, _Read] = {
@@ -150,24 +164,26 @@ DATASETS: dict[str, _Read] = {
     **{
         name: _read_images(load, "domains", "classes", "max_boxes") for name, load in _BOXES.items()
     },
-    "abide": lambda config: abide.load(
-        config.data.path, cache=_cache_folder(config), **config.abide
-    ),
+    "abide": lambda config: abide.load(_path(config), cache=_cache_folder(config), **config.abide),
     "camelyon17": _read_images(camelyon17.load),
     "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
     "digits": _read_digits(digits.load, "whole"),
     "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
-    "masks": _read_images(own_masks.load, "domains", "classes", "large", "pairs", "groups"),
-    "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
-    "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
+    "masks": _read_images(
+        own_masks.load, *("domains", "classes", "large", "pairs", "groups", "plane", "window")
+    ),
+    "morpho_mnist": lambda config: digits.load_morpho_mnist(_path(config)),
+    "npz": lambda config: npz.load(_path(config), domains=config.data.domains),
     "prostate": lambda config: prostate.load(
-        config.data.path,
+        _path(config),
         image_size=config.data.image_size,
         cache=_cache_folder(config),
         protocol=config.data.protocol,
         domains=config.data.domains,
+        plane=config.data.plane,
+        window=config.data.window,
     ),
     **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
     **_TFDS,
@@ -187,7 +203,9 @@ _CHOICES = {
     "protocol": {"prostate"},
     "large": {"masks", *_MASKS},
     "pairs": {"masks"},
-    "groups": {"masks"},
+    "groups": {"folders", "masks"},
+    "plane": {"masks", "prostate"},
+    "window": {"masks", "prostate"},
 }
 
 

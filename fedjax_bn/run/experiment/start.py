@@ -251,7 +251,7 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     """
     what = f"config.start_from={brief(start_from)}"
     try:
-        tree = checkpoint.all_arrays(_checkpoint_of(Path(start_from)))
+        tree = checkpoint.all_arrays(_checkpoint_of(Path(start_from).expanduser()))
         tree = tree.get("state", tree)  # a population has its rows in other files
         count = len(tree["weights"])
         personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
@@ -286,7 +286,7 @@ def starting_record(start_from: str) -> Record:
     if not start_from:
         return {}
     try:
-        folder = _checkpoint_of(Path(start_from))
+        folder = _checkpoint_of(Path(start_from).expanduser())
         sums = read_regular(folder / checkpoint.CHECKSUMS)
     except (UserError, OSError, Refused) as error:
         raise ConfigError(f"config.start_from={brief(start_from)}: {error}") from error

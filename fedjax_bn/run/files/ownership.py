@@ -16,6 +16,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.run.config.keys import up_to_date
+from fedjax_bn.training.machine import RANDOM
 from fedjax_bn.training.workdir import (
     CLAIM,
     Record,
@@ -133,6 +134,12 @@ def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> st
     )
 
 
+def _random_options(about: Record) -> Record:
+    """Returns what a config.json has of JAX's options for random numbers, name -> value."""
+    options = (about.get("machine") or {}).get("options")
+    return {k: options[k] for k in RANDOM if k in options} if isinstance(options, dict) else {}
+
+
 def check_claim(workdir: Path, config: Record, about: Record, follows: str = "") -> None:
     """Checks that a folder is or can become the workdir of a configuration; writes nothing.
 
@@ -141,7 +148,8 @@ def check_claim(workdir: Path, config: Record, about: Record, follows: str = "")
       config: flat configuration, dotted key -> value. It must be equal at every start, except for
         keys that do not change results (`_MAY_DIFFER`), and `rounds`, which may not be below the
         number of rounds done.
-      about: versions, devices and data; only "data" and "start_from" must be equal.
+      about: versions, devices and data; only "data", "start_from", and JAX's options for random
+        numbers must be equal.
       follows: the key whose schedule depends on `rounds`, which must then be equal; "" for none.
 
     Raises:
@@ -172,6 +180,13 @@ def check_claim(workdir: Path, config: Record, about: Record, follows: str = "")
         changes = ["the data themselves (their hash)"]
     if not changes and old.get("start_from") != new.get("start_from"):
         changes = ["the model that start_from names (its hash)"]
+    if not changes:
+        before, after = (_random_options(record) for record in (old, new))
+        changes = [
+            f"JAX_{name.upper()} ({brief(before[name])} there, {brief(after[name])} now)"
+            for name in sorted(before.keys() & after.keys())  # older runs recorded none
+            if before[name] != after[name]
+        ]
     if changes:
         raise WorkdirError(
             f"{workdir} belongs to a run of another configuration; these differ: "

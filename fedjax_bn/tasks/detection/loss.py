@@ -26,6 +26,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.dtypes import wide
+
 Outputs = Sequence[jax.Array]
 _SIDE, _CLASSES = 640, 80  # image side and number of classes to which the gains refer
 _BALANCE = (4.0, 1.0, 0.4)
@@ -83,7 +85,7 @@ def detection_loss(
     anchors: Anchors,
     recipe: Recipe | None = None,
 ) -> jax.Array:
-    """Returns the loss f[] above, in the dtype of the outputs.
+    """Returns the loss f[] above, computed in at least float32.
 
     Args:
       outputs: for each level f[B, H, W, A, 5 + C]: x, y, width, height, objectness, classes.
@@ -110,6 +112,7 @@ def detection_loss(
             f"a detector of {len(each)} levels needs a balance of each, not {recipe.balance}: "
             "give Recipe(balance=...)"
         )
+    outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
     boxes = _to_centres(label["boxes"].astype(dtype))

@@ -40,9 +40,9 @@ def hd95_and_assd(
     """Returns the 95 % Hausdorff distance and the average symmetric surface distance.
 
     HD95 is the greater of the 95th percentiles of the two directions (Metrics Reloaded,
-    Maier-Hein et al. 2024). MedPy takes the percentile of both directions together, which is at
-    most as large. ASSD is the mean over the pixels of both surfaces. Both are NaN where a mask is
-    empty.
+    Maier-Hein et al. 2024). MedPy takes the percentile of both directions together, which is lower
+    where one direction is much worse, and can be higher by its interpolation between few pixels.
+    ASSD is the mean over the pixels of both surfaces. Both are NaN where a mask is empty.
 
     Args:
       one, other, spacing: as in `surface_distances`, whose unit the distances have.

@@ -39,10 +39,11 @@ AnyAnswers = Answers | MaskAnswers
 
 
 class Kept(NamedTuple):
-    """Answers, and the samples that they are of."""
+    """Answers, the samples that they are of, and the part of the data that these are."""
 
     answers: AnyAnswers
     split: Split
+    part: str = "test"
 
 
 Keep = dict[tuple[str, str], Kept]  # (client, "") or (unseen domain, adaptation) -> answers
@@ -114,7 +115,8 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
 
 def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
     """Returns a file `.npz` with the number of its row in the name of each array."""
-    arrays = {"names": np.array(json.dumps(list(keep)))}
+    parts = [kept.part for kept in keep.values()]
+    arrays = {"names": np.array(json.dumps(list(keep))), "parts": np.array(json.dumps(parts))}
     for i, row in enumerate(rows):
         for name, array in row.items():
             what, dot, rest = name.partition(".")
@@ -151,21 +153,21 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
     Args:
       keep: the answers, of one kind.
       form: "csv", a line per sample with probabilities, or per volume and class with the scores of
-        its masks; or "npz": `names`, the keys of `keep` as JSON, and for row i `label{i}` i32[N]
-        and `probabilities{i}` f32[N, C], or `predicted{i}` u8[N, H, W].
+        its masks; or "npz": `names`, the keys of `keep` as JSON, `parts` likewise, and for row i
+        `label{i}` i32[N] and `probabilities{i}` f32[N, C], or `predicted{i}` u8[N, H, W].
     """
     if form == "npz":
-        return _packed_rows(keep, [answers.predictions() for answers, _ in keep.values()])
+        return _packed_rows(keep, [kept.answers.predictions() for kept in keep.values()])
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    for number, ((name, adaptation), (answers, split)) in enumerate(keep.items()):
+    for number, ((name, adaptation), (answers, split, part)) in enumerate(keep.items()):
         heads, rows = answers.table(split)
         if not number:
-            writer.writerow(("client", "adaptation", *heads))
+            writer.writerow(("client", "adaptation", "part", *heads))
         for row in rows:
             # All digits of f64; names go through `cell`.
             texts = (cell(x) if isinstance(x, str) else repr(x) for x in row)
-            writer.writerow((cell(name), cell(adaptation), *texts))
+            writer.writerow((cell(name), cell(adaptation), part, *texts))
     return file.getvalue()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.arguments.choices import naming
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.data.domain import Split, whole
+from fedjax_bn.data.domain import Split, scored_part, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.engine.dtypes import parameter_dtype
@@ -87,7 +87,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
 
     The record has "accuracy", "validation" if clients have validation samples, and "measures" of
     the answers to the test samples (`answers.measures_by_client`). `keep` takes these
-    answers too.
+    answers too. Clients without test samples are tested on those that validate.
 
     A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
     blocks as large as a cohort, so that the device's memory does not grow with their number.
@@ -143,7 +143,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         if keep is not None:
             for k in some_of(len(names), limit) if size else range(len(names)):
                 if isinstance(answers := found["accuracy"][k], AnyAnswers):
-                    keep[names[k], ""] = Kept(answers, tests[k])
+                    keep[names[k], ""] = Kept(answers, tests[k], scored_part([domains[k]]))
         return record
 
     return evaluate
@@ -239,6 +239,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     prepare, mesh = experiment.prepare, experiment.mesh
     choices, task = experiment.adaptations, answering(experiment.task)
     names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
+    parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
     if how := experiment.evaluation.personalization:
         labelled, splits = set_aside(splits, how)
         steps, adapt = jax.jit(_steps(experiment)), {}
@@ -276,7 +277,7 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
                 if isinstance(found[text], AnyAnswers):
                     found[text] = _in_split_order(found[text], len(split.images), choice.order)
                     if keep is not None:
-                        keep[name, text] = Kept(found[text], split)
+                        keep[name, text] = Kept(found[text], split, parts_of_domains[name])
             scores[name] = {text: _percent(one) for text, one in found.items()}
             measures[name] = measures_of(found, split)
         measured = {"unseen_measures": measures} if any(measures.values()) else {}

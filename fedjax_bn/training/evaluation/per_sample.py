@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_bn.adaptation import Adaptation, record_alphas, running
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.data.domain import Dataset, Split, select, whole
+from fedjax_bn.data.domain import Dataset, Split, scored_part, select, whole
 from fedjax_bn.data.label_trees import BOXES, CLASS, has_boxes
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
@@ -25,7 +25,7 @@ from fedjax_bn.tasks.segmentation import overlays
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.training.evaluation.scoring import SplitBatches
-from fedjax_bn.training.workdir import write_atomically
+from fedjax_bn.training.workdir import write_picture
 
 _IMAGES = 6  # of a client
 _CLIENTS = 8  # internal clients, and at most as many unseen ones
@@ -96,7 +96,7 @@ def shows_boxes(experiment: Experiment) -> bool:
 
 
 def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> None:
-    """Writes `plots/boxes.png`, the first test images with the boxes that a detector finds.
+    """Writes `plots/boxes.png`, the first tested images with the boxes that a detector finds.
 
     Internal clients predict with their own models, by the method's rule. Unseen domains predict
     with what an unseen client receives, by the received running statistics.
@@ -118,15 +118,19 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
 
         return pictures
 
-    rule = experiment.method.statistics
-    own = finder(of_clients(experiment.model, rule))
-    served = own if rule is None else finder(running(experiment.model))
-    rows, received, dataset = {}, global_variables(state), experiment.internal
-    for k, domain in enumerate(dataset.domains[:_CLIENTS]):
-        rows[domain.name] = own(client_variables(state, k), domain.test)
-    for domain in experiment.unseen[:_CLIENTS]:
-        rows[domain.name] = served(received, whole(domain))
-    write_atomically(folder / "plots" / "boxes.png", found_boxes(rows, class_names(dataset)))
+    def draw() -> bytes:
+        rule = experiment.method.statistics
+        own = finder(of_clients(experiment.model, rule))
+        served = own if rule is None else finder(running(experiment.model))
+        rows, received, dataset = {}, global_variables(state), experiment.internal
+        for k, domain in enumerate(dataset.domains[:_CLIENTS]):
+            name = of_part(domain.name, scored_part([domain]))
+            rows[name] = own(client_variables(state, k), domain.test)
+        for domain in experiment.unseen[:_CLIENTS]:
+            rows[domain.name] = served(received, whole(domain))
+        return found_boxes(rows, class_names(dataset))
+
+    write_picture(folder / "plots" / "boxes.png", draw)
 
 
 def draw_masks(experiment: Experiment, folder: Path) -> None:
@@ -138,16 +142,22 @@ def draw_masks(experiment: Experiment, folder: Path) -> None:
     Raises:
       WorkdirError: a file of `answers/` is damaged.
     """
+    parts = {domain.name: scored_part([domain]) for domain in experiment.internal.domains}
     inside: dict[str, list[overlays.Picture]] = {}
     outside: dict[str, list[overlays.Picture]] = {}
     for (name, adaptation), one in read_answers(folder).items():
         if isinstance(one, AnsweredMasks) and one.pictures:
-            label = f"{name} [{adaptation}]" if adaptation else name
+            label = f"{name} [{adaptation}]" if adaptation else of_part(name, parts[name])
             (outside if adaptation else inside)[label] = one.pictures
     rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
     if rows:
-        content = overlays.overlays(rows, class_names(experiment.internal))
-        write_atomically(folder / "plots" / "masks.png", content)
+        names = class_names(experiment.internal)
+        write_picture(folder / "plots" / "masks.png", lambda: overlays.overlays(rows, names))
+
+
+def of_part(name: str, part: str) -> str:
+    """Returns a client's name, with the part of its samples if these are not test samples."""
+    return name if part == "test" else f"{name} ({part})"
 
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:

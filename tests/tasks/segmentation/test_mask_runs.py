@@ -63,8 +63,8 @@ def served(tmp_path_factory):
 
 def about(masks, **more):
     fields = {"classes": ["background", "light"], "shape": [16, 16, 3], "masks": masks}
-    nothing = dict.fromkeys(served_folder.About._fields)
-    return served_folder.About(**nothing | {"orientation": "upright", "crop": 0} | fields | more)
+    fields |= {"orientation": "upright", "crop": 0, "plane": "axial", "window": []}
+    return served_folder.About(**dict.fromkeys(served_folder.About._fields) | fields | more)
 
 
 @pytest.mark.slow
@@ -280,6 +280,42 @@ def test_a_scan_gets_a_scan_of_masks_in_its_own_place(tmp_path, crop):
     assert (image, name, int(pixels)) == ("ward/case.nii.gz", "light", found.sum())
     assert float(ml) == pytest.approx(found.sum() * 0.5 * 0.8 * 3 / 1000)
     assert float(share) == pytest.approx(found.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("codes", ["LPS", "PIR", "SLA"])
+def test_a_mirrored_or_turned_scan_gets_the_same_mask_in_its_own_axes(tmp_path, codes):
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
+    from nibabel.orientations import axcodes2ornt
+
+    noise = np.random.default_rng(1).integers(0, 900, (24, 20, 5)).astype(np.int16)
+    affine = np.diag([0.5, 0.8, 3.0, 1.0])
+    affine[:3, 3] = 7, -9, 2
+    upright = nibabel.Nifti1Image(noise, affine)
+    turned = upright.as_reoriented(axcodes2ornt(codes))  # exchanges and mirrors in any order
+    asked, masks, areas = about("resize", channels="neighbours"), {}, {}
+    for name, volume in (("upright", upright), ("turned", turned)):
+        volume.to_filename(tmp_path / f"{name}.nii")
+        pictures = predict_masks.of_scans([tmp_path / f"{name}.nii"], tmp_path, asked)
+        predict_masks.write(pictures, Brightness(), asked, str(tmp_path / name))
+        masks[name] = nibabel.load(tmp_path / name / f"{name}.nii")
+        areas[name] = (tmp_path / name / "areas.csv").read_text().replace(name, "")
+    assert masks["turned"].shape == turned.shape
+    np.testing.assert_allclose(masks["turned"].affine, turned.affine)
+    upright_again = nibabel.as_closest_canonical(masks["turned"])
+    np.testing.assert_array_equal(upright_again.dataobj, masks["upright"].dataobj)
+    assert 0 < np.asarray(masks["upright"].dataobj).mean() < 1
+    assert areas["turned"] == areas["upright"]
+
+
+def test_a_served_model_keeps_how_scans_become_slices(served, tmp_path):
+    made = {"channels": "neighbours", "plane": "sagittal", "window": [-160.0, 240.0]}
+    asked = served_folder.read_about(served)._replace(**made)
+    served_folder.write(tmp_path / "scans", asked, {}, {})
+    assert served_folder.read_about(tmp_path / "scans") == asked
+    for key, value in (("plane", "oblique"), ("window", [240.0, -160.0]), ("window", [1.0])):
+        served_folder.write(tmp_path / f"{key}{value}", asked._replace(**{key: value}), {}, {})
+        with pytest.raises(ValueError, match=f"its {key} cannot be"):
+            served_folder.read_about(tmp_path / f"{key}{value}")
 
 
 def test_two_classes_are_black_and_white_and_colours_differ(tmp_path):

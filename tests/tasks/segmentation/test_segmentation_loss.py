@@ -116,3 +116,19 @@ def test_a_value_that_is_no_class_is_no_label_and_other_logits_are_refused():
     for channels in (1, CLASSES - 1, CLASSES + 1):
         with pytest.raises(ValueError, match=rf"of 4 classes; .*UNet\(num_classes={CLASSES}\)"):
             loss(logits[..., :1].repeat(channels, -1), {"mask": mask}, valid)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_logits_of_16_bits_have_the_loss_of_their_values(dtype, by_sample):
+    """4x256x256 pixels are four times as many as float16 can count."""
+    rng = np.random.default_rng(0)
+    mask = rng.integers(0, 3, (4, 256, 256)).astype(np.uint8)
+    logits, valid = jnp.asarray(rng.normal(size=(*mask.shape, 3)), dtype), np.ones(4, bool)
+    loss = ours(task.segmentation(3, by_sample=by_sample).loss)
+    value, slope = loss(logits, {"mask": mask}, valid)
+    expected, gradient = loss(logits.astype(jnp.float64), {"mask": mask}, valid)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert slope.dtype == dtype
+    # The gradient of a pixel, about 1e-6, is rounded to multiples of 6e-8 in float16.
+    np.testing.assert_allclose(slope, gradient, rtol=0.01, atol=6e-8)

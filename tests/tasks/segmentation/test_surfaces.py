@@ -58,6 +58,16 @@ def test_assd_is_that_of_medpy_whose_hd95_takes_both_directions_together(kind):
     assert larger
 
 
+def test_the_percentile_of_both_directions_together_can_be_lower_or_higher_than_hd95():
+    """Two surfaces of two pixels: .95 between 0 and 1 alone, 1 of 0, 0, 1, 1 together."""
+    few = np.array([[0, 1, 0, 1, 0, 0]], bool), np.array([[0, 1, 0, 0, 1, 0]], bool)
+    one_sided = np.ones((1, 40), bool), np.arange(40)[None] < 36
+    together = [np.percentile(np.concatenate(surface_distances(*pair)), 95)
+                for pair in (few, one_sided)]  # fmt: skip
+    np.testing.assert_allclose([hd95_and_assd(*few)[0], together[0]], [0.95, 1])
+    assert together[1] < hd95_and_assd(*one_sided)[0]
+
+
 def test_distances_do_not_depend_on_order_place_or_unit_and_are_0_of_equal_masks():
     one, other = blob((20, 20), 1), blob((20, 20), 2)
     found = hd95_and_assd(one, other)
