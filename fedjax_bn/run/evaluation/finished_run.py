@@ -40,8 +40,9 @@ from fedjax_bn.run.experiment.start import data_hash
 from fedjax_bn.run.experiment.values import read_evaluation
 from fedjax_bn.run.files import finished, workdir
 from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import Held
-from fedjax_bn.run.training.records import Record, have_trained
+from fedjax_bn.run.training.records import Record
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 
@@ -129,6 +130,7 @@ def _tested(
 ) -> tuple[Record, dict[str, bytes | str]]:
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
+    keep_compiled(own.compilation_cache)
     experiment, state, number = finished.restore(folder, own, form)
     if request.tsne and not experiment.task.classifies:
         raise ConfigError(
@@ -152,10 +154,7 @@ def _tested(
     scores, inside, notes = record.get("unseen", {}), {}, []
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
-        keys, trained = own.participation, None
-        if own.clients_per_round or keys.trace or keys.dropout:  # else all train in every round
-            lines = workdir.read_lines(folder / "metrics.jsonl", number)
-            trained = have_trained(lines, form["clients"])
+        trained = finished.trained_clients(folder, form["clients"], number)
         built = _training_data(config, own, about)
         mine = evaluate.internal_evaluator(built)(state, trained, answers)
         measures["internal"] = mine.get("measures", {})
