@@ -165,10 +165,10 @@ def read_served(path: Path) -> dict[str, np.ndarray]:
 
 def _refuse_custom_calls(program: jax_export.Exported) -> None:
     """Raises ValueError if a program makes a custom call; this library's own make none."""
-    if call := re.search(r"custom_call(.{0,80})", program.mlir_module()):
+    if call := re.search(r"\.custom_call\b([^(]{0,80})", program.mlir_module()):
         raise ValueError(
-            f"the program makes the custom call {call[1].strip()}, and programs may make none: "
-            "write the model without it (linear algebra of JAX is made of custom calls)"
+            f"the program makes the custom call{call[1]}, and programs may make none: write the "
+            "model without it (linear algebra of JAX is made of custom calls)"
         )
 
 

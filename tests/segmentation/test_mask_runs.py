@@ -64,7 +64,9 @@ def served(tmp_path_factory):
 def about(masks, **more):
     fields = {"classes": ["background", "light"], "shape": [16, 16, 3], "masks": masks}
     nothing = dict.fromkeys(served_folder.About._fields)
-    return served_folder.About(**nothing | {"orientation": "upright", "crop": 0} | fields | more)
+    return served_folder.About(
+        **nothing | {"orientation": "upright", "crop": 0, "client": ""} | fields | more
+    )
 
 
 @pytest.mark.slow
