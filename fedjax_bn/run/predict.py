@@ -199,7 +199,7 @@ def _stream(folder: Path, request: Request, about: About) -> Iterator[tuple[str,
             for line in filter(None, map(str.strip, sys.stdin)):
                 names.append(line)
                 yield read([Path(line)])
-        except OSError as error:  # an OSError is said of the file that is written
+        except OSError as error:  # `run` takes an OSError for one of the output
             raise ValueError(one_line(error)) from error
 
     return ((names.pop(), found[0]) for found in predict.stream(images()))

@@ -24,7 +24,13 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(way, marks=pytest.mark.slow if way in ("gates", "on the disk") else ())
+        for way in WAYS
+    ],
+)
 def run(request, tmp_path_factory):
     """A workdir, and the accuracies that `evaluate --internal` writes."""
     place = tmp_path_factory.mktemp("run") / "run"

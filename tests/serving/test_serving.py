@@ -25,6 +25,7 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
+from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.run import serve
 from fedjax_bn.run.evaluation.scoring import SplitBatches, in_order, score_unseen
 from fedjax_bn.run.files import finished
@@ -373,6 +374,9 @@ def test_five_lines_of_python_prepare_as_training_did():
 
     probabilities = predictor(method, global_variables(state))(DOG.images)
     own = predictor(method, client_variables(state, 2), adapt="batch:order=-1:batch_size=26")
+    ruled = method._replace(statistics=batch_statistics)  # how its own clients predict
+    as_client = predictor(ruled, client_variables(state, 2), adapt=None, batch_size=26)
+    np.testing.assert_array_equal(as_client(DOG.images), own(DOG.images))
 
     variables = jax.tree.map(np.asarray, global_variables(state))
     (dense, head), (norm,) = (

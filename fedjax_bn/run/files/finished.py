@@ -125,7 +125,7 @@ def restore(
 
 
 def trained_clients(folder: Path, clients: list[str], rounds: int) -> np.ndarray | None:
-    """Returns bool[K], which clients have trained in the first rounds; None if nothing says so.
+    """Returns bool[K], which clients have trained in the first rounds; None without records.
 
     Raises:
       WorkdirError: records of those rounds are missing or damaged.
