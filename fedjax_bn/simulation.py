@@ -269,8 +269,8 @@ def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
     """Returns a finished run of the command line, at its selected round, without its data.
 
         run = load_run("runs/quickstart")
-        probabilities = run.predict(images, client="mnist")   # as `evaluate --internal` tests it
-        variables = run.variables("mnist")
+        probabilities = run.predict(images, client="blueprint")  # as `evaluate --internal` tests it
+        variables = run.variables("blueprint")
 
     Images have the stored form of the training images: `run.method.learned.prepare` standardizes
     them with the run's constants.

@@ -164,12 +164,8 @@ def _notes(
         )
     personal = (state.state if isinstance(state, Held) else state).personal
     if private and (own := len(jax.tree.leaves(personal))):
-        what = (
-            f"{own} personal leaves of {shown(client)}"
-            if client
-            else (f"the clients' mean of {own} personal leaves")
-        )
+        whose = f"the model of {shown(client)} with its" if client else "the clients' mean of"
         yield (
-            f"served without noise: {what}: the run's "
-            "epsilon does not cover it, see docs/privacy.md"
+            f"{whose} {own} personal leaves is served without noise: the run's epsilon does not "
+            "cover it, see docs/privacy.md"
         )
