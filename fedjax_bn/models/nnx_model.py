@@ -172,15 +172,15 @@ def to_nnx(model: Any, variables: Variables) -> nnx.Module:
             "model.apply of a linen model takes the variables as they are"
         )
     net, variables = nnx.merge(*_split(model.net)), predicting(variables)
-    needed, given = (
+    module_shapes, shapes = (
         {path: jnp.shape(leaf) for path, leaf in flatten_dict(tree, sep="/").items()}
         for tree in (_collect(net, _COLLECTIONS), variables)
     )
-    if wrong := sorted(path for path, _ in needed.items() ^ given.items()):
-        path = wrong[0]
+    if differing := sorted(path for path, _ in module_shapes.items() ^ shapes.items()):
+        path = differing[0]
         raise ValueError(
-            f"{type(net).__name__} has {path} {needed.get(path, 'not')}, and the variables have it "
-            f"{given.get(path, 'not')}: give the variables of one model, which a method has not "
+            f"{path} is {module_shapes.get(path, 'missing')} in {type(net).__name__} and "
+            f"{shapes.get(path, 'missing')} in the variables: give the variables of one model, which a method has not "
             "extended"
         )
     _fill(net, variables)

@@ -8,7 +8,7 @@ It imports no training code, and without `--trust` runs none that the model's fo
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -75,9 +75,8 @@ def run(request: Request) -> None:
             found = load(folder, request.adapt, trust=request.trust).predict(len(names), read)
             rows = zip(names, found, strict=True)
         out, head = request.out, ("image", "class", *about.classes)
-        how = {"newline": "", "encoding": "utf-8"}
         try:
-            with open(out, "w", **how) if out else nullcontext(sys.stdout) as file:
+            with _opened(out) as file:
                 _write(file, head, rows)
         except OSError as error:  # of a full disk, also when the file is closed
             reason = error.strerror or error
@@ -86,6 +85,11 @@ def run(request: Request) -> None:
             ) from error
     except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(one_line(error) or "there is too little memory") from error
+
+
+def _opened(out: str) -> AbstractContextManager[TextIO]:
+    """Returns a file to write to; the standard output, which stays open, for ""."""
+    return open(out, "w", newline="", encoding="utf-8") if out else nullcontext(sys.stdout)
 
 
 def _open_samples(

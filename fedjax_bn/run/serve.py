@@ -123,13 +123,13 @@ def run(
                 programs = {}
                 break
         served.write(to, facts, variables, programs)
-    whose = f", the model of {shown(client)}," if client else ""
-    say(f"round {number} of {own.method} in {folder}{whose} is served in {to}")
+    of_client = f", the model of {shown(client)}," if client else ""
+    say(f"round {number} of {own.method} in {folder}{of_client} is served in {to}")
     used = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
     out = ("--out", "FOLDER") if experiment.task.segments else ()
-    first = split_choice(config.adaptations[0], ADAPTATIONS)[0]
-    trusted = () if served.is_ours(config.model) and first in ADAPTATIONS else ("--trust",)
-    say(shlex.join(("fedjax-bn", "predict", *used, *out, *trusted)))
+    adaptation = split_choice(config.adaptations[0], ADAPTATIONS)[0]
+    trust_flag = () if served.is_ours(config.model) and adaptation in ADAPTATIONS else ("--trust",)
+    say(shlex.join(("fedjax-bn", "predict", *used, *out, *trust_flag)))
 
 
 def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
@@ -164,8 +164,10 @@ def _notes(
         )
     personal = (state.state if isinstance(state, Held) else state).personal
     if private and (own := len(jax.tree.leaves(personal))):
-        whose = f"the model of {shown(client)} with its" if client else "the clients' mean of"
+        served_leaves = (
+            f"the model of {shown(client)} with its" if client else "the clients' mean of"
+        )
         yield (
-            f"{whose} {own} personal leaves is served without noise: the run's epsilon does not "
+            f"{served_leaves} {own} personal leaves is served without noise: the run's epsilon does not "
             "cover it, see docs/privacy.md"
         )
