@@ -180,8 +180,8 @@ def to_nnx(model: Any, variables: Variables) -> nnx.Module:
         path = differing[0]
         raise ValueError(
             f"{path} is {module_shapes.get(path, 'missing')} in {type(net).__name__} and "
-            f"{shapes.get(path, 'missing')} in the variables: give the variables of one model, which a method has not "
-            "extended"
+            f"{shapes.get(path, 'missing')} in the variables: give the variables of one "
+            "model, to which no method has added any"
         )
     _fill(net, variables)
     net.eval()

@@ -168,6 +168,6 @@ def _notes(
             f"the model of {shown(client)} with its" if client else "the clients' mean of"
         )
         yield (
-            f"{served_leaves} {own} personal leaves is served without noise: the run's epsilon does not "
-            "cover it, see docs/privacy.md"
+            f"{served_leaves} {own} personal leaves is served without noise: the run's epsilon "
+            "does not cover it, see docs/privacy.md"
         )
