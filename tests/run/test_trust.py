@@ -16,7 +16,7 @@ import runs
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import MLP, SmallCNN
 from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.run.config.trust import recorded_code
