@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation import Adaptation
+from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
@@ -99,7 +100,7 @@ class Predictor(NamedTuple):
 
 
 def predictor(
-    method: Any, variables: Variables, adapt: str = "running", batch_size: int = 32
+    method: Any, variables: Variables, adapt: str | None = "running", batch_size: int = 32
 ) -> Predictor:
     """Returns a predictor with the variables of a method and the preprocessing of its training.
 
@@ -107,7 +108,8 @@ def predictor(
       method: a `FederatedMethod` of `fedjax_bn.methods`, with which the variables were trained.
       variables: the variables of one model: `global_variables(state)`, or a client's own,
         `client_variables(state, k)`.
-      adapt: the adaptation, such as "tsmobn", see `adaptation.choice.choose_adaptation`.
+      adapt: the adaptation, such as "tsmobn", see `adaptation.choice.choose_adaptation`; None: as
+        the method's own clients predict (`FederatedMethod.statistics`).
       batch_size: B, the size of the adaptation's batches, unless `adapt` sets another.
 
     Raises:
@@ -129,7 +131,11 @@ def predictor(
                 "standardized as in training: give them as uint8"
             )
 
-    choice = choose_adaptation(adapt, method.learned.model, batch_size)
+    model = method.learned.model
+    if adapt is None:
+        choice = Choice(of_clients(model, method.statistics), batch_size, order=-1)
+    else:
+        choice = choose_adaptation(adapt, model, batch_size)
     return from_choice(choice, variables, method.learned.prepare, check)
 
 
