@@ -4,7 +4,7 @@ A rule maps a model's variables (linen collections) to a tree of booleans of the
 True for a leaf that is shared and averaged, False for one that stays with its client. Rules look at
 collections and modules: a module is a batch norm if and only if it has a running mean or variance
 in `batch_stats`, whatever its own name. A spectral norm, which keeps a vector and a singular value
-there, is none.
+there, is not one.
 
 Frozen leaves are a third kind. A rule of the same form chooses them: True for a leaf that nothing
 trains. There is one copy of them, in `FederatedState.frozen`; the shared and the personal leaves

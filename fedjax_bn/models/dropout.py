@@ -1,4 +1,4 @@
-"""Refuses a model whose dropout would be off in training, because nothing tells it of training."""
+"""Refuses a model whose dropout is off in training, because nothing can switch it on."""
 
 import inspect
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _DROPOUTS = nn.Dropout, nn.MultiHeadDotProductAttention, nnx.Dropout, nnx.MultiH
 def require_dropout(model: Any, train: bool) -> list[AbstractContextManager]:
     """Returns the contexts in which a training pass refuses dropout that is off.
 
-    There is none for a model whose call has an argument of `mode_arguments`, or that has neither
+    The list is empty for a model whose call has an argument of `mode_arguments`, or that has neither
     further arguments nor a field such as `train`: such a model chooses `deterministic` itself.
 
     Args:
@@ -39,15 +39,15 @@ def require_dropout(model: Any, train: bool) -> list[AbstractContextManager]:
     methods = [getattr(network, name, None) for name in ("__call__", "features", "classify")]
     if not train or any(mode_arguments(method, train) for method in methods if callable(method)):
         return []
-    arguments = set(inspect.signature(network.__call__).parameters) - {"rngs"}
+    arguments = set(inspect.signature(network).parameters) - {"rngs"}
     fields = (getattr(network, name, None) for name in (*TRAINING, *PREDICTING))
     if len(arguments) == 1 and not any(isinstance(field, bool) for field in fields):
         return []
 
     def refuse(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         module = call.module
-        given = inspect.signature(type(module).__call__).bind_partial(module, *args, **kwargs)
-        deterministic = given.arguments.get("deterministic")
+        arguments = inspect.signature(module).bind_partial(*args, **kwargs).arguments
+        deterministic = arguments.get("deterministic")
         if deterministic is None:
             deterministic = module.deterministic
         rate = getattr(module, "rate", None) or getattr(module, "dropout_rate", 0)
