@@ -6,9 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import flax.linen as nn
-from flax import nnx
 
-from fedjax_bn.models.nnx_model import NnxModel
 from fedjax_bn.normalization.calls import (
     PREDICTING,
     TRAINING,
@@ -18,14 +16,12 @@ from fedjax_bn.normalization.calls import (
     name_of,
 )
 
-_DROPOUTS = nn.Dropout, nn.MultiHeadDotProductAttention, nnx.Dropout, nnx.MultiHeadAttention
-
 
 def require_dropout(model: Any, train: bool) -> list[AbstractContextManager]:
     """Returns the contexts in which a training pass refuses dropout that is off.
 
-    The list is empty for a model whose call has an argument of `mode_arguments`, or that has neither
-    further arguments nor a field such as `train`: such a model chooses `deterministic` itself.
+    The list is empty for a model whose call has an argument of `mode_arguments`, or that has
+    neither further arguments nor a field such as `train`: that model decides itself.
 
     Args:
       model: as `forward` takes it, without `FeaturesOf` and `ClassifiedBy`.
@@ -35,7 +31,8 @@ def require_dropout(model: Any, train: bool) -> list[AbstractContextManager]:
       ValueError: while tracing in the context, if a dropout with a rate above 0 is deterministic.
     """
     network = inspect.unwrap(model)
-    network = network.net if isinstance(network, NnxModel) else network
+    if not isinstance(network, nn.Module):
+        network = getattr(network, "net", network)  # of `from_nnx`; nnx takes long to import
     methods = [getattr(network, name, None) for name in ("__call__", "features", "classify")]
     if not train or any(mode_arguments(method, train) for method in methods if callable(method)):
         return []
@@ -50,8 +47,7 @@ def require_dropout(model: Any, train: bool) -> list[AbstractContextManager]:
         deterministic = arguments.get("deterministic")
         if deterministic is None:
             deterministic = module.deterministic
-        rate = getattr(module, "rate", None) or getattr(module, "dropout_rate", 0)
-        if deterministic is True and rate > 0:
+        if deterministic is True and _rate(module) > 0:
             raise ValueError(
                 f"the dropout {'/'.join(call.path)!r} of {name_of(network)} is off in training, "
                 f"because its __call__ has no argument {', '.join(TRAINING)}, "
@@ -61,6 +57,13 @@ def require_dropout(model: Any, train: bool) -> list[AbstractContextManager]:
         return function(*args, **kwargs)
 
     def concerns(call: Call) -> bool:
-        return isinstance(call.module, _DROPOUTS) and call.method == "__call__"
+        return call.method == "__call__" and _rate(call.module) is not None
 
     return [intercepting(refuse, concerns, reads_outputs=False)]
+
+
+def _rate(module: Any) -> float | None:
+    """Returns the rate of flax's dropout or of the dropout in its attention; None for others."""
+    if not hasattr(module, "deterministic"):
+        return None
+    return getattr(module, "rate", getattr(module, "dropout_rate", None))
