@@ -23,11 +23,11 @@ import numpy as np
 import optax
 
 from fedjax_bn.aggregation import uniform
-from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.detection import detection
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.methods import fedavg
 from fedjax_bn.models import YOLOv5n
 from fedjax_bn.models.forward import forward
+from fedjax_bn.tasks.detection import detection
 from interleave import conclude, fastest, figures, interleave, paired_ratio, show, spend
 from machine import announce
 

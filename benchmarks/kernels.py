@@ -25,9 +25,9 @@ from jax import lax
 
 from detection import compiled_round as detector_round
 from fedjax_bn import models
+from fedjax_bn.contrib.l2d import _start_stylist, _stylize
 from fedjax_bn.models.cpu import convolution
 from fedjax_bn.models.cpu.convolution import ALGORITHMS, UNIT_STRIDES, Shapes, algorithm_of
-from fedjax_bn.rivals.l2d import _start_stylist, _stylize
 from interleave import interleave
 from machine import announce
 from method_costs import CLIENTS, SHARE, SIZES, Size, compiled_round, least_cpu, make_batches

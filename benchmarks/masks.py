@@ -22,8 +22,8 @@ import numpy as np
 
 from fedjax_bn.methods import sci
 from fedjax_bn.run.config.file import changes_of, read
-from fedjax_bn.run.files.workdir import read_json
-from fedjax_bn.run.training.train import run
+from fedjax_bn.run.train import run
+from fedjax_bn.training.workdir import read_json
 
 RATE = "0.05"
 SGD = f"sgd:learning_rate={RATE}:momentum=0.9"

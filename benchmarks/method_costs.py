@@ -36,10 +36,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn import methods, models
+from fedjax_bn.contrib.l2d import _start_stylist, _stylize
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.rivals.l2d import _start_stylist, _stylize
 from interleave import Samples, interleave, paired_ratio, spend
 from machine import announce
 

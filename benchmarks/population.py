@@ -26,8 +26,8 @@ import jax
 
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.training.population import RowStore, start_held
-from fedjax_bn.run.training.rounds import open_rounds
+from fedjax_bn.training.population import RowStore, start_held
+from fedjax_bn.training.rounds import open_rounds
 from machine import announce
 
 CONFIG = Path(__file__).parents[1] / "configs" / "population.py"

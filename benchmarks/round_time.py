@@ -29,10 +29,10 @@ import optax
 
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.methods import fedavg, fedbn
-from fedjax_bn.run.evaluation.scoring import SplitBatches, score_clients
 from fedjax_bn.task import classification, segmentation
+from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
 from interleave import (
     CONFIDENCE,
     FEWEST,

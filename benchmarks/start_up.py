@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-# part -> the function of run/training/train.py that is timed
+# part -> the function of run/train.py that is timed
 FUNCTIONS = {
     "data, network": "prepare",
     "initial state": "checkpoint.resume",
@@ -73,8 +73,7 @@ def one_start(began: float, file: str) -> None:
     parts.end("interpreter", (began, 0.0))
     start = here()
     from fedjax_bn import main
-    from fedjax_bn.run import commands
-    from fedjax_bn.run.training import train
+    from fedjax_bn.run import commands, train
 
     assert commands
     parts.end("imports", start)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         aggregation,
         client,
         data,
-        detection,
         engine,
         federation,
         local_step,
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
         models,
         normalization,
         report,
-        rivals,
-        segmentation,
         serving,
         sharing,
         simulation,
@@ -31,7 +28,9 @@ if TYPE_CHECKING:
         task,
         theory,
     )
+    from fedjax_bn import contrib as rivals
     from fedjax_bn.simulation import simulate
+    from fedjax_bn.tasks import detection, segmentation
 
 __version__ = "0.2.0"
 

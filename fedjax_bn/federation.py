@@ -258,7 +258,7 @@ _CHOICES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "load": (_or_none(), "a function: give load(source, batch, key) -> batch, such as "
              "fedjax_bn.client.augmenting(augment)"),
     "prepare": (_or_none(), "a function: give one, such as "
-                "fedjax_bn.data.pixels.images.standardize()"),
+                "fedjax_bn.engine.images.standardize()"),
     "perturb": (_or_none(), "a function: give one, such as fedjax_bn.engine.perturb.randconv()"),
     "task": (_or_none(Task), "a task: give a Task, such as fedjax_bn.task.classification()"),
 }  # fmt: skip

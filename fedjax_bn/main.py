@@ -23,10 +23,10 @@ from typing import NoReturn
 from absl import flags, logging
 
 from fedjax_bn import __version__
+from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.arguments.text import brief, file_name, one_line
 from fedjax_bn.run.config.file import changes_of, read
-from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
-from fedjax_bn.run.processes.stop import endure, listen
+from fedjax_bn.training.stop import endure, listen
 
 CONFIG = flags.DEFINE_string(
     "config",
@@ -151,7 +151,7 @@ def _train(arguments: list[str]) -> None:
         )
     config = read(CONFIG.value, changes)
     from fedjax_bn.run.commands import train_all
-    from fedjax_bn.run.processes.together import join, together
+    from fedjax_bn.training.together import join, together
 
     join(_DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
@@ -165,7 +165,7 @@ def _evaluate(arguments: list[str]) -> None:
     if not _WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
     from fedjax_bn.run import commands
-    from fedjax_bn.run.evaluation.finished_run import Request
+    from fedjax_bn.run.finished_run import Request
 
     request = Request(CONFIG.value or "", changes, *(flag.value for flag in OWNED["evaluate"]))
     commands.evaluate(Path(_WORKDIR.value), request)
@@ -274,10 +274,10 @@ def parse_flags(argv: list[str]) -> list[str]:
 def fail(message: str, status: int = 2) -> NoReturn:
     """Prints a message in one line and exits; each of several processes prints its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
-    if "fedjax_bn.run.processes.together" not in sys.modules:  # one process
+    if "fedjax_bn.training.together" not in sys.modules:  # one process
         print(f"fedjax_bn: {message}", file=sys.stderr)
         sys.exit(status)
-    from fedjax_bn.run.processes.together import leave, number
+    from fedjax_bn.training.together import leave, number
 
     print(f"fedjax_bn{number()}: {message}", file=sys.stderr)
     leave(status)

@@ -39,13 +39,17 @@ from fedjax_bn.federation import (
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.report import tables
 from fedjax_bn.run.config.keys import base, check
-from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.build import sample_input
+from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.run.experiment.start import make_keys, make_start
-from fedjax_bn.run.experiment.values import Experiment, read_values
-from fedjax_bn.run.training.logs import progress
-from fedjax_bn.run.training.profile import profiled, require_folder
-from fedjax_bn.run.training.records import (
+from fedjax_bn.serving import predictor
+from fedjax_bn.sharing import Variables
+from fedjax_bn.task import Task, confusion, require_classifier
+from fedjax_bn.training.evaluation.evaluate import evaluator
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.logs import progress
+from fedjax_bn.training.profile import profiled, require_folder
+from fedjax_bn.training.records import (
     Record,
     have_trained,
     out_of_patience,
@@ -55,10 +59,7 @@ from fedjax_bn.run.training.records import (
     select_round,
     summarize,
 )
-from fedjax_bn.run.training.rounds import open_rounds
-from fedjax_bn.serving import predictor
-from fedjax_bn.sharing import Variables
-from fedjax_bn.task import Task, confusion, require_classifier
+from fedjax_bn.training.rounds import open_rounds
 
 Samples = tuple[np.ndarray, Any]
 # A client's samples, or a dict of them with "train" and optionally "validation" and "test".
@@ -186,8 +187,8 @@ def simulate(
 
     Raises:
       ValueError: a sample, name or option is wrong; the message names it.
-      fedjax_bn.run.errors.NotFiniteError: an update is not finite.
-      fedjax_bn.run.errors.WorkdirError: the profile cannot be written.
+      fedjax_bn.arguments.errors.NotFiniteError: an update is not finite.
+      fedjax_bn.arguments.errors.WorkdirError: the profile cannot be written.
       RuntimeError: another trace of `jax.profiler` runs in the profiled round.
     """
     profiled_round, profile_folder = _profile(profile)

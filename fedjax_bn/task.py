@@ -14,8 +14,8 @@ import optax
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
-from fedjax_bn.segmentation.loss import logits_of, segmentation_loss
-from fedjax_bn.segmentation.overlap import Overlaps, overlaps, score_of
+from fedjax_bn.engine.mask_loss import logits_of, segmentation_loss
+from fedjax_bn.engine.overlap import Overlaps, overlaps, score_of
 
 PyTree = Any
 

@@ -24,18 +24,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from fedjax_bn import methods, sharing  # noqa: E402
+from fedjax_bn.arguments.errors import ConfigError, UserError  # noqa: E402
 from fedjax_bn.data.domain import Domain  # noqa: E402
 from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
 from fedjax_bn.run.config.trust import recorded_code  # noqa: E402
-from fedjax_bn.run.errors import ConfigError, UserError  # noqa: E402
-from fedjax_bn.run.evaluation.evaluate import internal_evaluator  # noqa: E402
 from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
+from fedjax_bn.run.experiment.read_values import read_values  # noqa: E402
 from fedjax_bn.run.experiment.start import make_keys  # noqa: E402
-from fedjax_bn.run.experiment.values import read_values  # noqa: E402
-from fedjax_bn.run.files import finished, workdir  # noqa: E402
-from fedjax_bn.run.training.rounds import open_rounds  # noqa: E402
+from fedjax_bn.run.files import finished  # noqa: E402
+from fedjax_bn.training import workdir  # noqa: E402
+from fedjax_bn.training.evaluation.evaluate import internal_evaluator  # noqa: E402
+from fedjax_bn.training.rounds import open_rounds  # noqa: E402
 
 
 def batch_norm_only(

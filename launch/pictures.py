@@ -24,10 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
+from fedjax_bn.arguments.errors import UserError  # noqa: E402
 from fedjax_bn.arguments.text import shown  # noqa: E402
 from fedjax_bn.report.page import data_facts, write_data_plots  # noqa: E402
 from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
-from fedjax_bn.run.errors import UserError  # noqa: E402
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
 
 

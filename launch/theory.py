@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from fedjax_bn.data.sets import synthetic  # noqa: E402
-from fedjax_bn.run.files.workdir import write_atomically  # noqa: E402
 from fedjax_bn.theory import Data, bounds, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
 from fedjax_bn.theory import figures as draw  # noqa: E402
 from fedjax_bn.theory.data import (  # noqa: E402
@@ -36,6 +35,7 @@ from fedjax_bn.theory.data import (  # noqa: E402
     scanner_points,
     shifted_points,
 )
+from fedjax_bn.training.workdir import write_atomically  # noqa: E402
 
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64

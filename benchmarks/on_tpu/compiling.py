@@ -17,12 +17,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_bn import methods, models
-from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.detection import detection
 from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.engine.devices import CLIENTS, padded
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.tasks.detection import detection
 from on_accelerator import flops
 from on_tpu import scheduled
 from on_tpu.cases import MODELS, PRODUCTS, STEPS, Case

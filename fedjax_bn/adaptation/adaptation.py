@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.engine.mask_loss import as_classes
 from fedjax_bn.models import hooks
 from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
@@ -15,7 +16,6 @@ from fedjax_bn.models.masks import take
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
 from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
-from fedjax_bn.segmentation.loss import as_classes
 from fedjax_bn.sharing import (
     MEASURED,
     STATISTICS,

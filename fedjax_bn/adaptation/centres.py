@@ -9,10 +9,10 @@ from fedjax_bn.adaptation.adaptation import Adaptation
 from fedjax_bn.arguments.ranges import Views, bounded
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.mask_loss import as_classes
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.calls import name_of
-from fedjax_bn.segmentation.loss import as_classes
 from fedjax_bn.sharing import Variables
 
 

@@ -38,7 +38,7 @@ def risk_extrapolation(
       client with samples has a risk that is not finite or below the smallest normal number (about
       1.2e-38 in float32), the rule raises a ValueError
       that names the client. Under `jit`, where values are unknown, it returns NaN for that client:
-      the round then changes nothing, and `fedjax_bn.run.training.train` stops with the same error.
+      the round then changes nothing, and `fedjax_bn.run.train` stops with the same error.
 
     Raises:
       ValueError: `eta` is negative or not finite, or the solver is unknown.

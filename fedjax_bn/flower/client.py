@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedjax_bn.aggregation import ServerState
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
@@ -43,11 +44,10 @@ from fedjax_bn.flower.site import (
     save_own,
     sent_personal,
 )
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
 from fedjax_bn.run.experiment.method import weighs_by_validation
 from fedjax_bn.run.experiment.start import check_shapes, partition_table
 from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.training.evaluation.evaluate import Evaluate, internal_evaluator
 
 
 class _Task:

@@ -12,20 +12,20 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.adding import Adding
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import restore, weighted
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed, sent_personal
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import start as starting
-from fedjax_bn.run.experiment.availability import Participation, read_trace
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.method import local_epochs
-from fedjax_bn.run.experiment.values import choose_participation
+from fedjax_bn.run.experiment.read_values import choose_participation
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.task import Task
+from fedjax_bn.training.availability import Participation, read_trace
 
 PyTree = Any
 _Add = Callable[[Any, Accepted], Any]

@@ -28,14 +28,14 @@ from flwr.app import MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import short
 from fedjax_bn.flower import messages
 from fedjax_bn.flower.messages import Hello, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.finished import impossible
-from fedjax_bn.run.files.workdir import FINISHED, NUMBER, TEXT, misfit
+from fedjax_bn.training import workdir
+from fedjax_bn.training.workdir import FINISHED, NUMBER, TEXT, misfit
 
 _AGAIN = 60.0  # seconds until a refused node is asked again, at least
 _SHARE = 10  # nodes that never answer take a part of 1 / _SHARE of the time at most

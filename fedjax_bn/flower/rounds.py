@@ -15,6 +15,7 @@ from flwr.app import MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedjax_bn.arguments.errors import ConfigError, RiskError, UserError
 from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
@@ -23,10 +24,9 @@ from fedjax_bn.flower.accept import Accepted, Expected, MisfitError, accept
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Met, meet
 from fedjax_bn.flower.messages import Reply, content_of
-from fedjax_bn.run.errors import ConfigError, RiskError, UserError
-from fedjax_bn.run.evaluation.groups import by_client
-from fedjax_bn.run.experiment.availability import draw_cohort
-from fedjax_bn.run.training.records import Record, round_record, warnings_of
+from fedjax_bn.training.availability import draw_cohort
+from fedjax_bn.training.evaluation.groups import by_client
+from fedjax_bn.training.records import Record, round_record, warnings_of
 
 
 class TooFewError(UserError):

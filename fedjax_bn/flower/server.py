@@ -23,6 +23,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.named_arrays import names_of, to_named
 from fedjax_bn.flower.host import Host, Kept, open_host
 from fedjax_bn.flower.members import Met, meet, read_clients, write_clients
@@ -31,16 +32,16 @@ from fedjax_bn.flower.rounds import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed, sent_personal
 from fedjax_bn.run.config.keys import check, flatten
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
-from fedjax_bn.run.experiment.values import describe_privacy, privacy_notes
-from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.experiment.read_values import describe_privacy
 from fedjax_bn.run.files.ownership import claim, owned
-from fedjax_bn.run.files.workdir import CLAIM, NUMBER, TEXT
-from fedjax_bn.run.processes.machine import describe_machine
-from fedjax_bn.run.training.records import Record, out_of_patience, select_round
-from fedjax_bn.run.training.train import resume
+from fedjax_bn.run.train import resume
 from fedjax_bn.sharing import OWN
+from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.experiment import privacy_notes
+from fedjax_bn.training.machine import describe_machine
+from fedjax_bn.training.records import Record, out_of_patience, select_round
+from fedjax_bn.training.workdir import CLAIM, NUMBER, TEXT
 
 _SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
 _POLL = 2.0  # seconds between two searches for clients that are not connected yet

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, names_in, nearest
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.errors import ConfigError
 
 _REPORTS = ("sizes", "losses", "accuracies")
 _OF_FLOWER = {"partition-id", "num-partitions"}  # keys that Flower's simulation adds

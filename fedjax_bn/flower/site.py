@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
@@ -31,14 +32,13 @@ from fedjax_bn.engine.named_arrays import from_named, to_named
 from fedjax_bn.federation import FederatedState, Own, Upload
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Node
-from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.experiment.start import Keys, prepare
-from fedjax_bn.run.files.workdir import write_atomically
-from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
+from fedjax_bn.training.stream import megabytes
+from fedjax_bn.training.workdir import write_atomically
 
 _OWN = "own-{:08d}.npz"
 _FROZEN = "frozen.npz"

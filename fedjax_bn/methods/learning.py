@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 from fedjax_bn.aggregation import ServerUpdate, Weighing, WeighingRule
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Client, Finish, Load, Train, look_up, train_locally
-from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.batches import REQUIRED
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import Perturb
 from fedjax_bn.engine.privacy import Privacy

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.client import Load, Train, Trained, run_steps
-from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.images import Prepare
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import OWN, Variables, without

@@ -19,11 +19,11 @@ PyTree = Any
 # Collection -> module with its `hook`. Modules are imported at first use, because `rivals` imports
 # `models`, and because variables read from a file may need a hook that is not imported yet.
 _HOOKS = {
-    "restitution": "fedjax_bn.rivals.snr",
-    "instance_norms": "fedjax_bn.rivals.gperxan",
-    "amplitude": "fedjax_bn.rivals.harmofl",
-    "latent": "fedjax_bn.rivals.fedsr",
-    MEASURED: "fedjax_bn.rivals.fedrdn",
+    "restitution": "fedjax_bn.contrib.snr",
+    "instance_norms": "fedjax_bn.contrib.gperxan",
+    "amplitude": "fedjax_bn.contrib.harmofl",
+    "latent": "fedjax_bn.contrib.fedsr",
+    MEASURED: "fedjax_bn.contrib.fedrdn",
 }
 
 

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
-from fedjax_bn.detection import Anchors
 from fedjax_bn.models import cpu
 from fedjax_bn.models.layers import Network, Tap, max_pool, require_sides
+from fedjax_bn.tasks.detection import Anchors
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(

@@ -13,7 +13,7 @@ from fedjax_bn.report import html_parts
 from fedjax_bn.report.finished_runs import Run, Variant
 from fedjax_bn.report.html_parts import cell, folded, heat_map, joined, paragraphs, sortable
 from fedjax_bn.report.results import MEAN
-from fedjax_bn.run.evaluation.classes_answered import Mistake
+from fedjax_bn.training.evaluation.classes_answered import Mistake
 
 # name in a summary -> (column head, number format, whether more is better)
 MEASURES = {

@@ -9,12 +9,12 @@ from matplotlib.ticker import EngFormatter
 
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, splits
-from fedjax_bn.detection.found_boxes import draw_box
-from fedjax_bn.engine.figures import in_lines, on_plot, png
 from fedjax_bn.engine.inputs import UNLABELLED
-from fedjax_bn.run.evaluation.groups import some_of
-from fedjax_bn.run.evaluation.pictures import small_mask, small_picture
-from fedjax_bn.segmentation.overlays import class_legend, coloured
+from fedjax_bn.tasks.detection.found_boxes import draw_box
+from fedjax_bn.tasks.figures import in_lines, on_plot, png
+from fedjax_bn.tasks.segmentation.overlays import class_legend, coloured
+from fedjax_bn.training.evaluation.groups import some_of
+from fedjax_bn.training.evaluation.pictures import small_mask, small_picture
 
 _SIDE = 128  # most pixels of a side of an image with a mask
 _MOST_COUNTED = 200  # clients whose labels are shown

@@ -19,8 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data.regular_files import Refused, read_regular
-from fedjax_bn.run.evaluation.groups import some_of
-from fedjax_bn.run.files.workdir import not_readable
+from fedjax_bn.training.evaluation.groups import some_of
+from fedjax_bn.training.workdir import not_readable
 
 COLOURS = 8
 _DASHES = 4

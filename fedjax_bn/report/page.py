@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
@@ -13,11 +14,10 @@ from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.masks import masks_section
 from fedjax_bn.report.results import Table, tables_of
 from fedjax_bn.report.sections import about_runs, absences, batch_norms, data_section
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.groups import some_of
-from fedjax_bn.run.evaluation.per_sample import class_names
-from fedjax_bn.run.files.workdir import write_atomically, write_json
-from fedjax_bn.run.training.records import Record
+from fedjax_bn.training.evaluation.groups import some_of
+from fedjax_bn.training.evaluation.per_sample import class_names
+from fedjax_bn.training.records import Record
+from fedjax_bn.training.workdir import write_atomically, write_json
 
 _CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
 _MOST_SAMPLED = 40  # clients whose images are shown

@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.engine.figures import on_plot, png
 from fedjax_bn.report.tables import columns, heading, score_of
-from fedjax_bn.run.training.records import Record
+from fedjax_bn.tasks.figures import on_plot, png
+from fedjax_bn.training.records import Record
 
 _MOST_EMBEDDED = 1000  # samples drawn at random for t-SNE, whose time grows fast with their number
 _NO_AMOUNTS = ("order", "affine", "seed", "about")  # settings without an order: bars, not a line

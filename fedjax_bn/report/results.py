@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.report import intervals
 from fedjax_bn.report.finished_runs import Run, Variant, relevant
 from fedjax_bn.report.intervals import Interval, Part
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.training.records import Record
+from fedjax_bn.training.records import Record
 
 MEAN = "mean"
 RUNNING = "running"

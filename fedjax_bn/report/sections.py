@@ -11,8 +11,8 @@ from fedjax_bn.report import html_parts
 from fedjax_bn.report.finished_runs import Run, Variant, as_json, defaults, spell
 from fedjax_bn.report.html_parts import cell, heat_map, joined, paragraphs, picture, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
-from fedjax_bn.run.files.workdir import not_readable, read_arrays
-from fedjax_bn.run.training.client_logs import read_distances
+from fedjax_bn.training.client_logs import read_distances
+from fedjax_bn.training.workdir import not_readable, read_arrays
 
 _DISTANCES = (
     "The distance of each client's batch norm from the mean over clients, root mean square over "

@@ -8,14 +8,14 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.text import file_name, shown
 from fedjax_bn.report import tables
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import train
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
-from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.run.files.workdir import Record
-from fedjax_bn.run.processes.together import first
-from fedjax_bn.run.training import train
+from fedjax_bn.training import workdir
+from fedjax_bn.training.together import first
+from fedjax_bn.training.workdir import Record
 
 
 def train_all(config: ConfigDict, folder: Path) -> None:

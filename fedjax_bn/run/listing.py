@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import BY_KIND
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import packaged_configs
-from fedjax_bn.run.errors import ConfigError
 
 _Line = tuple[str, ...]
 LISTS = ("methods", "models", "datasets", "adaptations", "configs", "keys")

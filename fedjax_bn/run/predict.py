@@ -15,6 +15,7 @@ from typing import NamedTuple, TextIO
 import jax
 import numpy as np
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, cell, one_line
 from fedjax_bn.data.masks.volumes import is_volume
 from fedjax_bn.data.messages import first_few
@@ -23,7 +24,6 @@ from fedjax_bn.data.pixels.raster import UPRIGHT
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.run import predict_masks
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import About, read_about
 

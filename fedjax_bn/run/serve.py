@@ -10,19 +10,19 @@ from fedjax_bn import __version__
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.arguments.choices import split_choice
+from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
-from fedjax_bn.run.errors import ConfigError, as_config_errors
-from fedjax_bn.run.evaluation.evaluate import served_variables
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
-from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files import finished
-from fedjax_bn.run.training.population import Held
 from fedjax_bn.serving import folder as served
 from fedjax_bn.serving.program import export
+from fedjax_bn.training.evaluation.evaluate import served_variables
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.population import Held
 
 
 def run(
@@ -118,7 +118,7 @@ def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) 
     if not (experiment.task.classifies or experiment.task.segments):
         raise ConfigError(
             "serve writes a model whose outputs are probabilities of classes, and this run has a "
-            "detector: use fedjax_bn.detection in Python"
+            "detector: use fedjax_bn.tasks.detection in Python"
         )
     if experiment.evaluation.personalization:
         yield (

@@ -31,10 +31,10 @@ from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.data.masks.assemble import RESIZE, TILES
 from fedjax_bn.data.masks.volumes import CHANNELS
-from fedjax_bn.data.pixels.images import impossible_samples, standardize
 from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import check_memory
+from fedjax_bn.engine.images import impossible_samples, standardize
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import Predictor, from_choice

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
-from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.images import Prepare
 from fedjax_bn.engine.inputs import as_images
+from fedjax_bn.engine.mask_loss import as_classes
 from fedjax_bn.models.hooks import predicting
-from fedjax_bn.segmentation.loss import as_classes
 from fedjax_bn.sharing import Variables
 
 PyTree = Any

@@ -29,9 +29,9 @@ from jax import export as jax_export
 
 from fedjax_bn.adaptation.choice import Choice
 from fedjax_bn.arguments.text import brief, file_name
-from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.engine.images import Prepare
 from fedjax_bn.engine.named_arrays import check_numbers
 from fedjax_bn.serving.predictor import Predictor, step_of
 from fedjax_bn.sharing import Variables

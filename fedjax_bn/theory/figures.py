@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_bn.data.sets.synthetic import ToyRegression
-from fedjax_bn.engine.figures import png
+from fedjax_bn.tasks.figures import png
 from fedjax_bn.theory.convergence import Course, gram, same_client, sampled_gram
 
 

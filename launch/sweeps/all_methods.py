@@ -41,10 +41,10 @@ from plan import Run, config_file, text
 from report import selected_validation
 from sweep import count, train_command
 
+from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, NotFiniteError, UserError
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.errors import ConfigError, InterruptedRun, NotFiniteError, UserError
 from fedjax_bn.run.experiment.datasets import clients_without_validation, domain_names
-from fedjax_bn.run.files.workdir import write_atomically
+from fedjax_bn.training.workdir import write_atomically
 
 RATES = (0.02, 0.1)
 SEEDS = 3
@@ -192,8 +192,8 @@ def train_all(
     """
     import jax
 
-    from fedjax_bn.run.training import train
-    from fedjax_bn.run.training.compilation_cache import keep_compiled
+    from fedjax_bn.run import train
+    from fedjax_bn.training.compilation_cache import keep_compiled
 
     folders: set[str] = set()
     for label, entry in rows.items():

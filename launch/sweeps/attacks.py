@@ -39,11 +39,11 @@ import plan
 from jax.flatten_util import ravel_pytree
 
 from fedjax_bn import methods
+from fedjax_bn.arguments.errors import NotFiniteError
 from fedjax_bn.client import Trained, run_steps
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.run import train
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.errors import NotFiniteError
-from fedjax_bn.run.training import train
 
 ATTACKERS = (1, 5)
 _NOISE = 2**31 + 9  # a constant of a client's round that no stream of the library has

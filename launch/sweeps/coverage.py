@@ -39,7 +39,7 @@ from sweep import commands, locate
 
 from fedjax_bn.report.published import PROTOCOLS, UNSTATED, cells
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.files.workdir import write_atomically
+from fedjax_bn.training.workdir import write_atomically
 
 SWEEPS = {
     "FedBN": fedbn.SWEEP,

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure as Canvas
 from plan import MEAN, Column, Figure, Protocol, Row, Sweep, Table, Training, left_out, table
 from sweep import main
 
-from fedjax_bn.engine.figures import png
+from fedjax_bn.tasks.figures import png
 
 ADAPTER = "zero_shot_adapter"
 TRAININGS = {
@@ -133,9 +133,9 @@ def _channels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     from fedjax_bn.data.domain import whole
     from fedjax_bn.data.sets.cow_on_beach import ground_of
     from fedjax_bn.federation import global_variables
-    from fedjax_bn.run.evaluation.per_sample import features_of
+    from fedjax_bn.run import train
     from fedjax_bn.run.files.finished import configuration, restore_state
-    from fedjax_bn.run.training import train
+    from fedjax_bn.training.evaluation.per_sample import features_of
 
     config = configuration(json.loads((folder / "config.json").read_text())["config"])
     experiment, _, start = train.prepare(config)

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure as Canvas
 from plan import Column, Evaluation, Figure, Protocol, Table, Training, finished
 from report import measured, printed, read_results
 
-from fedjax_bn.engine.figures import png
+from fedjax_bn.arguments.errors import UserError
 from fedjax_bn.report.plots import ablation
-from fedjax_bn.run.errors import UserError
+from fedjax_bn.tasks.figures import png
 
 STYLES = ("--o", "-s", ":^", "-.v")  # one for each method
 IMAGES, SAMPLES = 8, 100  # of each client: images that are shown, images in the histogram

@@ -14,7 +14,7 @@ from fedjax_bn.report.finished_runs import other_samples
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import METHODS, group_of
-from fedjax_bn.run.files.workdir import write_atomically
+from fedjax_bn.training.workdir import write_atomically
 
 # Keys on which no number depends: those of the machine, of checkpoints and of output.
 APART = (

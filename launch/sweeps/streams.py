@@ -40,13 +40,13 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.corruptions import corrupt
 from fedjax_bn.data.domain import Split, select, whole
 from fedjax_bn.federation import global_variables
+from fedjax_bn.run import train
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.evaluation.scoring import SplitBatches, in_order, score_unseen
-from fedjax_bn.run.experiment.values import Experiment
 from fedjax_bn.run.files.finished import restore_state
-from fedjax_bn.run.files.workdir import write_atomically
-from fedjax_bn.run.training import train
 from fedjax_bn.sharing import Variables, without
+from fedjax_bn.training.evaluation.scoring import SplitBatches, in_order, score_unseen
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.workdir import write_atomically
 
 SIZES, LENGTH, ORDERS = (1, 8, 64), 320, ("random", "sorted")
 Score = Callable[..., float]

@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn.datasets import load_sample_images
 
 from fedjax_bn.data.pixels import augment
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 
 PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().images]  # 150 x 200
 BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (3, 5, 140, 190, 40), (60, 80, 7, 5, 16)]

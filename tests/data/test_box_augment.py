@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy.ndimage import affine_transform
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels import box_augment
 from fedjax_bn.data.pixels.box_augment import _Move, _put_together, _tile_moves, of_boxes
 from fedjax_bn.data.pixels.decode import GREY
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.task import choose_loading
 
 SIZE = 32

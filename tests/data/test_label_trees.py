@@ -22,8 +22,8 @@ from fedjax_bn.data.sampling import (
     validation_batches,
 )
 from fedjax_bn.engine.batches import blank_padding, check_batches
-from fedjax_bn.run.evaluation.scoring import SplitBatches
-from fedjax_bn.run.training.stream import stream_rounds
+from fedjax_bn.training.evaluation.scoring import SplitBatches
+from fedjax_bn.training.stream import stream_rounds
 
 
 def equal(one, other) -> bool:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy.ndimage import affine_transform, center_of_mass
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS, MASK
 from fedjax_bn.data.pixels import mask_augment
 from fedjax_bn.data.pixels.mask_augment import of_masks
 from fedjax_bn.engine.inputs import UNLABELLED
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.task import choose_loading
 
 SIZE, COUNT = 32, 12

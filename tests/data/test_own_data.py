@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.run.config.keys import base
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import DATASETS, describe_datasets
 from trees import shade_of, write_shade, write_tree

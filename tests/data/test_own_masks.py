@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import check_dataset, splits, whole
 from fedjax_bn.data.label_trees import MASK, VOLUME
@@ -16,7 +17,6 @@ from fedjax_bn.data.sets import npz
 from fedjax_bn.data.source import TEST, TRAIN
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import check_data_keys
 

@@ -7,11 +7,11 @@ import pytest
 
 import runs
 import tiny_digits
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets import digits
 from fedjax_bn.run.config import defaults
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
 

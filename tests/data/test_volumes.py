@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 import scans
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
@@ -16,7 +17,6 @@ from fedjax_bn.data.masks.assemble import Pair
 from fedjax_bn.data.masks.volumes import REPEATED, Slices, to_bytes
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 
 nibabel = pytest.importorskip("nibabel", reason="pip install 'fedjax_bn[nifti]'")

@@ -9,13 +9,13 @@ import pytest
 from jax import lax
 
 from fedjax_bn import models
+from fedjax_bn.contrib.parts import changing_outputs
 from fedjax_bn.engine import columns
 from fedjax_bn.engine.backend import all_finite, traced_for
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.normalization.layer import moments
-from fedjax_bn.rivals.parts import changing_outputs
 
 KEY = jax.random.key(0)
 

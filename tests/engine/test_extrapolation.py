@@ -21,11 +21,11 @@ from federations import (
     variables_of,
 )
 from fedjax_bn.aggregation import _needs_risks, by_size, risk_extrapolation
+from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.extrapolation import _least_variance, equal_risks
 from fedjax_bn.methods import fedavg
-from fedjax_bn.run.errors import ConfigError, RiskError
 from fedjax_bn.run.experiment import method as configured_method
-from fedjax_bn.run.files import workdir
+from fedjax_bn.training import workdir
 
 RISKS = st.lists(st.floats(-4, 2), min_size=2, max_size=100).map(lambda x: 10 ** np.array(x))
 COUNTS = st.sampled_from((2, 9, 100))  # few shapes, so that little is compiled
@@ -183,14 +183,14 @@ def test_a_round_with_a_wrong_risk_changes_nothing_and_says_so():
 
 def test_a_run_with_a_wrong_risk_stops_and_names_round_and_client(tmp_path, monkeypatch):
     runs.install(monkeypatch)
-    monkeypatch.setattr("fedjax_bn.run.training.train.open_rounds", lambda *_: silent())
+    monkeypatch.setattr("fedjax_bn.run.train.open_rounds", lambda *_: silent())
     with pytest.raises(RiskError, match=r"round 1: .*risk of bee is 0, "):
         runs.run(tmp_path, weigh="risk_extrapolation")
 
 
 def silent():
     """Rounds whose second client has no loss."""
-    from fedjax_bn.run.training.rounds import Rounds
+    from fedjax_bn.training.rounds import Rounds
 
     metrics = {
         "loss": np.array([0.5, 0.0, 0.4]),

@@ -190,7 +190,7 @@ from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import Mesh
 from fedjax_bn.data.drawing import drawing
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import SmallCNN

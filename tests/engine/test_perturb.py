@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.perturb import _mix_amplitudes, amplitude_mix, partners
 from fedjax_bn.methods import fedavg
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.method import METHODS
 

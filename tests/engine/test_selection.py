@@ -10,18 +10,18 @@ import federations
 import runs
 from fedjax_bn import client as local
 from fedjax_bn.aggregation import uniform
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.data.sampling import validation_batches
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables
 from fedjax_bn.local_step import LocalStep
 from fedjax_bn.methods import fedbn, scaffold
 from fedjax_bn.methods.selection import best_of_round, validation_score
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.training import rounds
 from fedjax_bn.state import Received
+from fedjax_bn.training import rounds
 
 
 def update(variables, state, batch, received, key):

@@ -19,9 +19,9 @@ from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_i
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, run_of
-from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.serving import load, predictor
+from fedjax_bn.training.evaluation.evaluate import evaluator
 from flower_apps import assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid, key_of
 

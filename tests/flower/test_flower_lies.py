@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import runs
+from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.flower import members, rounds
 from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import (
@@ -31,8 +32,7 @@ from fedjax_bn.flower.messages import (
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.files.workdir import NUMBER, misfit
+from fedjax_bn.training.workdir import NUMBER, misfit
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from fedjax_bn.flower.host import open_host
 from fedjax_bn.flower.server import _facts_of
 from fedjax_bn.flower.settings import config_of, run_of
-from fedjax_bn.run.files import checkpoint
+from fedjax_bn.training import checkpoint
 from flower_apps import CONFIG, assert_same, simulated
 from flower_processes import (
     CLIENT,

@@ -26,6 +26,7 @@ from fedjax_bn.aggregation import (
     risk_extrapolation,
     uniform,
 )
+from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.host import Kept, _by_stack, _by_sums, open_host
@@ -33,10 +34,9 @@ from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError, _drawn, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
-from fedjax_bn.run.errors import ConfigError, RiskError
-from fedjax_bn.run.experiment.availability import Participation
-from fedjax_bn.run.training.records import out_of_patience, select_round
 from fedjax_bn.state import FederatedState, ServerState, Upload
+from fedjax_bn.training.availability import Participation
+from fedjax_bn.training.records import out_of_patience, select_round
 from flower_grid import LocalGrid, key_of
 
 ORDER = Order("f", "fedavg", 0, 3, 5, False)

@@ -10,13 +10,13 @@ import pytest
 
 import runs
 from double_net import DoubleNet
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import whole
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import global_variables
+from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import predict
 from fedjax_bn.run import serve as serve_command
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.files import finished
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")

@@ -16,7 +16,7 @@ import fedjax_bn
 import runs
 import shown_commands
 import words
-from fedjax_bn.run.errors import UserError
+from fedjax_bn.arguments.errors import UserError
 
 sys.path.append(str(runs.ROOT / "docs"))
 import api_pages

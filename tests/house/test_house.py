@@ -93,8 +93,8 @@ def test_each_stream_of_keys_has_one_use():
 PARSING = {
     *("adaptation/choice.py", "data/division/clients.py", "data/division/forms.py"),
     *("flower/settings.py", "main.py", "report/finished_runs.py", "report/published.py"),
-    *("run/evaluation/evaluate.py", "run/experiment/datasets.py", "run/experiment/method.py"),
-    *("run/processes/machine.py", "run/processes/together.py", "run/training/population.py"),
+    *("training/evaluation/evaluate.py", "run/experiment/datasets.py", "run/experiment/method.py"),
+    *("training/machine.py", "training/together.py", "training/population.py"),
 }
 
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 import runs
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.processes.together import _read_place, join
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.training.together import _read_place, join
 
 LAUNCH = runs.ROOT / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.rglob("*") if path.suffix in (".sh", ".sbatch"))

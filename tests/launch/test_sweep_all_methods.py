@@ -10,10 +10,10 @@ import pytest
 
 import runs
 from fedjax_bn import methods
+from fedjax_bn.arguments.errors import NotFiniteError
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import check
-from fedjax_bn.run.errors import NotFiniteError
 from fedjax_bn.run.experiment.datasets import DATASETS
-from fedjax_bn.run.training import train
 
 TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
 TWO = ("--only", "fedavg,fedbn", "--config.model=MLP", "--config.rounds=1")

@@ -19,9 +19,8 @@ from fedjax_bn.methods.fedig import _client_agnostic
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import commands
+from fedjax_bn.run import commands, train
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.training import train
 from fedjax_bn.state import Received
 
 KEY = jax.random.key(0)

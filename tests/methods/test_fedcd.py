@@ -24,11 +24,11 @@ from federations import (
 )
 from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.methods.fedcd import _mask_optimizer_of
 from fedjax_bn.models import masks
 from fedjax_bn.models.forward import forward
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
 
 KEY = jax.random.key(5)

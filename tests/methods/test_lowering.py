@@ -17,7 +17,6 @@ from federations import NAMED
 from fedjax_bn import methods, models
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS
-from fedjax_bn.detection import detection
 from fedjax_bn.engine import backend
 from fedjax_bn.engine.backend import on_cpu, traced_for
 from fedjax_bn.federation import broadcast_of, own_of
@@ -29,6 +28,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.state import Received
 from fedjax_bn.task import segmentation
+from fedjax_bn.tasks.detection import detection
 
 ELSEWHERE = ("cuda", "tpu")
 KEY = jax.random.key(0)

@@ -12,13 +12,13 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from fedjax_bn import models
-from fedjax_bn.detection import Anchors
 from fedjax_bn.models import pretrained
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.torch_weights import from_torch, to_torch
 from fedjax_bn.models.yolo import ANCHORS
 from fedjax_bn.sharing import batch_norm_paths
+from fedjax_bn.tasks.detection import Anchors
 
 
 @cache

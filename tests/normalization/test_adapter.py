@@ -8,12 +8,12 @@ import pytest
 import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import ResNet, ResNet18
 from fedjax_bn.normalization import BatchNorm, adapter, calls, normalize_with
 from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.normalization.layer import RECORDED
-from fedjax_bn.run.evaluation.per_sample import alphas_of
+from fedjax_bn.training.evaluation.per_sample import alphas_of
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(5)

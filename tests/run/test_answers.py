@@ -16,8 +16,9 @@ from sklearn import metrics
 import norm_nets as nets
 import runs
 from fedjax_bn import methods
+from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.report.intervals import (
     difference_of_parts,
@@ -25,19 +26,18 @@ from fedjax_bn.report.intervals import (
     over_seeds,
     welch,
 )
-from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.evaluation import finished_run as evaluate_finished
-from fedjax_bn.run.evaluation.answers import (
+from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.task import accuracy, classification, confusion
+from fedjax_bn.training.client_logs import _distances, log_batch_norms, read_distances
+from fedjax_bn.training.evaluation.answers import (
     Answers,
     Kept,
     measures_of,
     read_answers,
     write_answers,
 )
-from fedjax_bn.run.evaluation.evaluate import _in_split_order
-from fedjax_bn.run.evaluation.scoring import in_order
-from fedjax_bn.run.training.client_logs import _distances, log_batch_norms, read_distances
-from fedjax_bn.task import accuracy, classification, confusion
+from fedjax_bn.training.evaluation.evaluate import _in_split_order
+from fedjax_bn.training.evaluation.scoring import in_order
 
 
 def some_answers(classes, count=60, seed=0):

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.availability import draw_cohort, read_trace
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.values import choose_participation
-from fedjax_bn.run.training.records import samples_a_round
+from fedjax_bn.run.experiment.read_values import choose_participation
+from fedjax_bn.training.availability import draw_cohort, read_trace
+from fedjax_bn.training.records import samples_a_round
 
 KEY = jax.random.key(4)
 SIZES = np.array([10, 20, 30, 40, 0 + 1, 60])

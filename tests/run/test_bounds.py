@@ -15,12 +15,12 @@ import runs
 from fedjax_bn import methods
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.arguments.choices import plain_arguments
+from fedjax_bn.arguments.errors import ConfigError, UserError
 from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
 from fedjax_bn.run import commands
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, base, check, override
-from fedjax_bn.run.errors import ConfigError, UserError
 from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, SHARING, WEIGHING
 from fedjax_bn.run.experiment.task import MODELS, OF_CALLER

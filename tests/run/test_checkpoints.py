@@ -13,10 +13,10 @@ import pytest
 from test_resume import assert_same_end, finished, longer, straight, tiny
 
 import runs
-from fedjax_bn.run.errors import CheckpointError
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.training import train
-from fedjax_bn.run.training.records import select_round
+from fedjax_bn.arguments.errors import CheckpointError
+from fedjax_bn.run import train
+from fedjax_bn.training import checkpoint
+from fedjax_bn.training.records import select_round
 
 __all__ = ("finished", "straight", "tiny")  # fixtures
 

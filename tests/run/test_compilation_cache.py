@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from fedjax_bn.run.training.compilation_cache import keep_compiled
+from fedjax_bn.training.compilation_cache import keep_compiled
 
 NAMES = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")
 NAMES += ("jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import (
@@ -12,7 +13,6 @@ from fedjax_bn.run.config.keys import (
     flatten,
     override,
 )
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.files.finished import configuration
 
 VALID = [

@@ -4,9 +4,9 @@ import pytest
 
 import runs
 from fedjax_bn.adaptation.choice import varied
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.config.keys import check, flatten
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import DATASETS
 

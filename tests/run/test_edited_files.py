@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import UserError
 from fedjax_bn.report import plots
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.errors import UserError
-from fedjax_bn.run.files import finished, ownership, workdir
-from fedjax_bn.run.files.workdir import NUMBER, TEXT, misfit
-from fedjax_bn.run.processes import machine
+from fedjax_bn.run.files import finished, ownership
+from fedjax_bn.training import machine, workdir
+from fedjax_bn.training.workdir import NUMBER, TEXT, misfit
 
 NOTHING_LIKE_IT = (
     None,

@@ -11,12 +11,13 @@ import pytest
 
 import runs
 from fedjax_bn import main
+from fedjax_bn.arguments.errors import WorkdirError
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, flatten
-from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.task import MODELS
-from fedjax_bn.run.files import ownership, workdir
-from fedjax_bn.run.training import train
+from fedjax_bn.run.files import ownership
+from fedjax_bn.training import workdir
 
 QUICK = f"{runs.ROOT}/configs/quickstart.py"
 

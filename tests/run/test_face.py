@@ -19,12 +19,12 @@ import fedjax_bn as fb
 import runs
 from fedjax_bn import main
 from fedjax_bn.arguments.choices import PLAIN, REQUIRED, plain_arguments, read_choice
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.normalization.mixig import choose_mixing
 from fedjax_bn.run import listing
 from fedjax_bn.run.config import file as config_file
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import base, check
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.task import MODELS, OF_CALLER

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_bn.report.curves import _far_norms
-from fedjax_bn.run.training.records import round_record, warnings_of
+from fedjax_bn.training.records import round_record, warnings_of
 
 NAMES = ["a", "b", "c", "d"]
 

@@ -14,19 +14,19 @@ import runs
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.domain import Domain, Split
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.run.errors import CheckpointError, WorkdirError
-from fedjax_bn.run.evaluation.evaluate import unseen_evaluator
-from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
-from fedjax_bn.run.evaluation.scoring import in_order
-from fedjax_bn.run.experiment.values import read_evaluation
-from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.experiment.read_values import read_evaluation
 from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification
+from fedjax_bn.training import checkpoint
+from fedjax_bn.training.evaluation.evaluate import unseen_evaluator
+from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
+from fedjax_bn.training.evaluation.scoring import in_order
 
 
 class OneBlock(nn.Module):

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.run.errors import CheckpointError, ConfigError, WorkdirError
+from fedjax_bn.arguments.errors import CheckpointError, ConfigError, WorkdirError
+from fedjax_bn.run import train
 from fedjax_bn.run.experiment.start import partition_table
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.training import train
 from fedjax_bn.sharing import path_names
+from fedjax_bn.training import checkpoint
 
 FROZEN = {"method": "fedbn", "frozen": "dense1,norm1"}
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files import workdir
-from fedjax_bn.run.training import logs, train
+from fedjax_bn.arguments.errors import WorkdirError
+from fedjax_bn.run import train
+from fedjax_bn.training import logs, workdir
 
 TALK = """
 import sys

@@ -7,12 +7,12 @@ import optax
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.sampling import by_epochs, by_steps
 from fedjax_bn.engine.keys import step_keys
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.method import OPTIMIZERS
-from fedjax_bn.run.training.records import summarize
+from fedjax_bn.training.records import summarize
 
 SIZES, CLIENTS = jnp.asarray([5, 3, 4], jnp.int32), jnp.arange(3, dtype=jnp.int32)
 

@@ -8,9 +8,9 @@ import jax
 import pytest
 
 import runs
-from fedjax_bn.run.files import workdir
-from fedjax_bn.run.processes.machine import describe_machine, difference
-from fedjax_bn.run.training import train
+from fedjax_bn.run import train
+from fedjax_bn.training import workdir
+from fedjax_bn.training.machine import describe_machine, difference
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import runs
 from fedjax_bn import __version__, main
 from fedjax_bn.run import commands
 from fedjax_bn.run.config.keys import base, flatten
-from fedjax_bn.run.files import workdir
+from fedjax_bn.training import workdir
 
 METRICS = {"round", "loss", "weights", "seconds"}
 EVALUATED = {"accuracy", "validation", "unseen", "measures", "unseen_measures"}

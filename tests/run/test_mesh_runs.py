@@ -12,13 +12,12 @@ from jax.sharding import Mesh
 
 import runs
 from federations import assert_close, assert_equal
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import check
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation import evaluate
 from fedjax_bn.run.experiment import build as module
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.processes import mesh
-from fedjax_bn.run.training import rounds, train
+from fedjax_bn.training import checkpoint, mesh, rounds
+from fedjax_bn.training.evaluation import evaluate
 
 TESTED = {"adaptations": ("running", "tsmobn"), "adapt_batch_size": 4}
 TRAINED = np.array([True, False, True])

@@ -6,8 +6,8 @@ import pytest
 
 import runs
 from fedjax_bn import main
-from fedjax_bn.run.errors import NotFiniteError
-from fedjax_bn.run.training import train
+from fedjax_bn.arguments.errors import NotFiniteError
+from fedjax_bn.run import train
 
 
 @pytest.fixture(autouse=True)

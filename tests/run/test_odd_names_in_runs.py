@@ -3,15 +3,15 @@
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation import finished_run as evaluate_finished
-from fedjax_bn.run.evaluation.finished_run import Request
+from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.datasets import domain_names
-from fedjax_bn.run.files import workdir
+from fedjax_bn.run.finished_run import Request
+from fedjax_bn.training import workdir
 
 NAMES = ("../../evil", "$a$ <b>\n", "\udcff", "_a_b")
 

@@ -11,12 +11,12 @@ import sys
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.evaluation import finished_run as evaluate_finished
-from fedjax_bn.run.files import ownership, workdir
-from fedjax_bn.run.training import logs
+from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run.files import ownership
+from fedjax_bn.training import logs, workdir
 
 OWNER = f"process {os.getpid()} on {socket.gethostname()}"
 

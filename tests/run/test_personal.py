@@ -9,19 +9,19 @@ import pytest
 
 import runs
 from fedjax_bn import methods
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation import evaluate
-from fedjax_bn.run.evaluation.personalization import (
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.read_values import read_evaluation
+from fedjax_bn.training.evaluation import evaluate
+from fedjax_bn.training.evaluation.personalization import (
     Personalization,
     check_labelled,
     set_aside,
 )
-from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.values import read_evaluation
 
 HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
 CHANGES = {"personalize__samples": 4, "personalize__steps": 2, "personalize__rate": 0.5}

@@ -12,16 +12,16 @@ import test_power_cut as cut
 import runs
 from cohorts import KEY, NAMES, method_of, rows_of, unequal_batches
 from federations import MapNet, assert_close, variables_of
+from fedjax_bn.arguments.errors import CheckpointError, ConfigError
 from fedjax_bn.federation import global_variables, put_rows, take_rows
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run.errors import CheckpointError, ConfigError
-from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import train
 from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.processes.mesh import form_on
-from fedjax_bn.run.training import population, rounds, train
-from fedjax_bn.run.training.population import UNTOUCHED, RowStore
+from fedjax_bn.training import checkpoint, population, rounds
+from fedjax_bn.training.mesh import form_on
+from fedjax_bn.training.population import UNTOUCHED, RowStore
 
 take, put_back = jax.jit(take_rows), jax.jit(put_rows)
 EVERYBODY = np.arange(4, dtype=np.int32)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.run.errors import CheckpointError
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.training import logs, train
-from fedjax_bn.run.training.records import select_round
+from fedjax_bn.arguments.errors import CheckpointError
+from fedjax_bn.run import train
+from fedjax_bn.training import checkpoint, logs
+from fedjax_bn.training.records import select_round
 
 Image = dict[str, bytes]  # path -> content of what a run continues from
 PARTS = ("config.json", "metrics.jsonl", "summary.json", "checkpoints")

@@ -14,9 +14,10 @@ import pytest
 
 import runs
 from federations import assert_close
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.processes import together as processes
-from fedjax_bn.run.training import population, train
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.run import train
+from fedjax_bn.training import population
+from fedjax_bn.training import together as processes
 from trained import TRAINED, WAYS
 
 
@@ -171,8 +172,8 @@ def test_one_process_alone_decides_and_does_all_by_itself():
 
 TALKS = """
 import os, sys, time
-from fedjax_bn.run import errors
-from fedjax_bn.run.processes.together import any_asked, by_first, join, require_same
+from fedjax_bn.arguments import errors
+from fedjax_bn.training.together import any_asked, by_first, join, require_same
 
 def refuse():
     raise errors.WorkdirError("é" * 300)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import ConfigError, WorkdirError
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, check, flatten, override
-from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.run.files.ownership import claim
-from fedjax_bn.run.training import train
-from fedjax_bn.run.training.profile import profiled
+from fedjax_bn.training.profile import profiled
 
 
 @pytest.fixture(autouse=True)

@@ -8,27 +8,27 @@ import optax
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.client import run_steps
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
-from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.data.sampling import validation_batches
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.methods.selection import validation_score
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation import evaluate
-from fedjax_bn.run.evaluation.scoring import SplitBatches, score_clients
+from fedjax_bn.run import train
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
+from fedjax_bn.run.experiment.read_values import read_evaluation
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import MODELS
-from fedjax_bn.run.experiment.values import read_evaluation
-from fedjax_bn.run.files import checkpoint, workdir
-from fedjax_bn.run.training import train
-from fedjax_bn.run.training.records import have_trained, out_of_patience, select_round
 from fedjax_bn.state import Received
+from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.evaluation import evaluate
+from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
+from fedjax_bn.training.records import have_trained, out_of_patience, select_round
 
 
 class Slope(nn.Module):

@@ -12,15 +12,15 @@ import pytest
 
 import runs
 from fedjax_bn import main
+from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, WorkdirError
 from fedjax_bn.federation import global_variables
+from fedjax_bn.run import train
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.errors import ConfigError, InterruptedRun, WorkdirError
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.start import _starting_model
-from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import check_claim, claim
-from fedjax_bn.run.training import logs, train
+from fedjax_bn.training import logs, workdir
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ from federations import assert_close, assert_equal
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw, point_to, rows_of, stack_clients
 from fedjax_bn.run.config.keys import check
-from fedjax_bn.run.evaluation.evaluate import evaluator
-from fedjax_bn.run.evaluation.scoring import SplitBatches
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import AUGMENTATIONS
-from fedjax_bn.run.training import rounds
-from fedjax_bn.run.training.stream import stream_rounds
+from fedjax_bn.training import rounds
+from fedjax_bn.training.evaluation.evaluate import evaluator
+from fedjax_bn.training.evaluation.scoring import SplitBatches
+from fedjax_bn.training.stream import stream_rounds
 
 
 @pytest.fixture(autouse=True)

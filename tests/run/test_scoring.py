@@ -11,13 +11,13 @@ from fedjax_bn import adaptation, methods
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.run.evaluation.scoring import SplitBatches, score_clients, score_unseen
-from fedjax_bn.run.training.records import select_round
 from fedjax_bn.task import Score, Task
+from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients, score_unseen
+from fedjax_bn.training.records import select_round
 
 FEATURES, CLASSES = 5, 3
 PREPARE = standardize()

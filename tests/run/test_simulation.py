@@ -12,8 +12,8 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.source import Source
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.models import MLP
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
-from fedjax_bn.run.training import train
 from fedjax_bn.simulation import _pool, simulate
 from fedjax_bn.task import classification
 

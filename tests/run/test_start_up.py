@@ -8,9 +8,9 @@ import time
 import pytest
 
 import runs
-from fedjax_bn.run.training import train
-from fedjax_bn.run.training.logs import hidden
-from fedjax_bn.run.training.rounds import Rounds
+from fedjax_bn.run import train
+from fedjax_bn.training.logs import hidden
+from fedjax_bn.training.rounds import Rounds
 
 # Each takes from 0.2 to 4 seconds, and training needs none of them before its first round.
 NOT_NEEDED = ("torch", "tensorflow", "flax.nnx", "scipy.ndimage", "sklearn", "grain", "h5py")
@@ -22,7 +22,7 @@ def test_training_imports_nothing_that_it_does_not_need():
         [sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, check=True
     )
     imported = set(result.stdout.split())
-    assert "fedjax_bn.run.training.train" in imported
+    assert "fedjax_bn.run.train" in imported
     assert not imported & set(NOT_NEEDED)
 
 

@@ -11,8 +11,7 @@ import sys
 import pytest
 
 import runs
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.processes import stop
+from fedjax_bn.training import checkpoint, stop
 
 COMMAND = """
 import signal
@@ -20,7 +19,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignore
 import hashlib, sys, threading, time
 from pathlib import Path
 from fedjax_bn import main
-from fedjax_bn.run.processes import stop
+from fedjax_bn.training import stop
 
 def compile():
     print("now", flush=True)

@@ -15,7 +15,7 @@ from jax import export as jax_export
 import runs
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import MLP
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.files import finished

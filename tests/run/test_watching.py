@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import runs
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data import messages
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.files import workdir
-from fedjax_bn.run.training import logs, train
-from fedjax_bn.run.training.rounds import Rounds
+from fedjax_bn.run import train
+from fedjax_bn.training import logs, workdir
+from fedjax_bn.training.rounds import Rounds
 
 
 @pytest.fixture(autouse=True)

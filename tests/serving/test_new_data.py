@@ -7,11 +7,11 @@ import pytest
 from test_serving import DOG
 
 import runs
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.pixels.decode import resized
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
+from fedjax_bn.run import new_data
 from fedjax_bn.run.config.trust import recorded_code
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.evaluation import new_data
 from fedjax_bn.run.files import finished
 from trees import shade_of, write_shade, write_tree
 

@@ -20,15 +20,15 @@ import runs
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import whole
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
 from fedjax_bn.run import serve
-from fedjax_bn.run.evaluation.scoring import SplitBatches, in_order, score_unseen
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder, load, predictor
 from fedjax_bn.task import Score, classification
+from fedjax_bn.training.evaluation.scoring import SplitBatches, in_order, score_unseen
 from small_images import dataset_of_images
 
 ADAPTATIONS = ("running", "tsmobn:batch_size=4", "random_alpha", "sar", "t3a")

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.detection import Anchors
 from fedjax_bn.models.layers import Tap
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.tasks.detection import Anchors
 
 ANCHORS = Anchors((((10, 13), (16, 30)), ((40, 30), (60, 70))), (8, 16))
 CELLS, CLASSES = ((8, 6), (4, 3)), 3  # of 64 x 48 pixels

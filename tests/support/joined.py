@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_bn.run.processes.together import join
+from fedjax_bn.training.together import join
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.run.config.keys import assign, check, check_complete, check_key
-from fedjax_bn.run.errors import ConfigError
 
 _EXAMPLE = "configs/quickstart.py"
 _PACKAGE = Path(__file__).parents[2]

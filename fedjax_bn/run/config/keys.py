@@ -8,9 +8,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.choices import Table, misfit, parsed, read_choice
+from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief, nearest, short
 from fedjax_bn.run.config.defaults import base, keys
-from fedjax_bn.run.errors import ConfigError, as_config_errors
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.arguments.choices import imports_refused
-from fedjax_bn.run.files.workdir import Record
+from fedjax_bn.training.workdir import Record
 
 _PACKAGE = Path(__file__).resolve().parents[3]  # the folder that holds `fedjax_bn`
 _INSTALLED = {"site-packages", "dist-packages"}

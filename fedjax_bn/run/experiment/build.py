@@ -12,18 +12,16 @@ from ml_collections import ConfigDict
 from fedjax_bn import sharing
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments.choices import naming
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.devices import check_strategy
+from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
 from fedjax_bn.run.config.keys import check, choose
-from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.personalization import check_labelled
-from fedjax_bn.run.experiment.availability import kept_on_disk, read_trace
 from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
@@ -32,15 +30,18 @@ from fedjax_bn.run.experiment.method import (
     method_maker,
     what_validates,
 )
+from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.run.experiment.task import (
     choose_augmentation,
     choose_loading,
     choose_task,
     model_maker,
 )
-from fedjax_bn.run.experiment.values import Experiment, read_values
-from fedjax_bn.run.processes.mesh import choose_mesh
-from fedjax_bn.run.training.population import refuse_ensemble
+from fedjax_bn.training.availability import kept_on_disk, read_trace
+from fedjax_bn.training.evaluation.personalization import check_labelled
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.mesh import choose_mesh
+from fedjax_bn.training.population import refuse_ensemble
 
 _MOST_DRAWS = 2**28  # samples in a round: 2 GB of numbers
 HOLD_OUT = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
@@ -35,7 +36,6 @@ from fedjax_bn.data.sets import (
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import choose
-from fedjax_bn.run.errors import ConfigError, as_config_errors
 
 _Read = Callable[[ConfigDict], Source | Dataset]
 

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 from fedjax_bn import aggregation, methods, sharing
 from fedjax_bn.adaptation.choice import NEEDS
 from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
-from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.perturb import amplitude_mix, randconv
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import FederatedMethod
@@ -27,7 +28,6 @@ from fedjax_bn.models import SmallCNN
 from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import choice_of
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import models
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.choices import naming
+from fedjax_bn.arguments.errors import ConfigError, UserError, as_config_errors
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.regular_files import Refused, read_regular
@@ -31,15 +32,14 @@ from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.models import pretrained
-from fedjax_bn.run.errors import ConfigError, UserError, as_config_errors
-from fedjax_bn.run.evaluation.evaluate import trace_adaptations
 from fedjax_bn.run.experiment.build import Experiment, build, initial_variables
-from fedjax_bn.run.files import checkpoint
-from fedjax_bn.run.files.workdir import CLAIM, Record, read_json
-from fedjax_bn.run.processes.mesh import copies_on, place_copies, shardings_of
-from fedjax_bn.run.training.compilation_cache import keep_compiled
-from fedjax_bn.run.training.population import Held, num_clients
 from fedjax_bn.sharing import Variables, describe, filled, join, path_names, split_like
+from fedjax_bn.training import checkpoint
+from fedjax_bn.training.compilation_cache import keep_compiled
+from fedjax_bn.training.evaluation.evaluate import trace_adaptations
+from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
+from fedjax_bn.training.population import Held, num_clients
+from fedjax_bn.training.workdir import CLAIM, Record, read_json
 
 _Form = jax.ShapeDtypeStruct
 

@@ -10,6 +10,7 @@ import jax
 
 from fedjax_bn import models
 from fedjax_bn.arguments.choices import call_chosen, split_choice
+from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import Magnitude, Views
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, augmenting, changing
@@ -17,12 +18,11 @@ from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
 from fedjax_bn.data.pixels import augment, box_augment, mask_augment
 from fedjax_bn.data.pixels.randaug import randaug
-from fedjax_bn.detection import Recipe, detection
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.run.config.keys import choice_of
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.task import Task, classification, segmentation
+from fedjax_bn.tasks.detection import Recipe, detection
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # set here; the last two by linen

@@ -11,21 +11,21 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import is_of_masks, no_labels
-from fedjax_bn.data.pixels.images import impossible_samples
+from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.defaults import base, keys
 from fedjax_bn.run.config.keys import check, up_to_date
 from fedjax_bn.run.config.trust import started_in
-from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.start import make_keys, make_start
-from fedjax_bn.run.files import checkpoint, workdir
-from fedjax_bn.run.files.workdir import FINISHED, Record
-from fedjax_bn.run.processes.mesh import form_on
-from fedjax_bn.run.training.compilation_cache import keep_compiled
-from fedjax_bn.run.training.population import start_held
+from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.compilation_cache import keep_compiled
+from fedjax_bn.training.mesh import form_on
+from fedjax_bn.training.population import start_held
+from fedjax_bn.training.workdir import FINISHED, Record
 
 
 def read_about(folder: Path) -> Record:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.run.config.keys import up_to_date
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files.workdir import (
+from fedjax_bn.training.workdir import (
     CLAIM,
     Record,
     faults_named,

@@ -1,0 +1,122 @@
+"""APFL (Deng, Kamani & Mahdavi, 2020): a learned mixture of a local and the global model."""
+
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, bounded
+from fedjax_bn.client import Train, Trained, run_steps
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.optimizers import descend
+from fedjax_bn.engine.optimizers import start as start_optimizer
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step, in_turn
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
+from fedjax_bn.state import Received
+
+PyTree = Any
+_FIRST = "first_step"  # bool[S] in the batches: the step that also moves alpha
+
+
+@bounded
+def apfl(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    alpha: UpTo1 = 0.5,
+    alpha_rate: AtLeast0 = 0.01,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""FedAvg, beside which each client learns how much of a local model v it mixes in.
+
+    $\bar v = \alpha v + (1 - \alpha) w$ is the client's own model, with which it predicts
+
+    $w' = w - \eta \nabla F_k(w)$ and $v' = v - \eta \alpha \nabla F_k(\bar v)$ in each step, and
+
+    $\alpha' = \alpha - r \langle \nabla F_k(\bar v), v - w \rangle$, clipped to [0, 1], in the
+    first step of a round (Eq. 10 of the paper), with the gradient of its first batch
+
+    w trains as in FedAvg and is what an unseen client receives. v and alpha stay with the client;
+    the running statistics of the own model are those of its passes. A client predicts with the
+    mixture at the end of its last round. With alpha 0 and rate 0 it is FedAvg, with alpha 1
+    SingleSet's model beside it. The reported loss is that of w. A step costs a second pass.
+
+    Args:
+      model: images -> outputs.
+      optimizer: the local optimizer of both models.
+      alpha: every client's first share of v, in [0, 1].
+      alpha_rate: r, the learning rate of alpha, at least 0; 0 keeps alpha.
+      **options: as in `fedavg`.
+    """
+    learned, rest = learning(model, **options)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        share = jnp.asarray(alpha, parameter_dtype(variables))
+        return with_own(variables, alpha=share, local={"params": variables["params"]})
+
+    rest["train"] = _beginning(rest.get("train") or run_steps)
+    gradient = differentiate(supervised(learned))
+    own = _of_mixture(gradient, optimizer, alpha_rate)
+    return method_of(
+        in_turn(of_shared(gradient_step(gradient, optimizer)), own),
+        share=keeping(rest.pop("share", everything), OWN),
+        start=start,
+        **rest,
+    )
+
+
+def _mixed(variables: Variables, model: Variables, alpha: jax.Array, local: PyTree) -> Variables:
+    """Returns the variables with a new alpha and v, and the own model's parameters mixed."""
+    params = jax.tree.map(
+        lambda v, w: alpha.astype(v.dtype) * v + (1 - alpha).astype(w.dtype) * w,
+        local["params"],
+        variables["params"],
+    )
+    return with_model(variables, {**model, "params": params}, alpha=alpha, local=local)
+
+
+def _beginning(train: Train) -> Train:
+    """Returns training that mixes the received model in first, and marks its first step."""
+
+    def begun(
+        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
+        *rest: Any,
+    ) -> Trained:  # fmt: skip
+        own = variables[OWN]
+        variables = _mixed(variables, own["model"], own["alpha"], own["local"])
+        first = jnp.arange(batches["valid"].shape[0]) == 0
+        return train(step, received, variables, state, batches | {_FIRST: first}, *rest)
+
+    return begun
+
+
+def _of_mixture(
+    gradient: Gradient, optimizer: optax.GradientTransformation, alpha_rate: float
+) -> LocalStep:
+    """Returns the step that trains v and alpha, after that of w on the same batch."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        own, alpha = variables[OWN], variables[OWN]["alpha"]
+        mixed = {**without(variables, OWN), **own["model"]}
+        gradients, (loss, moved) = gradient(mixed, batch, received, key)
+        # alpha moves in the first step alone, before which w is the received model.
+        slopes = jax.tree.map(
+            lambda g, v, w: jnp.vdot(g, v - w).astype(alpha.dtype),
+            gradients["params"],
+            own["local"]["params"],
+            join(received.shared, received.personal)["params"],
+        )
+        new_alpha = jnp.clip(alpha - alpha_rate * sum(jax.tree.leaves(slopes)), 0, 1)
+        scaled = jax.tree.map(lambda g: alpha.astype(g.dtype) * g, gradients)
+        local, state = descend(optimizer, scaled, state, own["local"], received.round, loss)
+        new_alpha = jnp.where(batch[_FIRST], new_alpha, alpha)
+        return _mixed(variables, {**own["model"], **moved}, new_alpha, local), state, loss
+
+    return LocalStep(lambda variables: start_optimizer(optimizer, variables[OWN]["local"]), update)

@@ -1,0 +1,226 @@
+"""CSAC (Yuan et al., TKDE 2023): semantic aggregation and calibration of separated domains."""
+
+import math
+from typing import Annotated, Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import Weighing, WeighingRule, by_divergence
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
+from fedjax_bn.client import Trained
+from fedjax_bn.contrib.parts import (
+    affine,
+    by_distances,
+    changing_outputs,
+    dense,
+    discrepancy,
+    squared_distances,
+    stages_of,
+)
+from fedjax_bn.engine.backend import where_tree
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
+from fedjax_bn.models.forward import forward
+from fedjax_bn.sharing import Variables, join, without
+from fedjax_bn.state import Received
+
+PyTree = Any
+COLLECTION = "calibration"  # the layers that bring all stages to one size
+_CHANNELS, _SIDE = 32, 7
+# Where stages 2 to 4 of a residual and of a densely connected network end.
+_ENDS = (
+    ("layer2", "layer3", "layer4"),
+    ("transition2/conv", "transition3/conv", "final_norm"),
+)
+RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
+
+
+@bounded
+def csac(  # type: ignore[misc] # its own default
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    calibration: AtLeast0 = 0.6,
+    stages: bool = True,
+    names: str = "",
+    weigh: Annotated[WeighingRule | Weighing | None, by_divergence] = None,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""The server fuses leaves by divergence; clients stay near what they first learned (CSAC).
+
+    Clients minimize CE + calibration times the gaps between the model in training, t, and their own
+    model at the end of their first round, s, which stays frozen in all later rounds:
+
+    $\sum_{ij} a_{ij} MMD(t_i, s_j) + MMD(logits)$
+
+    $a_{ij} = \mathrm{softmax}_j (\mathrm{mean} \langle t_i, s_j \rangle / \sqrt{D})$
+
+    t_i and s_j are the outputs of some modules. Bilinear sampling and a learned layer bring each of
+    them to [32, 7, 7]; t_i and s_j have separate layers. a passes no gradient, and MMD is
+    `rivals.parts.discrepancy` with ratios 2 * 3^k, k = -3 to 1. In its first round a client
+    minimizes CE. `aggregation.by_divergence` (`weigh`) weighs each leaf separately. The learned
+    layers, the collection `calibration`, travel with the model and do not predict. The reported
+    loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
+    forward pass.
+
+    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py,
+    models/script/attention.py) leaves it at 0 in its default mode `alpha`, in which its list of t_i
+    stays empty; `stages=False` does the same. Differs from both: a client's first round has as many
+    epochs as any other, where theirs train 30 epochs alone; a compares the stages themselves, where
+    theirs is the mean of two attentions, one of which has random layers; stages are sampled and
+    projected position by position, where theirs are convolved; the layers are averaged, where
+    theirs are drawn again in each round; the model keeps its classifier, where theirs has a
+    bottleneck of 256; MMD is the biased estimate.
+
+    Args:
+      model: images -> logits, with batch norms or named modules.
+      calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
+      stages: whether stages are compared in addition to logits.
+      names: modules whose outputs are the stages, see `rivals.parts.stages_of`. "" for the first
+        that the model has: the ends of layer2 to layer4, as in the authors' code; a DenseNet's
+        last two transitions and its last batch norm; all batch norms.
+      weigh: the weighing rule; `by_divergence()` by default.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: at `init`, the model has no such modules.
+    """
+    learned, rest = learning(model, classifier="csac", **options)
+    stages = stages and calibration > 0
+    trained = ("params", COLLECTION) if stages else ("params",)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if not stages or COLLECTION in variables:
+            return variables
+        places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
+        trained_key, frozen_key = jax.random.split(stream(key, "attention"))
+        layers = {"trained": _layers(trained_key, places), "frozen": _layers(frozen_key, places)}
+        layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
+        return {**variables, COLLECTION: layers}
+
+    return method_of(
+        gradient_step(
+            differentiate(_calibrated(learned, calibration), trained), optimizer, trained
+        ),
+        memory=_start_memory,
+        finish=_remember,
+        weigh=weigh or by_divergence(),
+        start=start,
+        **rest,
+    )
+
+
+def _calibrated(learned: Learning, weight: float) -> Objective:
+    """Returns the objective of `csac`, for the memory of `_start_memory`.
+
+    It compares stages if the variables hold `calibration`.
+    """
+    if not weight:
+        return supervised(learned)
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        layers = variables.get(COLLECTION, {"trained": {}, "frozen": {}})
+        mine: dict[str, jax.Array] = {}
+        theirs: dict[str, jax.Array] = {}
+        with _noting(layers["trained"], mine):
+            loss, out = learned.trained(without(variables, COLLECTION), images, batch, key)
+        with _noting(layers["frozen"], theirs):
+            first = received.with_frozen(received.memory["model"])
+            frozen = forward(learned.model, first, images)
+        gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
+        if mine:
+            stages = _brought(layers["trained"], mine), _brought(layers["frozen"], theirs)
+            gaps += _stage_gaps(*stages, valid).astype(gaps.dtype)
+        # In its first round a client has no frozen model: the gaps are computed, but count 0.
+        gaps = jnp.where(received.memory["trained"], gaps, 0)
+        return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
+
+    return objective
+
+
+def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
+    """Returns sum_ij a_ij MMD(t_i, s_j) f[], for stages f[stages, B, D] each; see `csac`."""
+    products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
+    count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
+    attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
+    within = jax.vmap(squared_distances)
+    # One matrix product for all pairs of stages is faster than one for each pair.
+    both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
+    both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
+
+    def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
+        return by_distances(t, s, between, valid, RATIOS)
+
+    # With a gradient, the attention would turn to the pairs that differ least.
+    each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
+    gaps = each(within(mine, mine), within(theirs, theirs), both)
+    return (jax.lax.stop_gradient(attention) * gaps).sum()
+
+
+def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
+    def note(name: str, x: jax.Array) -> jax.Array:
+        seen[name] = x
+        return x
+
+    return changing_outputs(places, note)
+
+
+def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
+    """Returns all stages f[B, ..., C] at one size, after their layers: f[stages, B, 7 * 7 * 32]."""
+
+    def one(name: str) -> jax.Array:
+        x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
+        # An output with fewer than two spatial axes counts as a map of one row, or of one pixel.
+        positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
+        x = x.reshape(len(x), *positions, x.shape[-1])
+        # The layer commutes with sampling, so it comes first on maps with fewer positions.
+        small = math.prod(positions) <= _SIDE * _SIDE
+        x = affine(layers[name], x if small else _resized(x))
+        return (_resized(x) if small else x).reshape(len(x), -1)
+
+    return jnp.stack([one(name) for name in seen])
+
+
+def _resized(x: jax.Array) -> jax.Array:
+    """Returns `jax.image.resize` of maps f[B, H, W, C] to 7 x 7.
+
+    It makes one product for each image or row, because XLA:CPU would first move the maps' axes.
+    """
+    for axis in (1, 2):
+        batch, side = x.shape[:axis], x.shape[axis]
+        if side == _SIDE:
+            continue
+        weights = jax.image.resize(jnp.eye(side, dtype=x.dtype), (_SIDE, side), "linear")
+        rows = x.reshape(math.prod(batch), side, -1)
+        weights = jnp.broadcast_to(weights, (len(rows), *weights.shape))
+        x = jax.lax.batch_matmul(weights, rows).reshape(*batch, _SIDE, *x.shape[axis + 1 :])
+    return x
+
+
+def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
+    """Returns the memory: the frozen model, and whether the client has frozen one."""
+    # A placeholder, replaced at the end of the client's first round, before it counts.
+    model = without(join(shared, personal), COLLECTION)
+    return {"model": model, "trained": jnp.zeros((), bool)}
+
+
+def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    """Makes the last act: at the end of its first round the client freezes its model."""
+    froze, model = received.memory["trained"], received.memory["model"]
+    model = where_tree(froze, model, without(trained.variables, COLLECTION))
+    return trained.variables, {"model": model, "trained": jnp.ones((), bool)}, ()
+
+
+def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
+    """Draws a dense layer from each stage's channels to 32, in the default dtype."""
+    keys, dtype = jax.random.split(key, len(places)), jnp.result_type(float)
+    return {
+        name: dense(k, size, _CHANNELS, dtype)
+        for k, (name, size) in zip(keys, places.items(), strict=True)
+    }

@@ -1,0 +1,85 @@
+"""Ditto (Li et al., ICML 2021): each client also has a model of its own, pulled to the global."""
+
+from typing import Any, Unpack
+
+import jax
+import optax
+
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import (
+    Batch,
+    Gradient,
+    Grads,
+    LocalStep,
+    differentiate,
+    gradient_step,
+    in_turn,
+)
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
+from fedjax_bn.state import Received
+
+PyTree = Any
+
+
+@bounded
+def ditto(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    weight: AtLeast0 = 1.0,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""FedAvg, beside which each client trains its own model v and predicts with it.
+
+    $F_k(v) + \frac{\lambda}{2} \Vert v - w \Vert^2$ with the model w that the round starts from
+
+    The shared model trains as in FedAvg (Algorithm 1 of the paper), on the same batches, and is
+    what an unseen client receives. v starts at the common start, stays with its client with its
+    running statistics, and has an optimizer state of its own. With weight 0 it is SingleSet's
+    model beside FedAvg's. The reported loss is the shared model's. A step costs a second pass.
+
+    Args:
+      model: images -> outputs.
+      optimizer: the local optimizer of both models.
+      weight: lambda, strength of the pull, at least 0.
+      **options: as in `fedavg`.
+    """
+    learned, rest = learning(model, **options)
+    gradient = differentiate(supervised(learned))
+    own = gradient_step(_pulled(gradient, weight), optimizer)
+    return method_of(
+        in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(own)),
+        share=keeping(rest.pop("share", everything), OWN),
+        start=lambda key, variables: with_own(variables),
+        **rest,
+    )
+
+
+def _pulled(gradient: Gradient, weight: float) -> Gradient:
+    """Returns the gradient plus weight (v - w)."""
+
+    def pulled(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
+        gradients, reported = gradient(variables, batch, received, key)
+        start = join(received.shared, received.personal)["params"]
+        params = jax.tree.map(
+            lambda g, v, w: g + weight * (v - w), gradients["params"], variables["params"], start
+        )
+        return {"params": params}, reported
+
+    return pulled
+
+
+def _of_own(step: LocalStep) -> LocalStep:
+    """Returns the step of the client's own model."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        mine = {**without(variables, OWN), **variables[OWN]["model"]}
+        moved, state, loss = step.update(mine, state, batch, received, key)
+        return with_model(variables, moved), state, loss
+
+    return LocalStep(lambda variables: step.init(variables[OWN]["model"]), update)

@@ -1,0 +1,133 @@
+"""FedALA (Zhang et al., AAAI 2023): clients weigh the global and their own last layers."""
+
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
+from fedjax_bn.arguments.text import names_in
+from fedjax_bn.client import Load, Train, Trained, run_steps
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.engine.batches import first_epoch
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.models.classifier import only_head
+from fedjax_bn.sharing import OWN, Variables, at, everything, keeping, split, without
+from fedjax_bn.state import Received
+
+PyTree = Any
+
+
+@bounded
+def fedala(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    rate: AtLeast0 = 1.0,
+    names: str = "",
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""Before training, a client replaces the last layers by a learned mean of w and its own.
+
+    $\hat w = w_k + (w - w_k) \odot W$ with $W$ in [0, 1] for each value (Eq. 4 of the paper)
+
+    w is the received model, w_k the client's own at the end of its last round. W starts at 1. At
+    the start of a round each batch of the first local epoch moves it,
+
+    $W' = W - rate \; \nabla F_k(\hat w) \odot (w - w_k)$, clipped to [0, 1]
+
+    and then the client trains from the weighted model as in FedAvg. All other leaves are those
+    received. W and w_k stay with the client, which predicts with w_k; an unseen client receives
+    the mean of the trained models. With rate 0 it is FedAvg.
+
+    Differs from the authors' code (TsingZ0/FedALA): W passes once over the epoch's batches in every
+    round, where theirs reads 80 % of the samples, and in a client's second round repeats until its
+    loss stands still; the last layers are named modules, the classifier by default, where theirs
+    are the last arrays in the model's order.
+
+    Args:
+      model: images -> outputs.
+      rate: learning rate of W, at least 0; 1 as in the authors' code.
+      names: modules whose parameters are weighed, such as "layer4_1,head"; "" for the classifier,
+        see `models.classifier.only_head`.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: the task has no classifier, and `names` is empty; at `init`, there is no such
+        module, or the classifier is not found; at `round`, a module to weigh is frozen.
+    """
+    learned, rest = learning(model, classifier="" if names else "fedala", **options)
+    objective = supervised(learned)
+    chosen = at(*names_in(names)) if names else only_head(model)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        last, _ = split(variables, chosen(variables))
+        return with_own(variables, weights=jax.tree.map(jnp.ones_like, last["params"]))
+
+    epochs = rest.get("local_epochs", 1)
+    rest["train"] = _weighed_first(rest.get("train") or run_steps, objective, rate, epochs)
+    return method_of(
+        of_shared(gradient_step(differentiate(objective), optimizer)),
+        share=keeping(rest.pop("share", everything), OWN),
+        start=start,
+        **rest,
+    )
+
+
+def _weighed(variables: Variables, weights: PyTree) -> Variables:
+    """Returns the shared model with w_k + (w - w_k) W where a parameter has weights W."""
+
+    def one(weight: jax.Array | None, w: jax.Array | None, mine: jax.Array) -> Any:
+        if weight is None:
+            return w
+        if w is None:
+            raise ValueError(
+                "fedala weighs a module that is frozen: give fedala.names that frozen leaves out"
+            )
+        # At weight 1 exactly w, which mine + (w - mine) is not.
+        return w + (1 - weight) * (mine - w)
+
+    trees = weights, variables["params"], variables[OWN]["model"]["params"]
+    params = jax.tree.map(one, *trees, is_leaf=lambda leaf: leaf is None)
+    return {**without(variables, OWN), "params": params}
+
+
+def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs: int) -> Train:
+    """Returns local training that begins with the weights of a client's last layers."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        def value(weights: PyTree) -> tuple[jax.Array, jax.Array]:
+            value, (loss, _) = objective(_weighed(variables, weights), batch, received, key)
+            return value, loss
+
+        own = variables[OWN]
+        # The gradient of W is that at the weighed parameters times w - w_k.
+        slopes, loss = jax.grad(value, has_aux=True)(own["weights"])
+        weights = jax.tree.map(lambda W, g: jnp.clip(W - rate * g, 0, 1), own["weights"], slopes)
+        return {**variables, OWN: {**own, "weights": weights}}, state, loss
+
+    weighing = LocalStep(lambda variables: (), update)
+
+    def trained(
+        step: LocalStep,
+        received: Received,
+        variables: Variables,
+        state: PyTree,
+        batches: Batch,
+        key: jax.Array,
+        load: Load | None = None,
+    ) -> Trained:
+        first, own_key = first_epoch(batches, local_epochs), stream(key, "weights of last layers")
+        variables = run_steps(weighing, received, variables, (), first, own_key, load).variables
+        variables |= _weighed(variables, variables[OWN]["weights"])
+        done = train(step, received, variables, state, batches, key, load)
+        return done._replace(variables=with_model(done.variables, done.variables))
+
+    return trained

@@ -1,0 +1,291 @@
+"""FedDG, ELCFS (Liu et al., CVPR 2021): episodes with frequencies of other clients' images."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
+from fedjax_bn.arguments.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
+from fedjax_bn.client import Client, Load, LocalUpdate, load_first
+from fedjax_bn.contrib.boundary import boundary_contrast
+from fedjax_bn.contrib.copa import renewed
+from fedjax_bn.contrib.parts import changing_outputs
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
+from fedjax_bn.models.cpu.convolution import differentiated_twice
+from fedjax_bn.normalization.calls import name_of
+from fedjax_bn.sharing import Variables, join, trainable
+from fedjax_bn.state import Received
+
+PyTree = Any
+
+
+@bounded
+def feddg(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    spectra: SamplesOr0 = 0,
+    half: Margin = 0,
+    drawn: bool = False,
+    inner_rate: AtLeast0 = 0.001,
+    clip: Above0 = 100.0,
+    channels: Channels = 3,
+    boundary: AtLeast0 = 0.1,
+    **options: Unpack[OptionsButServer],
+) -> FederatedMethod:
+    r"""Clients learn to adapt to images x' with the amplitudes A of other clients (MAML).
+
+    $F(w; x) + F(w - \alpha \, \mathrm{clip}(\nabla F(w; x)); x')$, differentiated through both
+
+    $x' = F^{-1}((l |F x| + (1 - l) A) e^{i \angle F x})$ in a window of low frequencies
+
+    **It reveals parts of images.** When a client first takes part, it sends the amplitudes of the
+    (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
+    which sends the amplitudes of all clients to every client. These are data, though not images,
+    and so the user must set their number. FedIG counts FedDG among the methods that harm privacy.
+    With half 0 they are the means of single images. `traffic` counts an upload as large as the bank
+    of all K clients, although it contains only the client's own amplitudes. The reported loss is
+    F(w; x). Until another client has sent amplitudes, x' = x.
+
+    A task of segmentation adds `boundary` times the contrast of features on and around the borders
+    of regions (`rivals.boundary`), over both passes, in the map that the last layer reads.
+
+    Defaults are those of the authors' released code, whose loader exchanges only the means, as a
+    whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and `half`.
+    Differs from the code: clients send only the window, of images as they are trained on; x' is not
+    clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
+    out, where theirs gives NaN; only x moves running statistics. Its test leaves the network in
+    training mode, which for batch norm is the adaptation `batch` and changes nothing for the
+    instance norms that their network has.
+
+    Args:
+      model: f[B, H, W, C] -> outputs.
+      spectra: number of images whose amplitudes each client sends, from 1 to a batch.
+      half: half side of the window, at least 0.
+      drawn: whether to draw l ~ U(0, 1) for each sample; otherwise l = 0.
+      inner_rate: learning rate of the inner step, at least 0; 0.001 as in the authors' code.
+      clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
+      channels: C of the images that the model reads.
+      boundary: weight of the contrast, at least 0, where 0 leaves it out; 0.1 as in their code.
+      optimizer, **options: as in `fedavg`, without `server`.
+
+    Raises:
+      ValueError: `spectra` is not set, or the model has no such map for the contrast; at `round`,
+        samples are not such images.
+    """
+    if not spectra:
+        raise ValueError(
+            "feddg sends amplitude spectra of every client's images to all other clients: set "
+            "their number (feddg.spectra=8), or use a method that sends nothing of them, such as "
+            "fedavg"
+        )
+    load = options.get("load")
+    learned, rest = learning(model, **options)
+    taps = _taps_of(learned) if boundary and learned.task.segments else ()
+    objective = _episodic(learned, half, inner_rate, clip, drawn=drawn, taps=taps, weight=boundary)
+    method = method_of(
+        gradient_step(differentiate(objective), optimizer),
+        memory=lambda shared, personal: jnp.zeros((), bool),
+        around=lambda client: _showing(client, learned, load, spectra, half),
+        server=averaging(renew=_collect, message_weight=equal_messages),
+        **rest,
+    )
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        state = method.init(key, variables, num_clients)
+        side, dtype = 2 * half + 1, parameter_dtype(variables)
+        bank = {
+            "amplitudes": jnp.zeros((num_clients, spectra, side, side, channels), dtype),
+            "known": jnp.zeros((num_clients, spectra), dtype),
+        }
+        return state._replace(server=ServerState(sent=bank))
+
+    side = 2 * half + 1
+    shown = (
+        f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
+        "client to the server and to all other clients (feddg.spectra, feddg.half)"
+    )
+    return method._replace(init=init, notes=(shown,))
+
+
+def _taps_of(learned: Learning) -> tuple[str, ...]:
+    """Returns the path of the module whose output the last layer reads."""
+    taps = tuple(getattr(learned.model, "taps", ()))
+    if len(taps) != 1:
+        raise ValueError(
+            "feddg contrasts the features of the map that the last layer reads, which "
+            f"{name_of(learned.model)} does not name: use UNet, give the model an attribute taps, "
+            "{path of the module: channels}, or leave the contrast out (feddg.boundary=0)"
+        )
+    return taps
+
+
+def _episodic(
+    learned: Learning,
+    half: int,
+    inner_rate: float,
+    clip: float,
+    *,
+    drawn: bool = False,
+    taps: Sequence[str] = (),
+    weight: float = 0.0,
+) -> Objective:
+    """Returns the objective of `feddg`; `received.server` is the bank of all amplitudes."""
+    task = learned.task
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        images = learned.read(variables, batch, key)
+        other = _in_other_styles(images, received, stream(key, "amplitudes"), half, drawn=drawn)
+
+        def loss_of(params: PyTree, x: jax.Array) -> tuple[jax.Array, tuple[Variables, list]]:
+            maps: list[jax.Array] = []
+
+            def note(name: str, output: jax.Array) -> jax.Array:
+                maps.append(output)
+                return output
+
+            with changing_outputs(taps, note) if taps else nullcontext():
+                loss, out = learned.trained({**variables, "params": params}, x, batch, key)
+            return loss, (out.moved, maps)
+
+        params = trainable(variables)["params"]
+        # The CPU kernels use another form if their gradient is differentiated again.
+        with differentiated_twice():
+            step = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, (moved, maps)), gradients = step(params, images)
+        inner = jax.tree.map(
+            lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip), params, gradients
+        )
+        outer, (_, others) = loss_of(inner, other)
+        value = loss + outer
+        if taps:
+            both, mask = jnp.stack([*maps, *others]), batch["label"]["mask"]
+            contrast = boundary_contrast(
+                both, mask, batch["valid"], task.segments, nested=task.nested
+            )
+            value += weight * contrast.astype(value.dtype)
+        return value, (loss, moved)
+
+    return objective
+
+
+def _in_other_styles(
+    x: jax.Array, received: Received, key: jax.Array, half: int, *, drawn: bool
+) -> jax.Array:
+    """Returns x' of a batch f[B, H, W, C], each by a random image of the other clients."""
+    bank, choice_key, share_key = received.server, *jax.random.split(key)
+    count = len(bank["known"])
+    if bank["amplitudes"].shape[-1] != x.shape[-1]:
+        raise ValueError(
+            f"feddg exchanges frequencies of images with {bank['amplitudes'].shape[-1]} channels, "
+            f"not {x.shape}: give it their number of channels (feddg.channels)"
+        )
+    others = jnp.arange(count, dtype=jnp.int32) != received.client
+    allowed = ((bank["known"] > 0) & others[:, None]).reshape(-1)
+    # Uniform over what others have sent; before they have, any choice, which is dropped below.
+    logits = jnp.where(allowed, 0.0, -jnp.inf)
+    chosen = jax.random.categorical(
+        choice_key, jnp.where(allowed.any(), logits, 0), shape=(len(x),)
+    )
+    found = bank["amplitudes"].reshape(-1, *bank["amplitudes"].shape[2:])[chosen]
+    share = jnp.zeros((), x.dtype)
+    if drawn:
+        share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
+    return jnp.where(allowed.any(), _with_amplitudes(x, found.astype(x.dtype), share, half), x)
+
+
+def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
+    """Returns the client that sends amplitudes of its first images when it first takes part.
+
+    The message has them in the client's row among all clients' rows, with ones in the same places.
+    """
+
+    def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
+        batch = load_first(load, batches, stream(key, "sent amplitudes"))
+        dtype = parameter_dtype(join(received.shared, received.personal))
+        valid, bank = batch["valid"], received.server
+        order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
+        found = _amplitudes(learned.prepare(batch["image"], dtype)[order], half)
+        known = valid[order] & ~received.memory.method
+
+        def placed(like: jax.Array, own: jax.Array) -> jax.Array:
+            own = own.astype(like.dtype)
+            return jnp.zeros_like(like).at[received.client, : len(own)].set(own)
+
+        message = {
+            "amplitudes": placed(
+                bank["amplitudes"], jnp.where(known[:, None, None, None], found, 0)
+            ),
+            "known": placed(bank["known"], known),
+        }
+        update = client.run(received, batches, key)
+        memory = update.memory._replace(method=received.memory.method | known.any())
+        return update._replace(memory=memory, message=message)
+
+    return client._replace(run=run)
+
+
+def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
+    """Returns the bank with the amplitudes that clients sent; the server sends it to all."""
+    part = aggregate.message["known"]
+    return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}
+
+
+def _amplitudes(x: jax.Array, half: int) -> jax.Array:
+    """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
+
+    They are |F x|, except at frequency 0, the real sum of the pixels, which keeps its sign: the
+    values thus do not depend on the zero of the standardized images.
+    """
+    _, low = _spectrum(x, half)
+    return _signed(low, half)
+
+
+def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
+    """Returns F^-1((share |F x| + (1 - share) other) e^(i angle F x)) within the window.
+
+    `other` holds amplitudes f[B, 2 b + 1, 2 b + 1, C]; the share is f[B, 1, 1, 1] or f[].
+    """
+    spectrum, low = _spectrum(x, half)
+    own, size = _signed(low, half), jnp.abs(low)
+    length = jnp.where(size > 0, size, 1)
+    # The phase as cosine and sine; frequency 0 is real, with its sign in the amplitude.
+    cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
+    sine = (low.imag / length).at[:, half, half].set(0)
+    # Only the change is transformed back and added, so that x itself has no rounding by FFTs.
+    change = (1 - share) * (other - own)
+    rows, columns = (_places(length, half) for length in x.shape[1:3])
+    added = (
+        jnp.zeros_like(spectrum)
+        .at[:, rows[:, None], columns]
+        .set(jax.lax.complex(change * cosine, change * sine))
+    )
+    return x + jnp.fft.ifft2(added, axes=(1, 2)).real
+
+
+def _spectrum(x: jax.Array, half: int) -> tuple[jax.Array, jax.Array]:
+    """Returns F x, and its window of low frequencies."""
+    if x.ndim != 4 or min(x.shape[1:3]) < 2 * half + 1:
+        raise ValueError(
+            f"feddg exchanges {2 * half + 1}x{2 * half + 1} frequencies of images "
+            f"f[B, H, W, C] of at least so many pixels a side, not {x.shape}: set feddg.half lower"
+        )
+    spectrum = jnp.fft.fft2(x, axes=(1, 2))
+    rows, columns = (_places(length, half) for length in x.shape[1:3])
+    return spectrum, spectrum[:, rows[:, None], columns]
+
+
+def _places(length: int, half: int) -> jax.Array:
+    return jnp.arange(-half, half + 1, dtype=jnp.int32) % length
+
+
+def _signed(low: jax.Array, half: int) -> jax.Array:
+    return jnp.abs(low).at[:, half, half].set(low[:, half, half].real)

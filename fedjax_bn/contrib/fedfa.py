@@ -1,0 +1,182 @@
+"""FedFA (Zhou & Konukoglu, ICLR 2023): redraws the statistics of feature maps."""
+
+import re
+from math import prod
+from typing import Any, Unpack
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import Aggregate, averaging, equal_messages
+from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.client import Trained
+from fedjax_bn.contrib.parts import changing_outputs, stages_of
+from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
+from fedjax_bn.normalization.instance import instance_moments, positioned
+from fedjax_bn.normalization.layer import is_spatial, moments
+from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.state import Received
+
+PyTree = Any
+COLLECTION = "feature_statistics"  # path of a module -> {"mean", "std"} f[C]
+_EPSILON = 1e-6  # added to variances, as in the authors' code
+
+
+@bounded
+def fedfa(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    names: str = "",
+    probability: UpTo1 = 0.5,
+    momentum: UpTo1 = 0.99,
+    **options: Unpack[OptionsButServer],
+) -> FederatedMethod:
+    r"""FedAvg whose clients, in training, redraw the statistics of feature maps.
+
+    $x' = s' (x - m) / s + m'$ with $m' \sim N(m, (1 + g_m) v_m)$ and $s' \sim N(s, (1 + g_s) v_s)$
+
+    $g_m = C t / \sum_c t_c$ with $t = u_m / (1 + u_m)$ for each of C channels, likewise $g_s$
+
+    m and s are the mean and deviation over the positions of each sample's channel, and v their
+    variances over the valid samples of the batch; gradients flow through all of them. u are the
+    variances over clients of averages of m and s, in which every client averages over its batches
+    (`momentum` is the weight of the past). At first u is 1, so that g is 1. Each module redraws or
+    not, independently. With probability 0 it is FedAvg.
+
+    The averages, the collection `feature_statistics`, travel with the model. Clients also send the
+    changes of their averages and the squares of these, from which the server computes the u of the
+    next round; it sends u to all clients.
+
+    The equations are the paper's. As in the authors' code (tfzhou/FedFA), variances over a batch
+    are unbiased, averages continue from the mean over clients (in the paper they start again at 0
+    and 1 in each round), and only redrawn batches enter them. Differs from the code: u is by
+    channel, as in the paper, where the code has one variance over clients and channels, so that its
+    g is always 1; u divides by the number of clients, not by one less; maps are redrawn where a
+    module ends, before a pooling, so that the skip connections of a U-Net carry redrawn maps too.
+
+    Args:
+      model: images -> outputs, with batch norms or named modules that give maps f[B, ..., C].
+      names: modules whose outputs are redrawn if they are maps, see `rivals.parts.stages_of`. ""
+        means the first of these that the model has: encoders and bottleneck of a U-Net; the ends of
+        layer1 to layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's
+        stage.
+      probability: probability that a module redraws in a pass, in [0, 1]; 0.5 as in the paper.
+      momentum: weight of the past in averages of statistics, in [0, 1]; 0.99 as in the paper.
+      optimizer, **options: as in `fedavg`, without `server`.
+
+    Raises:
+      ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
+    """
+    learned, rest = learning(model, **options)
+    plain = supervised(learned)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        places = stages_of("fedfa", variables, names, _ends(variables))
+        own = {name: {"mean": jnp.zeros(c), "std": jnp.ones(c)} for name, c in places.items()}
+        return {COLLECTION: own} | variables
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        kept, own_key = variables[COLLECTION], stream(key, "redrawn statistics")
+        seen: dict[str, PyTree] = {}
+
+        def redrawn(name: str, x: jax.Array) -> jax.Array:
+            if not is_spatial(x):
+                return x  # no positions to take statistics over
+            # Each place has its own key, derived from its name.
+            place_key = jax.random.fold_in(own_key, crc32(name.encode()))
+            keys = jax.random.split(place_key)
+            acts = jax.random.bernoulli(keys[0], probability)
+            new, own = _redraw(keys[1], x, batch["valid"], received.server[name])
+            past = jnp.where(acts, momentum, 1)
+            seen[name] = jax.tree.map(
+                lambda old, new: (past * old + (1 - past) * new).astype(old.dtype), kept[name], own
+            )
+            return jnp.where(acts, new, x)
+
+        with changing_outputs(kept, redrawn):
+            value, (loss, moved) = plain(without(variables, COLLECTION), batch, received, key)
+        if not seen:
+            raise ValueError(
+                f"fedfa redraws maps f[B, ..., C], but {', '.join(kept)} give none: name other "
+                "modules (fedfa.names)"
+            )
+        return value, (loss, {**moved, COLLECTION: {**kept, **seen}})
+
+    return method_of(
+        gradient_step(differentiate(objective), optimizer),
+        finish=_send_changes,
+        server=averaging(_first_variances, _variances_over_clients, equal_messages),
+        share=keeping(rest.pop("share", everything), COLLECTION, shared=True),
+        start=start,
+        **rest,
+    )
+
+
+def _ends(variables: Variables) -> list[tuple[str, ...]]:
+    """Returns the stages that `fedfa` looks for, in the order of preference."""
+    stage = re.compile(r"encoder\d+|bottleneck")
+    encoders = tuple(filter(stage.fullmatch, variables["params"]))
+    stages = [tuple(f"layer{i}" for i in range(1, 5))]
+    stages += [tuple(f"transition{i}/conv" for i in range(1, 4))]
+    return [encoders, *stages] if encoders else stages
+
+
+def _redraw(
+    key: jax.Array, x: jax.Array, valid: jax.Array, over_clients: PyTree
+) -> tuple[jax.Array, PyTree]:
+    """Returns x' f[B, ..., C], and the means {"mean", "std"} f[C] of its statistics in the batch.
+
+    `over_clients` is {"mean", "std"} f[C], the variances u of `fedfa`.
+    """
+    positions = prod(x.shape[1:-1])
+    mean, var = instance_moments(x)
+    std = jnp.sqrt(var * (positions / max(positions - 1, 1)) + _EPSILON)
+    drawn, means = {}, {}
+    statistics = {"mean": mean, "std": std}
+    for own_key, (name, own) in zip(jax.random.split(key), statistics.items(), strict=True):
+        means[name], spread, count = moments(own, valid)
+        spread = spread * (count / jnp.maximum(count - 1, 1)) + _EPSILON
+        wider = 1 + _fusion(over_clients[name].astype(own.dtype))
+        noise = jax.random.normal(own_key, own.shape, own.dtype)
+        drawn[name] = own + noise * jnp.sqrt(wider * spread)
+    factor = drawn["std"] / std
+    dtype = promote(x.dtype, mean.dtype)
+    scale, shift = (positioned(t, x) for t in (factor, drawn["mean"] - factor * mean))
+    return (x.astype(dtype) * scale + shift).astype(x.dtype), means
+
+
+def _fusion(over_clients: jax.Array) -> jax.Array:
+    """Returns g f[C] of `fedfa`, whose mean over channels is 1, from variances f[C]."""
+    wide = over_clients + _EPSILON
+    share = wide / (1 + wide)
+    return len(share) * share / share.sum()
+
+
+def _send_changes(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    """Sends the changes of the averaged statistics in a round, and their squares."""
+    old, new = received.shared[COLLECTION], trained.variables[COLLECTION]
+    # A variance of changes is that of the values, and loses no digits where these are large.
+    change = jax.tree.map(jnp.subtract, new, old)
+    message = {"change": change, "square": jax.tree.map(jnp.square, change)}
+    return trained.variables, received.memory, message
+
+
+def _first_variances(shared: PyTree, personal: PyTree) -> PyTree:
+    del personal
+    return jax.tree.map(jnp.ones_like, shared[COLLECTION])
+
+
+def _variances_over_clients(sent: PyTree, aggregate: Aggregate) -> PyTree:
+    """Returns u of the next round, over the clients that count in this one."""
+    del sent
+    change, square = (aggregate.message[name] for name in ("change", "square"))
+    # Without the maximum, rounding could make a variance negative.
+    return jax.tree.map(lambda c, s: jnp.maximum(s - jnp.square(c), 0), change, square)

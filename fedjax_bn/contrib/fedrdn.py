@@ -1,0 +1,226 @@
+"""FedRDN (Yan et al., CVPR 2025): images normalized by the statistics of random clients."""
+
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
+from fedjax_bn.arguments.ranges import Channels, bounded
+from fedjax_bn.client import Client, Load, LocalUpdate, look_up
+from fedjax_bn.contrib.copa import renewed
+from fedjax_bn.engine.backend import where_tree
+from fedjax_bn.engine.batches import blank_padding
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
+from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.normalization.instance import instance_moments, positioned
+from fedjax_bn.sharing import MEASURED, Variables, everything, keeping, without
+from fedjax_bn.state import Received
+
+PyTree = Any
+_LEAST = 1e-6  # of a deviation; a channel with less is constant and is divided by 1
+
+
+@bounded
+def fedrdn(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    channels: Channels = 3,
+    **options: Unpack[OptionsButServer],
+) -> FederatedMethod:
+    r"""FedAvg on images that are normalized, in training, by the statistics of random clients.
+
+    $x' = (x - m_j) / s_j$ for each channel of an image, with a client j drawn for each image
+
+    m_j and s_j are the means over the images of client j of an image's mean and deviation over its
+    pixels. A client's own model predicts with its own m and s.
+
+    **It reveals means and deviations of images.** When a client first takes part, it measures m and
+    s of all images of its first local epoch. It sends these 2 C numbers to the server, which sends
+    those of all clients to every client. j is uniform over the clients that have sent theirs and
+    the client itself, so that in the first round every client uses its own. `traffic` counts an
+    upload as large as the numbers of all K clients, although it contains only the client's own.
+
+    An unseen client, and one that has not taken part yet, measures its own m and s on the images
+    that it predicts: in a stream (`evaluate`, `predict`, `serve`, a predictor) on all images so
+    far with those of the batch, in any other pass on each image alone. It sends nothing.
+
+    This follows the paper, which draws a pair for each image; the authors' code
+    (IAMJackYan/FedRDN) draws a mean and a deviation for each batch, independently. Differs from
+    both: clients may join later; deviations divide by the number of pixels, not by one less; a
+    constant channel is divided by 1, not by its deviation of 0.
+
+    Args:
+      model: f[B, H, W, C] -> outputs.
+      channels: C of the images that the model reads.
+      optimizer, **options: as in `fedavg`, without `server`.
+
+    Raises:
+      ValueError: at `round`, images have other channels.
+    """
+    load = options.get("load")
+    learned, rest = learning(model, **options)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        return {**variables, MEASURED: _nothing(channels, parameter_dtype(variables))}
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        images = learned.read(variables, batch, key)
+        own_key = stream(key, "normalizing clients")
+        images = _by_random_clients(own_key, images, variables[MEASURED], received)
+        # Without the collection, because `hook` would normalize the images again.
+        loss, out = learned.trained(without(variables, MEASURED), images, batch, key)
+        return loss, (loss, out.moved)
+
+    method = method_of(
+        gradient_step(differentiate(objective), optimizer),
+        around=lambda client: _measuring(client, learned, load or look_up),
+        server=averaging(renew=_collect, message_weight=equal_messages),
+        # Personal whatever `share` is.
+        share=keeping(rest.pop("share", everything), MEASURED),
+        start=start,
+        **rest,
+    )
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        state = method.init(key, variables, num_clients)
+        own = _nothing(channels, parameter_dtype(variables))
+        bank = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), own)
+        return state._replace(server=ServerState(sent=bank))
+
+    shown = (
+        "fedrdn sends the mean and deviation of each channel of each client's images to the server "
+        "and to all other clients"
+    )
+    return method._replace(init=init, notes=(shown,))
+
+
+def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`.
+
+    Without any, each image is normalized by its own.
+    """
+    del key
+    known = tree["count"] > 0
+    own = _statistics_of(images, tree["mean"])
+    mean, std = (
+        jnp.where(known, tree[name], one.astype(tree[name].dtype))
+        for name, one in zip(("mean", "std"), own, strict=True)
+    )
+    return Hooked(_normalize(images, mean, std))
+
+
+def follow(given: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
+    """Returns an unseen client's statistics with those of its next batch, see `models.hooks`.
+
+    Statistics that a client has measured in training (`given`) stay.
+    """
+    valid = jnp.ones(len(images), bool) if valid is None else valid
+    return where_tree(given["count"] > 0, given, _measure(so_far, images, valid))
+
+
+def _nothing(channels: int, dtype: Any) -> PyTree:
+    """Returns the statistics of no images, in at least float32."""
+    dtype = promote(dtype, jnp.float32)
+    mean, std = jnp.zeros((2, channels), dtype)
+    return {"mean": mean, "std": std, "count": jnp.zeros((), dtype)}
+
+
+def _statistics_of(images: jax.Array, like: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and deviation f[B, C] of each image; `like` is f[C]."""
+    if images.ndim != 4 or images.shape[-1] != len(like):
+        raise ValueError(
+            f"fedrdn normalizes images f[B, H, W, C={len(like)}], not {images.shape}: give it "
+            "their number of channels (fedrdn.channels)"
+        )
+    mean, var = instance_moments(images)
+    return mean, jnp.sqrt(var)
+
+
+def _measure(own: PyTree, images: jax.Array, valid: jax.Array) -> PyTree:
+    """Returns the statistics of a client's images so far, with those of one more batch."""
+    dtype = own["count"].dtype
+    count = own["count"] + valid.sum(dtype=dtype)
+    weight = (valid.astype(dtype) / jnp.maximum(count, 1))[:, None]
+
+    def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+        # By differences, so that means of many images lose no digits.
+        change = jnp.where(valid[:, None], new.astype(dtype) - old, 0)
+        return old + (weight * change).sum(0)
+
+    mean, std = _statistics_of(images, own["mean"])
+    return {"mean": moved(own["mean"], mean), "std": moved(own["std"], std), "count": count}
+
+
+def _normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+    """Returns (x - m) / s in the dtype of x; m and s are f[C] or f[B, C]."""
+    mean, std = (
+        jnp.broadcast_to(t, (len(images), t.shape[-1])).astype(images.dtype) for t in (mean, std)
+    )
+    std = jnp.where(std < _LEAST, 1, std)
+    return (images - positioned(mean, images)) / positioned(std, images)
+
+
+def _by_random_clients(
+    key: jax.Array, images: jax.Array, own: PyTree, received: Received
+) -> jax.Array:
+    """Returns images, each normalized by a random client's statistics."""
+    bank = received.server
+    mine = jnp.arange(len(bank["count"]), dtype=jnp.int32) == received.client
+    known = mine | (bank["count"] > 0)
+    chosen = jax.random.categorical(key, jnp.where(known, 0.0, -jnp.inf), shape=(len(images),))
+
+    def of_chosen(name: str) -> jax.Array:
+        return jnp.where(mine[chosen][:, None], own[name], bank[name][chosen])
+
+    return _normalize(images, of_chosen("mean"), of_chosen("std"))
+
+
+def _measuring(client: Client, learned: Learning, load: Load) -> Client:
+    """Returns the client that measures its images when it first takes part.
+
+    The message has its statistics in the client's row among all clients' rows.
+    """
+
+    def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
+        old, source = received.personal[MEASURED], batches.get("source")
+        # Later epochs have the same images.
+        steps = {
+            name: jax.tree.map(lambda leaf: leaf[: len(leaf) // client.epochs], leaf)
+            for name, leaf in batches.items()
+            if name != "source"
+        }
+        keys = jax.random.split(stream(key, "image statistics"), len(steps["valid"]))
+
+        def one(own: PyTree, inputs: tuple) -> tuple[PyTree, None]:
+            batch = blank_padding(load(source, *inputs))
+            images = learned.prepare(batch["image"], own["mean"].dtype)
+            return _measure(own, images, batch["valid"]), None
+
+        new, _ = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, old), (steps, keys))
+        # Always measured and then chosen: where devices share a client, a branch could not.
+        own = where_tree(old["count"] > 0, old, new)
+        personal = {**received.personal, MEASURED: own}
+        update = client.run(received._replace(personal=personal), batches, key)
+        sent = own | {"count": (own["count"] > 0).astype(own["count"].dtype)}
+        message = jax.tree.map(
+            lambda rows, leaf: jnp.zeros_like(rows).at[received.client].set(leaf),
+            received.server,
+            sent,
+        )
+        return update._replace(message=message)
+
+    return client._replace(run=run)
+
+
+def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
+    """Returns the statistics of all clients, with those that clients sent in this round."""
+    part = aggregate.message["count"]
+    return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}

@@ -1,0 +1,196 @@
+"""FedSR (Nguyen, Torr & Lim, NeurIPS 2022): a simple representation for domain generalization."""
+
+from typing import Any, Unpack, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
+from fedjax_bn.contrib.parts import affine, dense
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.features import ClassifiedBy, Classify
+from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.state import Received
+from fedjax_bn.task import masked_mean
+
+PyTree = Any
+LATENT = "latent"  # the collection of the layers between features and classifier
+REFERENCE = "reference"  # the collection of each client's r(z|y)
+_DRAWS = 20  # number of draws for a prediction, as in the authors' code
+_TESTING = 20221128  # seed of the draws of predictions
+
+
+@bounded
+def fedsr(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    l2r: AtLeast0 = 0.01,
+    cmi: AtLeast0 = 0.001,
+    squared: bool = False,
+    noise: bool = True,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""Clients learn a random latent z between features f and classifier, and keep it simple.
+
+    $CE(classify(z)) + l2r \, \Vert z \Vert + cmi \, KL(p(z|x), r(z|y))$, means over samples
+
+    $z = \mu + s e$ with $\mu = f A + a$, $s = \mathrm{softplus}(f B + b)$ and $e \sim N(0, I)$
+
+    $p(z|x) = N(C \mu, (C s)^2)$ and $r(z|y) = N(m_y, \mathrm{softplus}(v_y)^2)$
+
+    z has as many entries as the features, so that the model's own classifier reads it. Training
+    draws one z for each sample; a prediction is the mean of the class probabilities of 20 fixed
+    draws. The layers A and B, the collection `latent`, travel with the model. m, v and C, the
+    collection `reference`, stay with each client whatever `share` is, as in the authors' code.
+    FedL2R is `noise=False, cmi=0`, FedCMI is `l2r=0`. The reported loss is CE.
+
+    Differs from the paper: z has the size of the features (for ResNet-18 and ResNet-50 512 and
+    2048, as in the paper), and `weigh` weighs the clients, where theirs have equal weights.
+
+    Args:
+      model: images -> logits; `fedjax_bn.models.features` defines its features.
+      l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
+      cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
+      squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
+      noise: whether z is drawn; otherwise z = mu.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: `cmi` is above 0 without `noise`; at `init`, the size of the features is not
+        found.
+    """
+    if cmi and not noise:
+        raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
+    learned, rest = learning(model, classifier="fedsr", **options)
+    trained = ("params", LATENT, *([REFERENCE] if cmi else []))
+    objective = _simple_representation(learned, l2r, cmi, squared=squared)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        variables = _with_latent(stream(key, "latent layer"), model, variables, noise=noise)
+        if not cmi or REFERENCE in variables:
+            return variables
+        # m = 0, v = 1 and C = 1, as the authors' code starts them.
+        sizes = sizes_of(model, variables)
+        shape, dtype = (sizes.classes, sizes.features), sizes.dtype
+        zeros, ones = jnp.zeros(shape, dtype), jnp.ones(shape, dtype)
+        reference = {"mean": zeros, "spread": ones, "scale": jnp.ones((), dtype)}
+        return {**variables, REFERENCE: reference}
+
+    return method_of(
+        gradient_step(differentiate(objective, trained), optimizer, trained),
+        share=keeping(rest.pop("share", everything), REFERENCE),
+        start=start,
+        **rest,
+    )
+
+
+def _simple_representation(
+    learned: Learning, l2r: float, cmi: float, *, squared: bool = False
+) -> Objective:
+    """Returns the objective of `fedsr`, for variables with `latent` and, for cmi, `reference`."""
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        del received
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        found = []
+
+        def drawn(classify: Classify, features: jax.Array) -> jax.Array:
+            found.append(_draw(variables[LATENT], features, key))
+            return classify(found[-1][0])
+
+        # Drawn here and not by `hook`, because the loss needs z, mean and deviation.
+        own = learned._replace(model=ClassifiedBy(learned.model, drawn))
+        loss, out = own.trained(without(variables, LATENT), images, batch, key)
+        # Inside a model that computes in bfloat16 they have that dtype, and the loss has not.
+        z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), found[-1])
+        squares = jnp.square(z).sum(-1)
+        if squared:
+            lengths = squares
+        else:  # gradient 0 at 0, where the root's gradient is infinite
+            positive = squares > 0
+            lengths = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+        value = loss + l2r * masked_mean(lengths, valid)
+        if cmi:
+            assert deviation is not None  # `fedsr` raises ValueError for cmi without noise
+            gaps = _divergence(mean, deviation, batch["label"], variables[REFERENCE])
+            value += cmi * masked_mean(gaps, valid)
+        return value, (loss, out.moved)
+
+    return objective
+
+
+def _divergence(
+    mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
+) -> jax.Array:
+    r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
+
+    $\sum_d (\log r - \log(|C| s) + ((C s)^2 + (C \mu - m)^2) / (2 r^2) - 1/2)$
+
+    Args:
+      mean, deviation: mu and s, f[B, F].
+      label: y i32[B].
+      reference: "mean" and "spread", m and v f[classes, F], and "scale", C f[].
+    """
+    scale = reference["scale"].astype(mean.dtype)
+    m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
+    r = jax.nn.softplus(v)
+    own = jnp.abs(scale) * deviation  # training may make C negative
+    distance = jnp.square(own) + jnp.square(scale * mean - m)
+    return (jnp.log(r) - jnp.log(own) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
+
+
+def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Adds the latent between features and classifier, see `models.hooks`."""
+
+    def drawn(classify: Classify, features: jax.Array) -> jax.Array:
+        if key is not None or "deviation" not in tree:
+            return classify(_draw(tree, features, key)[0])
+        shape = (_DRAWS, 1, features.shape[-1])
+        # The same draws for every sample and call, so that predictions do not depend on the batch.
+        noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
+        mean, deviation = _moments_of(tree, features)
+        logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
+        # The mean of probabilities by their logarithms, because small ones would underflow.
+        logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
+        return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(_DRAWS, logs.dtype))
+
+    return Hooked(images, drawn)
+
+
+def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mu and s, f[B, F] each, for features f[B, F]."""
+    deviation = jax.nn.softplus(affine(latent["deviation"], features))
+    return affine(latent["mean"], features), deviation
+
+
+def _draw(
+    latent: PyTree, features: jax.Array, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns one draw of z, mu and s, f[B, F] each.
+
+    Without a deviation it returns mu, mu and None, and needs no key.
+    """
+    if "deviation" not in latent:
+        mean = affine(latent["mean"], features)
+        return mean, mean, None
+    mean, deviation = _moments_of(latent, features)
+    noise = jax.random.normal(stream(cast(jax.Array, key), "latent noise"), mean.shape, mean.dtype)
+    return mean + deviation * noise, mean, deviation
+
+
+def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
+    """Returns the variables with the collection `latent`; an existing one stays as it is."""
+    if LATENT in variables:
+        return variables
+    sizes = sizes_of(model, variables)
+    layers = ("mean", "deviation") if noise else ("mean",)
+    keys = zip(layers, jax.random.split(key, len(layers)), strict=True)
+    size = sizes.features
+    return {**variables, LATENT: {name: dense(own, size, size, sizes.dtype) for name, own in keys}}

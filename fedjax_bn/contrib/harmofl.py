@@ -1,0 +1,170 @@
+"""HarmoFL (Jiang, Wang & Dou, AAAI 2022): harmonized images, and flat minima at the clients."""
+
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import (
+    Aggregate,
+    ServerState,
+    ServerUpdate,
+    Weighing,
+    WeighingRule,
+    averaging,
+    equal_messages,
+    uniform,
+)
+from fedjax_bn.arguments.ranges import AtLeast0, Channels, bounded
+from fedjax_bn.client import Client, Load, LocalUpdate, load_first
+from fedjax_bn.contrib.fedsam import sharpness_aware
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
+from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.sharing import Variables, everything, keeping
+from fedjax_bn.state import Received
+
+PyTree = Any
+COLLECTION = "amplitude"  # {"mean": f[C]}
+
+
+@bounded
+def harmofl(  # type: ignore[misc] # its own default
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    rho: AtLeast0 = 0.05,
+    channels: Channels = 3,
+    weigh: WeighingRule | Weighing | None = uniform,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""FedSAM on images that all have the federation's mean, in training and at test.
+
+    $x' = x - \mathrm{mean}(x) + m$ for each channel, and
+
+    each step moves along $\nabla F(w + \rho g / \Vert g \Vert)$ with $g = \nabla F(w)$
+
+    When a client first takes part, it sends the mean f[C] of its own first batch. m, the collection
+    `amplitude`, is the plain mean over all clients that have sent theirs. Before any client has
+    sent one (in the first round), each client uses its own mean as m. A client thus also reveals
+    to the server one mean of its pixels for each channel, once. Clients have equal weights in a
+    round too (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
+
+    This follows the authors' code: its window of low frequencies has half side 0, the mean alone,
+    and its running mean stays that of the first batch; the paper has a window and a momentum.
+    Differs from the code: clients may join later, where there all take part in the first round;
+    means are of what the model reads and keep their sign, which amplitudes lose (for images above 0
+    both are the same).
+
+    Args:
+      model: f[B, H, W, C] -> outputs.
+      rho: length of the weights' perturbation, at least 0; 0.05 as in the authors' code.
+      channels: C of the images that the model reads.
+      weigh: the weighing rule.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: `privacy` is given; at `round`, images have other channels.
+    """
+    if options.get("privacy") is not None:
+        raise ValueError(
+            "privacy cannot be used with harmofl, whose mean amplitude is measured once and kept: "
+            "the noise of every round would move it; choose another method, such as fedbn or "
+            "fedprox"
+        )
+    load = options.get("load")
+    learned, rest = learning(model, **options)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        mean = jnp.zeros(channels, parameter_dtype(variables))
+        return {COLLECTION: {"mean": mean}} | variables
+
+    return method_of(
+        gradient_step(sharpness_aware(differentiate(supervised(learned)), rho), optimizer),
+        memory=lambda shared, personal: jnp.zeros((), bool),
+        server=_averaging_means(rest.pop("server", None) or averaging()),
+        around=lambda client: _measuring(client, learned, load),
+        # Shared whatever `share` is, because the server sets it.
+        share=keeping(rest.pop("share", everything), COLLECTION, shared=True),
+        weigh=weigh,
+        start=start,
+        **rest,
+    )
+
+
+class _Means(NamedTuple):
+    """What the server keeps and sends."""
+
+    total: jax.Array  # f[C], the sum of the means that clients have sent, divided by K
+    known: jax.Array  # f[], the fraction of the K clients that have sent theirs
+
+
+def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Shifts images f[B, H, W, C] to the federation's means, see `models.hooks`."""
+    del key
+    return Hooked(_harmonize(images, tree["mean"]))
+
+
+def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
+    """Returns images f[B, H, W, C], each shifted to the means f[C] over height and width."""
+    if images.ndim != 4 or images.shape[-1] != len(mean):
+        raise ValueError(
+            f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "
+            "their number of channels (harmofl.channels)"
+        )
+    return images - images.mean((1, 2), keepdims=True) + mean.astype(images.dtype)
+
+
+def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
+    """Returns the client that sends the mean of its first batch when it first takes part."""
+
+    def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
+        batch = load_first(load, batches, stream(key, "mean amplitude"))
+        valid = batch["valid"]
+        old, sent = received.shared[COLLECTION]["mean"], received.memory.method
+        # Over the pixels of valid images; 0 without any. `load_first` blanks padding, but keeps it.
+        means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
+        count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
+        own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)
+        # In the first round the federation has no mean yet.
+        mean = jnp.where(received.server.known > 0, old, own)
+        shared = {**received.shared, COLLECTION: {"mean": mean}}
+        update = client.run(received._replace(shared=shared), batches, key)
+        new = ~sent & valid.any()
+        message = _Means(jnp.where(new, own, 0), new.astype(old.dtype))
+        memory = update.memory._replace(method=sent | new)
+        return update._replace(memory=memory, message=message)
+
+    return client._replace(run=run)
+
+
+def _averaging_means(server: ServerUpdate) -> ServerUpdate:
+    """Returns the server whose `amplitude` is the mean over all clients that have sent theirs."""
+
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        mean = shared[COLLECTION]["mean"]
+        zeros = _Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
+        return ServerState(sent=zeros, kept=server.init(shared, personal))
+
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        share = aggregate.share
+        means = jax.tree.map(
+            lambda old, new: old + (new * share.astype(new.dtype)).astype(old.dtype),
+            state.sent,
+            aggregate.message,
+        )
+        # The method's own step comes first, because it averages the collection like any leaf; its
+        # result is then replaced.
+        shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
+        some = means.known > 0
+        mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)
+        return {**shared, COLLECTION: {"mean": mean}}, ServerState(sent=means, kept=inner)
+
+    return ServerUpdate(init, update, message_weight=equal_messages)

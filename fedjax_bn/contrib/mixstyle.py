@@ -1,0 +1,149 @@
+"""MixStyle (Zhou et al., ICLR 2021): mixes the styles of early feature maps of two samples."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, Unpack
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
+from fedjax_bn.arguments.text import names_in
+from fedjax_bn.contrib.parts import changing_outputs
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.engine.perturb import partners
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
+from fedjax_bn.normalization import normalize_with, running_statistics
+from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
+from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.sharing import Variables, batch_norm_paths
+from fedjax_bn.state import Received
+
+Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+_EPSILON = 1e-6  # added to a variance, as in the authors' code
+_STAGES = ("layer1", "layer2", "layer3")  # of a residual network
+
+
+@bounded
+def mixstyle(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    names: str = "",
+    probability: UpTo1 = 0.5,
+    concentration: Above0 = 0.1,
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""FedAvg whose clients, in training, mix the styles of feature maps within a batch.
+
+    $x' = s_{mix} (x - m_i) / s_i + m_{mix}$ with mean $m_i$ and deviation $s_i$
+
+    $m_{mix} = l m_i + (1 - l) m_j$, likewise $s_{mix}$, with $l \sim Beta(a, a)$
+
+    Mean and deviation are over the positions of each sample's channel and pass no gradient. j is
+    another valid sample of the client's batch; l is one number for each sample. Each named place
+    mixes or not, independently. Only the model travels. With probability 0 it is FedAvg.
+
+    This is the paper's random mixing. Its other form, with partners from another domain, needs
+    batches with several domains, and a client has one.
+
+    Args:
+      model: images -> outputs, whose named modules give maps f[B, ..., C] with spatial axes.
+      names: modules after which styles mix, such as "norm1,norm2"; "layer1" means the last module
+        with that name or with a name that begins with "layer1_". "" means the ends of the stages
+        layer1, layer2 and layer3, as in the authors' scripts for PACS ("layer1,layer2" for
+        OfficeHome: KaiyangZhou/mixstyle-release, imcls/scripts/run_mixstyle.sh); if the model lacks
+        these, it means the first two batch norms that see maps, our choice.
+      probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
+      concentration: a, above 0; 0.1 as in the paper.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: at `round`, no map has such a name.
+    """
+    learned, rest = learning(model, **options)
+    mix = _mixing_styles(probability, concentration)
+    plain = supervised(learned)
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        # Only their shape: the pass reads the images itself.
+        images = jax.eval_shape(lambda: learned.read(variables, batch, key))
+        places, own_key = _chosen_maps(model, variables, images, names), stream(key, "mixed styles")
+
+        def mixed(name: str, x: jax.Array) -> jax.Array:
+            # Each place has its own key, derived from its name.
+            return mix(jax.random.fold_in(own_key, crc32(name.encode())), x, batch["valid"])
+
+        with changing_outputs(places, mixed):
+            return plain(variables, batch, received, key)
+
+    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
+
+
+def _mixing_styles(probability: float, concentration: float) -> Mix:
+    """Returns `mix(key, x f[B, ..., C], valid bool[B]) -> x'`, see `mixstyle`."""
+
+    def mix(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
+        other_key, weight_key, whether_key = jax.random.split(key, 3)
+        shape = (len(x), *(1,) * (x.ndim - 1))
+        weight = jax.random.beta(weight_key, concentration, concentration, shape, x.dtype)
+        mixed = _with_styles(x, x[partners(other_key, valid)], weight)
+        return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
+
+    return mix
+
+
+def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns x with mean and deviation l times its own plus 1 - l times the other's.
+
+    x and `other` are f[B, ..., C] with at least two positions; l is `weight` f[B, 1, ..., 1].
+    """
+    axes = tuple(range(1, x.ndim - 1))
+
+    def style(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        var = x.var(axes, keepdims=True, ddof=1)
+        return jax.lax.stop_gradient((x.mean(axes, keepdims=True), jnp.sqrt(var + _EPSILON)))
+
+    (mean, std), (other_mean, other_std) = style(x), style(other)
+    mixed_std = weight * std + (1 - weight) * other_std
+    return mixed_std * (x - mean) / std + weight * mean + (1 - weight) * other_mean
+
+
+def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
+    """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
+    found: list[str] = []  # in the order of calls
+
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        if call.method == "__call__" and call.path and hasattr(output, "shape"):
+            # A deviation needs at least two positions.
+            styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
+            found.extend(["/".join(call.path)] * styled)
+        return output
+
+    with intercepting(note), normalize_with(running_statistics):
+        shapes_of(model, variables, images)
+
+    def last(name: str) -> str | None:
+        alike = [path for path in found if path == name or path.startswith(f"{name}_")]
+        return alike[-1] if alike else None
+
+    if not names:
+        stages = tuple(map(last, _STAGES))
+        has_norms = bool(batch_norm_paths(variables)) and None in stages
+        layers = spatial_layers(model, variables, images) if has_norms else ()
+        norms = tuple(layer for layer in layers if layer in found)[:2]
+        wanted = norms or stages
+    else:
+        wanted = tuple(map(last, names_in(names)))
+    places = tuple(place for place in wanted if place is not None)
+    if len(places) < len(wanted):
+        raise ValueError(
+            f"mixstyle: names={names!r} finds no feature maps in {type(model).__name__}: name "
+            f"modules that give maps, of {', '.join(found) or 'which it has none'}"
+        )
+    return places

@@ -1,0 +1,205 @@
+"""SNR (Jin, Lan, Zeng & Chen, TMM 2021): removes styles, and restores what separates classes."""
+
+from collections.abc import Mapping, MutableMapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Unpack
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
+from fedjax_bn.contrib.parts import changing_outputs, dense, stages_of
+from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.keys import stream
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
+from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.normalization.instance import instance_moments, positioned
+from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.sharing import Variables, without
+from fedjax_bn.state import Received
+from fedjax_bn.task import cross_entropy, masked_mean
+
+PyTree = Any
+COLLECTION = "restitution"  # collection: path of a module -> its layer
+HEADS = "restitution_heads"  # collection: a classifier for each place, in training only
+_REDUCTION = 16  # channels for each hidden unit of a gate
+_EPSILON = 1e-5  # PyTorch's default for instance norm
+
+
+@bounded
+def snr(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    weight: AtLeast0 = 0.01,
+    names: str = "",
+    **options: Unpack[Options],
+) -> FederatedMethod:
+    r"""FedAvg of a network that restores a part of the style that instance norm removes (SNR).
+
+    The output x f[B, ..., C] of some modules becomes x+:
+
+    $n = IN(x)$, $r = x - n$, $a = \mathrm{sigmoid}(W_2 \mathrm{relu}(W_1 \mathrm{pool}(r)))$
+
+    $x^+ = n + a r$ and $x^- = n + (1 - a) r$, where pool is the mean over positions
+
+    $CE + weight \sum (l(H(n) - H(x^+)) + l(H(x^-) - H(n))) + weight \; CE_{last}(x^+)$
+
+    is the loss, a sum over places, with l(t) = log(1 + exp(-t)). Each place's dense head predicts
+    classes from the map's mean over positions; H is the mean entropy of these predictions over
+    samples. x+ should separate the classes better than the normalized n, and x-, the rest, worse.
+    CE_last is the cross entropy of the last place's head. The layers, the collection `restitution`,
+    travel with the model and predict with it; the heads, `restitution_heads`, travel too. The
+    reported loss is CE.
+
+    Defaults are those of the authors' code (microsoft/SNR, MIT). Differs from it: batch norms
+    train, where theirs keep ImageNet's statistics. The loss uses no domain labels, so it suits
+    clients with one domain.
+
+    Args:
+      model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
+      weight: weight of the heads' terms, at least 0; 0.01 in the authors' code.
+      names: modules whose outputs are restored, see `rivals.parts.stages_of`. "" means the first
+        that the model has: the ends of layer1 to layer3, as in the authors' code; a DenseNet's
+        transitions; all batch norms that see maps.
+      optimizer, **options: as in `fedavg`.
+
+    Raises:
+      ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
+    """
+    learned, rest = learning(model, classifier="snr", **options)
+    trained = ("params", COLLECTION, HEADS)
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if COLLECTION in variables:
+            return variables
+        places, sizes = stages_of("snr", variables, names), sizes_of(model, variables)
+        layers, heads, key = {}, {}, stream(key, "restitution")
+        for name, size in places.items():
+            # By the name's checksum, so that a place draws the same whatever the other places are.
+            own = jax.random.fold_in(key, crc32(name.encode()))
+            layer_key, head_key = jax.random.split(own)
+            layers[name] = _layer(layer_key, size, sizes.dtype)
+            heads[name] = dense(head_key, size, sizes.classes, sizes.dtype)
+        return {**variables, COLLECTION: layers, HEADS: heads}
+
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        del received
+        images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
+        seen: dict[str, _Restored] = {}
+        # Here and not by `hook`, because the loss needs each layer's n, x+ and x-.
+        with _restoring(variables[COLLECTION], seen):
+            loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
+        if not seen:
+            raise ValueError(
+                f"snr restores maps f[B, ..., C], but {', '.join(variables[COLLECTION])} give "
+                "none: name other modules (snr.names)"
+            )
+        value = loss + weight * _head_losses(seen, variables[HEADS], label, valid).astype(
+            loss.dtype
+        )
+        return value, (loss, out.moved)
+
+    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    return method_of(step, start=start, **rest)
+
+
+class _Restored(NamedTuple):
+    """The result of a layer for one map."""
+
+    kept: jax.Array  # x+ f[B, ..., C], which replaces the map
+    means: jax.Array  # of n, x+ and x- over positions, f[3, B, C]
+
+
+def _head_losses(
+    seen: Mapping[str, _Restored], heads: PyTree, label: jax.Array, valid: jax.Array
+) -> jax.Array:
+    """Returns the sum over places plus the last place's cross entropy, f[]; see `snr`."""
+
+    def entropy(logits: jax.Array) -> jax.Array:
+        logs = jax.nn.log_softmax(logits)
+        return -(jnp.exp(logs) * logs).sum(-1)
+
+    total: Any = 0.0
+    last: Any = None
+    for name, parts in seen.items():
+        head = heads[name]
+        logits = parts.means @ head["kernel"] + head["bias"]
+        normalized, kept, left = (masked_mean(entropy(x), valid) for x in logits)
+        total += jax.nn.softplus(kept - normalized) + jax.nn.softplus(normalized - left)
+        last = logits[1]
+    return total + cross_entropy(last, label, valid)
+
+
+def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Restores the outputs of the modules named in the tree, see `models.hooks`."""
+    del key
+    return Hooked(images, contexts=(_restoring(tree),))
+
+
+def _restoring(
+    layers: Mapping[str, PyTree], seen: MutableMapping[str, _Restored] | None = None
+) -> AbstractContextManager:
+    """Returns a context in which traced modules have restored outputs.
+
+    `seen` collects the results of the layers in the order of calls.
+    """
+
+    def restored(name: str, x: jax.Array) -> jax.Array:
+        if not is_spatial(x):
+            return x  # no positions to normalize over
+        parts = _restore(layers[name], x)
+        if seen is not None:
+            seen[name] = parts
+        return parts.kept.astype(x.dtype)
+
+    return changing_outputs(layers, restored)
+
+
+def _restore(layer: PyTree, x: jax.Array) -> _Restored:
+    """Returns a layer's result for a map f[B, ..., C], in at least float32.
+
+    For each sample n = s x + t, and the mean of n is the instance norm's bias. The gate thus needs
+    only the map's mean, and x+ is an affine map of x.
+    """
+    if len(layer["scale"]) != x.shape[-1]:
+        raise ValueError(
+            f"snr has a layer of {len(layer['scale'])} channels after a module that gives "
+            f"{x.shape[-1]}: name modules whose outputs are those of their last batch norm "
+            "(snr.names)"
+        )
+    x = x.astype(promote(x.dtype, jnp.float32))
+    own = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
+    mean, var = instance_moments(x)
+    scale = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
+    shift = own["bias"] - mean * scale
+    # The mean of n over positions is the instance norm's bias, whatever x is.
+    rest = mean - own["bias"]  # the mean of r over positions
+    hidden = jax.nn.relu(rest @ own["down"] + own["down_bias"])
+    gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"])
+    scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
+    means = own["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * rest
+    return _Restored(x * scale + shift, means)
+
+
+def _layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+    """Draws an instance norm and the two dense layers of a gate as PyTorch does."""
+    hidden = max(channels // _REDUCTION, 1)
+    keys = jax.random.split(key, 4)
+
+    def draw(key: jax.Array, inputs: int, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
+
+    return {
+        "scale": jnp.ones(channels, dtype),
+        "bias": jnp.zeros(channels, dtype),
+        "down": draw(keys[0], channels, (channels, hidden)),
+        "down_bias": draw(keys[1], channels, (hidden,)),
+        "up": draw(keys[2], hidden, (hidden, channels)),
+        "up_bias": draw(keys[3], hidden, (channels,)),
+    }

@@ -1,1 +1,0 @@
-"""Evaluation: scores of clients, of unseen domains and of finished runs."""

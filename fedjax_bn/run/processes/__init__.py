@@ -1,1 +1,0 @@
-"""Processes: several as one run, meshes of devices, signals and the console."""

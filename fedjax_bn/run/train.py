@@ -1,0 +1,284 @@
+"""The loop over rounds: resume, round, evaluate, select, log, save."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from fedjax_bn.arguments.errors import CheckpointError, InterruptedRun
+from fedjax_bn.data.domain import form_of
+from fedjax_bn.federation import FederatedState, traffic
+from fedjax_bn.report.page import write_data_plots
+from fedjax_bn.run.experiment.start import (
+    Keys,
+    data_hash,
+    partition_table,
+    prepare,
+    starting_record,
+)
+from fedjax_bn.run.files.finished import restore_state
+from fedjax_bn.run.files.ownership import check_claim, claim, owned
+from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.client_logs import log_batch_norms, log_masks
+from fedjax_bn.training.evaluation.answers import Keep, write_answers
+from fedjax_bn.training.evaluation.evaluate import Evaluate, evaluator, unseen_evaluator
+from fedjax_bn.training.evaluation.per_sample import draw_boxes, draw_masks, shows_boxes
+from fedjax_bn.training.experiment import Experiment, Plan, privacy_notes
+from fedjax_bn.training.logs import show_pictures, watchers
+from fedjax_bn.training.machine import describe_machine, difference
+from fedjax_bn.training.mesh import form_on, mesh_note
+from fedjax_bn.training.population import Held, disk_note, start_held
+from fedjax_bn.training.profile import profiled
+from fedjax_bn.training.records import (
+    Record,
+    have_trained,
+    out_of_patience,
+    require_usable,
+    round_record,
+    select_round,
+    summarize,
+    warnings_of,
+)
+from fedjax_bn.training.rounds import open_rounds
+from fedjax_bn.training.stop import saying, stop_requests
+from fedjax_bn.training.together import (
+    any_asked,
+    by_first,
+    first,
+    held_by_first,
+    require_same,
+    together,
+)
+from fedjax_bn.training.workdir import SUMMARY
+
+
+def run(
+    config: ConfigDict, folder: Path, say: Callable[[str], None] = print, modules: bool = True
+) -> Record:
+    """Trains one method and returns its summary; a run that was stopped continues.
+
+    Args:
+      config: as `fedjax_bn.run.config.keys.base` and a config file make it.
+      folder: the workdir; see docs/workdir.md for its files.
+      say: prints a message.
+      modules: whether to print a line for each module on what is shared, or only sums.
+
+    Raises:
+      ConfigError: the configuration or the data cannot be used.
+      WorkdirError, CheckpointError: the workdir belongs to another run or is damaged.
+      NotFiniteError: an update of a client or the server's step is not finite and
+        `config.on_nonfinite` is "stop", or no client's update is finite.
+      RiskError: the weighing rule cannot use a client's risk.
+      InterruptedRun: Ctrl-C, after the state was saved.
+    """
+    # 1. Everything that can be wrong is found here, before anything is written or compiled.
+    experiment, keys, start = prepare(config)
+    plan = experiment.plan
+    start = start_held(experiment, start, folder)
+    promised = plan.privacy(plan.rounds)
+    experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
+    about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
+    about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
+    about |= promised | starting_record(plan.start_from)
+    about |= describe_machine()
+    about["machine"]["mesh"] = mesh_note(experiment.mesh)
+    say = say if first() else lambda text: None
+    require_same("the configuration", plan.keys)
+    require_same("the data", about["data"])
+    by_first(lambda: check_claim(folder, plan.keys, about, plan.follows))
+
+    # 2. A finished run has nothing to do, unless it is given more rounds. One that ran out of
+    # patience has fewer rounds, and stays as it is.
+    path = folder / "summary.json"
+    summary = by_first(lambda: workdir.read_json(path, SUMMARY) if path.exists() else None)
+    if summary and (summary["rounds"] >= plan.rounds or summary.get("stopped_early", False)):
+        say(f"{folder} holds a finished run of {plan.method}; nothing to do.")
+        return summary
+
+    # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
+    # continues from the latest checkpoint, if there is one.
+    if note := by_first(lambda: disk_note(experiment, start)):
+        say(note)
+    with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
+        if note := by_first(lambda: claim(folder, plan.keys, about, plan.follows)):
+            say(note)
+        if note := by_first(lambda: difference(folder, about)):
+            say(note)
+        state, records = resume(folder, start, experiment.mesh)
+        if records:
+            say(f"continuing from round {len(records)} of {plan.rounds} in {folder}")
+        return _finish(experiment, keys, folder, state, records, say, modules)
+
+
+def resume(
+    folder: Path, start: Callable[[], FederatedState], mesh: Mesh | None = None
+) -> tuple[FederatedState, list[Record]]:
+    """Returns the state from which a workdir's run continues, and the records up to it.
+
+    Records of later rounds are dropped.
+
+    Raises:
+      WorkdirError, CheckpointError: the workdir is damaged.
+    """
+    path = folder / "metrics.jsonl"
+    recorded = by_first(lambda: workdir.rounds_recorded(path))
+    state = checkpoint.resume(folder, start, recorded, mesh)
+    for kind in ("latest", "selected") if isinstance(state, Held) else ():
+        # New rows must not overwrite those that a checkpoint names.
+        with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
+            for step in by_first(partial(checkpoint.steps, manager)):
+                with suppress(CheckpointError):  # no run can continue from it
+                    state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
+    records = by_first(lambda: workdir.read_lines(path, int(state.round)))
+    by_first(lambda: workdir.keep_lines(path, records))
+    return state, records
+
+
+def _finish(
+    experiment: Experiment,
+    keys: Keys,
+    folder: Path,
+    state: FederatedState,
+    records: list[Record],
+    say: Callable[[str], None],
+    modules: bool,
+) -> Record:
+    """Runs the remaining rounds, continuing from `state` and `records`, and writes the summary."""
+    plan, form = experiment.plan, form_on(state, experiment.mesh)  # a round donates the state
+    # 4. Print and draw what will be trained, and compile a round.
+    for note in (*experiment.notes, partition_table(experiment, state, modules)):
+        say(note)
+    if experiment.mesh is not None:
+        say(mesh_note(experiment.mesh))
+    if first():
+        write_data_plots(folder, experiment.internal, experiment.unseen, plan.clients_named)
+    rounds = open_rounds(experiment, keys, state)
+    bytes_sent = traffic(experiment.method, state, rounds.batches)
+    say(rounds.note)
+    say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
+    if 0 < plan.profile <= len(records):
+        say(f"round {plan.profile} is done, so no new profile of it is written")
+    elif plan.profile and not _complete(plan, records):
+        say(f"round {plan.profile} will be profiled, if it is reached, in {folder / 'profile'}")
+
+    # 5. Train. The summary is written last, because it marks the run as finished.
+    compile_seconds = 0.0
+    if not _complete(plan, records):  # else only the summary is missing
+        say(f"compiling a round of {plan.method}")
+        began = time.perf_counter()
+        round = rounds.compile(state)
+        compile_seconds = time.perf_counter() - began
+        evaluate = evaluator(experiment)
+        records = _loop(experiment, evaluate, folder, say, round, state, records)
+    spent = plan.privacy(len(records))
+    summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
+    if len(records) < plan.rounds:
+        say(
+            f"stopped after round {len(records)} of {plan.rounds}: the validation "
+            f"{experiment.task.score.name} was best in round {summary['selected_round']} "
+            f"(patience={plan.patience})"
+        )
+    if experiment.evaluation.eval_unseen == "once":
+        selected, _ = restore_state(folder, form)
+        answers: Keep = {}
+        found = unseen_evaluator(experiment)(selected, answers)
+        summary["accuracy"]["unseen"] = found.get("unseen", summary["accuracy"]["unseen"])
+        if "unseen_measures" in found:
+            summary["measures"]["unseen"] = found["unseen_measures"]
+        by_first(lambda: write_answers(folder, answers, plan.predictions))
+    # Pictures need all clients' models where one process can read them.
+    if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
+        draw_boxes(experiment, folder, restore_state(folder, form)[0])
+        show_pictures(folder, "boxes", len(records))
+    if experiment.task.segments:
+        by_first(lambda: draw_masks(experiment, folder))
+        by_first(lambda: show_pictures(folder, "masks", len(records)))
+    by_first(lambda: checkpoint.delete_earlier(folder))
+    by_first(lambda: workdir.write_json(folder / "summary.json", summary))
+    return summary
+
+
+def _complete(plan: Plan, records: list[Record]) -> bool:
+    """Returns whether no round is left."""
+    return len(records) >= plan.rounds or out_of_patience(records, plan.patience)
+
+
+def _loop(
+    experiment: Experiment,
+    evaluate: Evaluate,
+    folder: Path,
+    say: Callable[[str], None],
+    round: Callable,
+    state: FederatedState,
+    records: list[Record],
+) -> list[Record]:
+    """Runs the remaining rounds while there is patience, and returns the records of all rounds.
+
+    A run that is killed between two writes, also by a power cut, continues exactly, because they
+    have this order:
+
+    1. the line of the round, and what its report needs;
+    2. the selected checkpoint, once the disk has all lines and events;
+    3. the latest checkpoint, once the disk has the selected one too.
+    """
+    plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
+    opened = checkpoint.open_both(folder, len(records))
+    watching = watchers(experiment, folder, len(records))
+    with (
+        opened as (latest, selected),
+        watching as (report, settle),
+        stop_requests() as stop_requested,
+    ):
+        while not _complete(plan, records):
+            number = len(records) + 1
+            with profiled(number, plan.profile, folder / "profile"):
+                start = time.perf_counter()
+                state, metrics = jax.block_until_ready(round(state))
+                metrics = jax.device_get(metrics)
+                seconds = time.perf_counter() - start
+            record = round_record(names, metrics, number, seconds, plan.clients_named)
+            require_usable(record, metrics, names, plan.on_nonfinite)
+            for warning in warnings_of(record):
+                say(warning)
+            answers: Keep = {}
+            if number == plan.rounds or number % plan.eval_every == 0:
+                record |= evaluate(state, have_trained([*records, record], names), answers)
+
+            records.append(record)
+            last = by_first(lambda: _complete(plan, records))
+            record |= log_masks(experiment, folder, state, last)
+            if first():
+                workdir.append_line(folder / "metrics.jsonl", record)
+            is_selected = "accuracy" in record and select_round(records) == number
+            if first() and is_selected:
+                write_answers(folder, answers, plan.predictions)
+            for moment, due in (("first", number == 1), ("selected", is_selected)):
+                if due:
+                    log_batch_norms(experiment, folder, state, moment)
+            report(record)
+
+            stop = any_asked(stop_requested())
+            saving = [("selected", selected)] * ("validation" in record and is_selected)
+            if last or stop or number % plan.checkpoint_every == 0:
+                saving.append(("latest", latest))
+            for kind, manager in saving:
+                # A run that continues from here will not write these again.
+                checkpoint.settle(selected)
+                settle()
+                if first():
+                    workdir.sync(folder / "metrics.jsonl")
+                if isinstance(state, Held):
+                    state.store.keep(kind, state.slots)
+                checkpoint.save(manager, number, state)
+            if stop:
+                checkpoint.settle(latest)
+                raise InterruptedRun(
+                    f"stopped after round {number} of {plan.rounds}, which is saved in {folder}: "
+                    "give the same command to continue"
+                )
+    return records

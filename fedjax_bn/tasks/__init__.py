@@ -1,0 +1,1 @@
+"""Tasks: detection of objects, and segmentation."""

@@ -1,0 +1,34 @@
+"""Detection of boxes in images, as a task for every method that does not need logits.
+
+`detection(model.anchors)` returns the task for a network with anchors, such as `models.YOLOv5n` or
+`models.TinyDetector`. Everything was written from the formulas of papers: YOLOv3 (Redmon & Farhadi
+2018) for anchors and logistic classes, CIoU (Zheng et al. 2020), COCO's mean average precision.
+"""
+
+from fedjax_bn.tasks.detection.decode import (
+    EVALUATION,
+    PREDICTION,
+    Detections,
+    Keeping,
+    decode,
+    detect,
+    suppress,
+)
+from fedjax_bn.tasks.detection.loss import Anchors, Recipe, detection_loss
+from fedjax_bn.tasks.detection.task import Found, detection, mean_average_precision
+
+__all__ = [
+    "EVALUATION",
+    "PREDICTION",
+    "Anchors",
+    "Detections",
+    "Found",
+    "Keeping",
+    "Recipe",
+    "decode",
+    "detect",
+    "detection",
+    "detection_loss",
+    "mean_average_precision",
+    "suppress",
+]

@@ -1,0 +1,123 @@
+"""Draws images with their right, wrong and missed boxes."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from fedjax_bn.tasks.figures import on_plot, png
+
+_OVERLAP = 0.5  # least IoU of a right box with a true box of its class, as for mAP50
+_COLOURS = {"right": "lime", "wrong": "red", "missed": "orange"}
+
+
+class Picture(NamedTuple):
+    """An image with its detections and true boxes.
+
+    Attributes:
+      image: u8[H, W, 3].
+      boxes: corners f[D, 4] of the detections in [0, 1] of the image, best first.
+      scores: f[D].
+      classes: i32[D]; -1 where there is nothing.
+      true_boxes: corners f[M, 4] in [0, 1] of the image.
+      true_classes: i32[M]; below 0 where there is nothing to find.
+    """
+
+    image: np.ndarray
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+    true_boxes: np.ndarray
+    true_classes: np.ndarray
+
+
+def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> bytes:
+    """Draws a row of images for each client, with right, wrong and missed boxes, as PNG bytes.
+
+    Args:
+      rows: client -> its pictures; a shorter row leaves places empty.
+      names: names of the classes.
+    """
+    count, shown = max(map(len, rows.values())), [on_plot(name, 12) for name in names]
+    figure = Figure(figsize=(2 * count + 1, 2 * len(rows) + 0.5), layout="constrained")
+    grid = figure.subplots(len(rows), count, squeeze=False)
+    for row, (client, pictures) in zip(grid, rows.items(), strict=True):
+        for axes in row:
+            axes.set(xticks=[], yticks=[])
+        for axes, picture in zip(row, pictures, strict=False):
+            axes.imshow(picture.image)
+            right, missed = _judge(picture)
+            for m in np.flatnonzero(missed):
+                box, text = picture.true_boxes[m], shown[picture.true_classes[m]]
+                draw_box(axes, picture.image, box, text, _COLOURS["missed"], at_end=True)
+            for d in np.flatnonzero(picture.classes >= 0)[::-1]:  # the best one on top
+                text = f"{shown[picture.classes[d]]} {picture.scores[d]:.2f}"
+                colour = _COLOURS["right" if right[d] else "wrong"]
+                draw_box(axes, picture.image, picture.boxes[d], text, colour)
+        row[0].set_ylabel(on_plot(client))
+    legend = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items()]
+    figure.legend(handles=legend, loc="outside upper center", ncols=len(legend), fontsize="small")
+    return png(figure)
+
+
+def draw_box(
+    axes: Axes,
+    image: np.ndarray,
+    box: np.ndarray,
+    text: str,
+    colour: str,
+    left: int = 0,
+    at_end: bool = False,
+) -> None:
+    """Draws a box f[4] in [0, 1] with a text on an image u8[H, W, C] that starts at column `left`.
+
+    The text is above the box, or at the lower edge if there is no room. It is at the left side, or
+    with `at_end` at the right side.
+    """
+    height, width = image.shape[:2]
+    # Matplotlib's `imshow` puts the centres of pixels at whole numbers.
+    x1, y1, x2, y2 = box * np.array([width, height] * 2) - 0.5
+    x1, x2 = x1 + left, x2 + left
+    axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, color=colour, linewidth=1.2))
+    above = y1 > 0.1 * height
+    if text:
+        axes.text(
+            *(x2 if at_end else max(x1, left), y1 if above else min(y2, height - 1)),
+            text,
+            color="black",  # on a background of the box's colour: legible on any image
+            backgroundcolor=colour,
+            size=6,
+            ha="right" if at_end else "left",
+            va="bottom",
+            clip_on=True,
+        ).get_bbox_patch().set_boxstyle("square", pad=0.1)
+
+
+def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which detections are right, bool[D], and which true boxes are missed, bool[M].
+
+    Each true box matches at most one detection, the best one that overlaps enough.
+    """
+    right = np.zeros(len(picture.classes), bool)
+    missed = picture.true_classes >= 0
+    overlap = _overlaps(picture.boxes, picture.true_boxes)
+    for d in np.flatnonzero(picture.classes >= 0):
+        able = missed & (picture.true_classes == picture.classes[d])
+        value = np.where(able, overlap[d], -1)
+        if value.max(initial=-1) >= _OVERLAP:
+            right[d] = True
+            missed[value.argmax()] = False
+    return right, missed
+
+
+def _overlaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """IoU f[d, m] of corners f[d, 4] and f[m, 4]; 0 where neither box has an area."""
+    low = np.maximum(one[:, None, :2], other[:, :2])
+    high = np.minimum(one[:, None, 2:], other[:, 2:])
+    both = np.clip(high - low, 0, None).prod(-1)
+    areas = ((part[:, 2:] - part[:, :2]).prod(-1) for part in (one, other))
+    union = np.add.outer(*areas) - both
+    return np.divide(both, union, out=np.zeros_like(both), where=union > 0)

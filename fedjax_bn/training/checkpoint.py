@@ -1,0 +1,358 @@
+"""Saves and restores a run's Orbax checkpoints: its latest rounds, and the selected round.
+
+Each checkpoint has a file of checksums, which show damage before Orbax reads the arrays: Orbax does
+not notice a flipped bit, and its parallel readers print tracebacks of damage that they notice.
+"""
+
+import hashlib
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+from orbax.checkpoint import v1 as ocp
+
+from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
+from fedjax_bn.data.regular_files import read_text
+from fedjax_bn.engine.backend import on_cpu
+from fedjax_bn.training.mesh import form_on
+from fedjax_bn.training.together import by_first
+from fedjax_bn.training.workdir import sync
+
+PyTree = Any
+Folder = ocp.training.Checkpointer
+CHECKSUMS = "SHA256SUMS"  # in a checkpoint's folder, as `sha256sum --check` reads them
+_ITEM = "default"  # the part with the arrays; the name is that of Orbax's first interface
+
+
+def open_folder(folder: Path, keep: int) -> Folder:
+    """Opens (and makes) a folder of checkpoints that keeps the `keep` newest.
+
+    Raises:
+      CheckpointError: the folder cannot be listed, because a checkpoint in it is damaged.
+    """
+    folder = folder.absolute()
+    for path in folder.rglob("*"):
+        # Orbax would never return from a named pipe or a device.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(
+                f"{path}, in a checkpoint, must be a regular file: delete that checkpoint, or give "
+                "another --workdir"
+            )
+    options = ocp.Context()
+    # Compression hardly shrinks weights, and takes longer than the rest of a save.
+    options.array.saving.use_compression = False
+    # `_difference` checks all other sizes, so only padding rows are cut or added.
+    options.array.loading.enable_padding_and_truncation = True
+    # Processes may save to two folders at once; the prefix keeps their barriers apart.
+    options.multiprocessing.barrier_sync_key_prefix = folder.name
+    options.asynchronous.post_finalization_callback = partial(_add_checksums, folder)
+    newest = ocp.training.preservation_policies.LatestN(keep)
+    try:
+        return Folder(
+            folder, context=options, preservation_policy=newest, cleanup_tmp_directories=True
+        )
+    except (ValueError, OSError) as error:
+        raise CheckpointError(
+            f"a checkpoint in {folder} is damaged ({_shortened(error)}): delete the newest folder "
+            "there and run again, or give another --workdir"
+        ) from error
+
+
+@contextmanager
+def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]:
+    """Opens the latest and selected checkpoints of a workdir, and deletes those of later rounds.
+
+    At the end of the block, the disk has what was saved.
+
+    Raises:
+      CheckpointError: as `open_folder`.
+      WorkdirError: as `settle`.
+    """
+    place = folder / "checkpoints"
+    # A killed run saved these rounds, and this one will reach and save them again.
+    later = (p for p in place.glob("*/*") if p.name.isdecimal() and int(p.name) > rounds_done)
+    by_first(lambda: _delete(later))
+    both = open_folder(place / "latest", keep=2), open_folder(place / "selected", keep=1)
+    try:
+        yield both
+        for manager in both:
+            settle(manager)
+    finally:
+        for manager in both:
+            with suppress(Exception):  # `settle` has already raised the error of a save
+                manager.close()
+
+
+def delete_earlier(folder: Path) -> None:
+    """Deletes the checkpoints that a finished run no longer needs.
+
+    The selected round stays, and so does the last round, from which more rounds would continue.
+
+    Raises:
+      WorkdirError: a checkpoint cannot be deleted.
+    """
+    latest, selected = (_rounds(folder, kind) for kind in ("latest", "selected"))
+    spare = latest if latest[-1:] == selected[-1:] else latest[:-1]
+    _delete(folder / "checkpoints" / "latest" / str(round) for round in spare)
+
+
+def _rounds(workdir: Path, kind: str) -> list[int]:
+    """Returns the rounds that have a checkpoint of a kind, latest or selected, in order."""
+    names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        # Renamed first: a kill must not leave half a checkpoint under the name of a whole one.
+        # Orbax deletes folders with such a name when it opens their parent.
+        doomed = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
+        try:
+            path.rename(doomed)
+            sync(path.parent)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise WorkdirError(f"cannot delete {path} ({error.strerror})") from error
+
+
+def steps(manager: Folder) -> list[int]:
+    """Returns the rounds that have a checkpoint in an open folder, the oldest first."""
+    return [one.step for one in manager.checkpoints]
+
+
+def resume(
+    folder: Path, start: Callable[[], PyTree], rounds: int, mesh: Mesh | None = None
+) -> PyTree:
+    """Returns the state from which a run continues: its latest checkpoint's, or `start()`.
+
+    A finished run whose last round was the selected one has only a selected checkpoint.
+
+    Args:
+      folder: the workdir.
+      start: makes the state before the first round.
+      rounds: how many have records. A later checkpoint is used only if `latest` has no earlier one.
+      mesh: the devices over which the clients are spread; None for one device.
+
+    Raises:
+      CheckpointError: as `open_folder` and `restore`.
+    """
+    for kind in ("latest", "selected"):
+        with open_folder(folder / "checkpoints" / kind, keep=2) as manager:
+            found = by_first(partial(steps, manager))
+            enough = [round for round in found if round <= rounds]
+            if enough or (found and kind == "latest"):
+                return restore(manager, form_on(jax.eval_shape(start), mesh), max(enough or found))
+    return start()
+
+
+def saved(folder: Path) -> str:
+    """Returns a message on which rounds of a workdir are saved."""
+    if rounds := _rounds(folder, "latest"):
+        return f"rounds 1 to {rounds[-1]} are saved in {folder}"
+    return f"no round is saved in {folder} yet"
+
+
+def save(manager: Folder, round: int, state: PyTree) -> None:
+    """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
+
+    Every device writes its own rows.
+
+    Raises:
+      WorkdirError: as `settle`, for this save or the one before.
+    """
+
+    def kept(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return np.array(leaf)
+        # On CPU the files would be written from buffers that the next round donates. Orbax itself
+        # copies the buffers of accelerators.
+        return jnp.copy(leaf) if on_cpu() else leaf
+
+    settle(manager)
+    with _faults_named(manager):
+        tree, again = jax.tree.map(kept, state), round in steps(manager)
+        manager.save_async(round, tree, checkpointable_name=_ITEM, force=True, overwrite=again)
+
+
+def settle(manager: Folder) -> None:
+    """Waits until the disk has what was saved.
+
+    Raises:
+      WorkdirError: a checkpoint could not be written; no part of it is left.
+    """
+    with _faults_named(manager):
+        manager.wait()
+        sync(Path(manager.directory))
+
+
+@contextmanager
+def _faults_named(manager: Folder) -> Iterator[None]:
+    """Raises WorkdirError for the many kinds of errors that a failing save raises."""
+    folder = Path(manager.directory)
+    try:
+        yield
+    except Exception as error:
+        for left in folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(left, ignore_errors=True)
+        # The system's own error may be the cause of Orbax's error, or a part of its text.
+        words = "No space left on device|Read-only file system|Disk quota exceeded|File too large"
+        found, cause = re.search(words, str(error)), error
+        reason = found[0] if found else _shortened(error)
+        while cause := cause.__cause__ or cause.__context__:
+            reason = getattr(cause, "strerror", None) or reason
+        raise WorkdirError(
+            f"cannot save a checkpoint in {folder} ({reason}): make room there or make it writable "
+            "and give the same command to continue"
+        ) from error
+
+
+def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
+    """Reads the checkpoint of a round (by default the newest).
+
+    Args:
+      manager: an open folder.
+      like: a tree of arrays or of `jax.ShapeDtypeStruct`, with the structure that was saved. Each
+        leaf is placed by its `sharding`, by default on this process's first device. The number of
+        padding rows, which depends on the devices, may differ from what was saved.
+      round: one of `steps(manager)`.
+
+    Raises:
+      CheckpointError: the checkpoint is missing or damaged, or holds other arrays.
+    """
+    if not (found := steps(manager)):
+        raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
+    folder = Path(manager.directory) / str(found[-1] if round is None else round)
+    if other := by_first(lambda: _difference(manager, folder, like)):
+        raise CheckpointError(
+            f"the checkpoint {folder} is of another model, method or sharing rule ({other}): give "
+            "the code and the keys of the run's first start to continue, or another --workdir"
+        )
+    with _damage_named(folder):
+        # By names, because an earlier version's state lacks fields that are empty here.
+        tree = _with_leaves(_form(manager, folder), like)
+        return _with_leaves(like, _loaded(manager, folder, tree))
+
+
+@contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Raises CheckpointError for the many kinds of errors that reading a checkpoint raises."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(
+            f"the checkpoint {folder} is damaged ({_shortened(error)}): delete that folder and run "
+            "again to continue from an earlier checkpoint or from the start"
+        ) from error
+
+
+def all_arrays(folder: Path) -> PyTree:
+    """Returns all arrays of a checkpoint, in nested dicts, on this process's first device.
+
+    Raises:
+      CheckpointError: the checkpoint is damaged.
+    """
+    with open_folder(folder.parent, keep=2) as manager, _damage_named(folder):
+        return _loaded(manager, folder, _shapes(manager, folder))
+
+
+def _shapes(manager: Folder, folder: Path) -> PyTree:
+    """Returns a checkpoint's tree of nested dicts, whose leaves have shape and dtype."""
+    sums = folder / CHECKSUMS
+    lines = read_text(sums).splitlines(keepends=True) if sums.exists() else ["none"]
+    # Version 0.2 wrote a comment into the first line.
+    if "".join(line for line in lines if line[0] != "#") != _checksums(folder):
+        raise ValueError("its checksums do not match")
+    return _form(manager, folder)
+
+
+def _form(manager: Folder, folder: Path) -> PyTree:
+    return manager.checkpointables_metadata(int(folder.name)).metadata[_ITEM]
+
+
+def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
+    """Returns the arrays of a checkpoint in the dtypes and at the places of `like`."""
+    device = SingleDeviceSharding(jax.local_devices()[0])
+
+    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+        # Orbax's own description of a leaf has no `sharding`.
+        place = getattr(leaf, "sharding", None) or device
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    # Orbax reads in threads of its own, which do not see this thread's context `jax.enable_x64` and
+    # would convert float64 to float32.
+    here = jax.config.jax_enable_x64
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = pool.submit(getattr, jax.config, "jax_enable_x64").result()
+    jax.config.update("jax_enable_x64", here)
+    try:
+        return manager.load(int(folder.name), jax.tree.map(placed, like), checkpointable_name=_ITEM)
+    finally:
+        jax.config.update("jax_enable_x64", elsewhere)
+
+
+def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
+    """Returns how a checkpoint's leaves differ from those of a tree; "" if they do not."""
+
+    def leaves(tree: PyTree) -> dict[str, str]:
+        found = {}
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            name = _name(path).removeprefix("state/")
+            # Padding rows do not count. The shape of `weights` also has the number of clients.
+            rows = name.startswith(("personal/", "memory/"))
+            found[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
+        return found
+
+    with _damage_named(folder):
+        theirs, ours = leaves(_shapes(manager, folder)), leaves(like)
+    for name in sorted({*theirs, *ours}):
+        there, here = (of.get(name, "nothing") for of in (theirs, ours))
+        if there != here:
+            return f"{name} is {there} there and {here} now"
+    return ""
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _with_leaves(tree: PyTree, leaves: PyTree) -> PyTree:
+    """Returns `tree` with the leaves of another tree that have the same names."""
+    found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(leaves)}
+    return jax.tree.map_with_path(lambda path, _: found[_name(path)], tree)
+
+
+def _shortened(error: Exception) -> str:
+    return textwrap.shorten(str(error) or repr(error), 120)
+
+
+def _add_checksums(folder: Path) -> None:
+    """Adds the checksums to a checkpoint whose files are written, before Orbax commits it.
+
+    The disk has all these files before the checkpoint gets its name.
+    """
+    for place in folder.iterdir():
+        # Folders with numbers for names are committed already, or a killed run was deleting them.
+        if place.is_dir() and not place.name.isdecimal():
+            (place / CHECKSUMS).write_text(_checksums(place))
+            for path in (*place.rglob("*"), place):
+                sync(path)
+
+
+def _checksums(folder: Path) -> str:
+    """Returns a line for each file of the arrays, not for those that Orbax has yet to write."""
+    files, lines = (path for path in sorted(folder.glob("*/**/*")) if path.is_file()), []
+    for path in files:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines.append(f"{digest}  {path.relative_to(folder)}\n")
+    return "".join(lines)

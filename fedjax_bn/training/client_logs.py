@@ -1,0 +1,209 @@
+"""Writes what a run's report needs of its clients: distances of batch norms, and masks.
+
+`batch_norms/first.npz` has the distances of the clients' batch norms from their mean, by layer,
+after the first round, and `selected.npz` has those of the selected round. Before training all
+clients have the same model, so every distance is 0. Shared leaves have none. `masks/ROUND.npz` has
+the clients' masks, if they have any.
+"""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_bn.adaptation import running
+from fedjax_bn.data.domain import select
+from fedjax_bn.federation import FederatedState, client_variables
+from fedjax_bn.models.masks import COLLECTION, FEATURES, take
+from fedjax_bn.normalization.calls import in_forward_order
+from fedjax_bn.report.plots import masked_features
+from fedjax_bn.run.experiment.build import sample_input
+from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
+from fedjax_bn.training.evaluation.groups import by_client, some_of
+from fedjax_bn.training.evaluation.per_sample import features_of
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.mesh import gathered
+from fedjax_bn.training.population import Held, rows_of_clients
+from fedjax_bn.training.records import Record
+from fedjax_bn.training.together import first
+from fedjax_bn.training.workdir import not_readable, read_arrays, write_atomically
+
+_KINDS = ("mean", "std", "scale", "bias")
+_FOLDER, _PARAMS = "batch_norms", "params"
+_EPSILON = 1e-5  # added to every variance, as in batch norm
+_SAMPLES = 256  # test images of a client whose features are plotted
+
+
+class Distances(NamedTuple):
+    """Distances of clients from their mean.
+
+    Attributes:
+      layers: names, such as "layer1_0/norm1", in the order of the forward pass.
+      clients: names.
+      values: kind of _KINDS -> f[L, K]; NaN where a layer shares that leaf or lacks it.
+    """
+
+    layers: list[str]
+    clients: list[str]
+    values: dict[str, np.ndarray]
+
+
+def log_batch_norms(
+    experiment: Experiment, folder: Path, state: FederatedState | Held, name: str
+) -> None:
+    """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
+
+    At most `clients_named` clients are written, evenly spaced.
+
+    Args:
+      experiment: the run's.
+      folder: the workdir.
+      state: the run's; nothing is written if its clients' rows are on the disk.
+      name: of the file.
+
+    Raises:
+      WorkdirError: the file cannot be written.
+    """
+    if isinstance(state, Held):
+        return
+    # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
+    leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
+    layers = {path[1:-1] for path in leaves if path[0] == STATISTICS}
+    own = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if path[0] in (_PARAMS, STATISTICS) and path[1:-1] in layers and leaf.ndim == 2
+    }
+    own = gathered(own, experiment.mesh)
+    if not own or not first():
+        return
+    names = [domain.name for domain in experiment.internal.domains]
+    kept = some_of(len(names), experiment.plan.clients_named)
+    found = _distances({path: np.asarray(rows)[: len(names)] for path, rows in own.items()})
+    # Layers are ordered by a trace of one client's model.
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
+    images = sample_input(experiment.internal, experiment.prepare, 2)
+    variables = filled(without(join(state.shared, one), FROZEN), state.frozen)
+    layers = in_forward_order(found, experiment.model, variables, images)
+    nothing = np.full(len(names), np.nan)
+    values = {
+        kind: np.float32([found[layer].get(kind, nothing)[kept] for layer in layers])
+        for kind in _KINDS
+    }
+    # Names are stored as bytes, because those that come from files need not be valid text.
+    clients = np.array([names[k].encode("utf-8", "surrogatepass") for k in kept])
+    arrays = {"layers": np.array(layers), "clients": clients} | values
+    _write_npz(folder / _FOLDER / f"{name}.npz", arrays)
+
+
+def _distances(leaves: dict[tuple[str, ...], Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Returns layer -> kind -> distance f[K] of each client from the mean of all clients.
+
+    Each is a root mean square over the layer's channels: for mean, of (mean_k - mean) / std, in
+    standard deviations of the layer; for std, of log std_k minus its mean over clients; for scale
+    and bias, of the difference from the mean.
+
+    Args:
+      leaves: (collection, ..., name) -> f[K, C], of batch norms.
+    """
+
+    def apart(rows: np.ndarray) -> np.ndarray:
+        return np.sqrt(((rows - rows.mean(0)) ** 2).mean(1))
+
+    found: dict[str, dict[str, np.ndarray]] = {}
+    leaves = {path: np.asarray(leaf, np.float64) for path, leaf in leaves.items()}
+    for layer in (path[1:-1] for path in leaves if path[0] == STATISTICS):
+        mean, var = (leaves.get((STATISTICS, *layer, part)) for part in ("mean", "var"))
+        kinds = found.setdefault("/".join(layer) or ".", {})
+        if mean is not None and var is not None:
+            kinds["mean"] = apart(mean / np.sqrt(var.mean(0) + _EPSILON))
+            kinds["std"] = apart(np.log(var + _EPSILON) / 2)
+        for kind in ("scale", "bias"):
+            if (leaf := leaves.get((_PARAMS, *layer, kind))) is not None:
+                kinds[kind] = apart(leaf)
+    return found
+
+
+def read_distances(folder: Path, name: str) -> Distances | None:
+    """Returns the distances that a run wrote under a name; None if it wrote none.
+
+    Args:
+      folder: the run's workdir.
+      name: first or selected.
+
+    Raises:
+      WorkdirError: the file is damaged.
+    """
+    path = folder / _FOLDER / f"{name}.npz"
+    if not path.exists():
+        return None
+    stored = read_arrays(path)
+    try:
+        values = {kind: stored[kind] for kind in _KINDS}
+        clients = [one.decode("utf-8", "surrogatepass") for one in stored["clients"].tolist()]
+        return Distances(stored["layers"].tolist(), clients, values)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise not_readable(path, error) from error
+
+
+def log_masks(
+    experiment: Experiment, folder: Path, state: FederatedState | Held, last: bool = False
+) -> Record:
+    """Writes the masks of a round, and after the last one a picture of their effect on features.
+
+    `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
+    f[C], which an unseen client receives. `plots/masked_features.png` shows the first and the last
+    client. For a population, the clients are those of the round's cohort.
+
+    Returns:
+      {"mask_l1": {client: L1 norm, "mean": their mean}}; a client's norm is the mean over its masks
+      if it has several (FedCD, Fig. 3). With more clients than `clients_named`, or with a cohort,
+      the entry is a summary (`run.evaluation.groups`). {} if there are no masks.
+    """
+    if not state.personal.get(COLLECTION):
+        return {}
+    domains, limit = experiment.internal.domains, experiment.plan.clients_named
+    masks, weights = _masks_of(experiment, state), np.asarray(state.weights)
+    mean = {name: (weights[:, None] * mask).sum(0) / weights.sum() for name, mask in masks.items()}
+    names = [domain.name for domain in domains]
+    if isinstance(state, Held):  # the only row in its state is the mean
+        client = np.asarray(state.client)
+        rows = rows_of_clients(state, client, ("personal",))["personal"]
+        domains = [domains[k] for k in client]
+        state = state.state._replace(personal=rows, weights=np.zeros(len(client)))
+        names, limit = [""] * len(names), 0  # each cohort has other names: only a summary is kept
+        masks = _masks_of(experiment, state)
+    if first():
+        arrays = {"clients": np.array([domain.name for domain in domains])} | masks
+        arrays |= {f"{name}.mean": mean[name] for name in masks}
+        _write_npz(folder / "masks" / f"{int(state.round):04}.npz", arrays)
+    if last and FEATURES in masks:
+        two = sorted({0, len(domains) - 1})
+        variables = gathered(client_variables(state), experiment.mesh)
+        if first():
+            features = {}  # name -> f[N, F] before the mask, of test images
+            for k in two:
+                own = take(jax.device_get(jax.tree.map(lambda leaf, k=k: leaf[k], variables)))[0]
+                some = select(domains[k].test, np.arange(len(domains[k].test.images))[:_SAMPLES])
+                given = experiment.model, experiment.prepare, own, some, _SAMPLES
+                features[domains[k].name] = features_of(running, *given)
+            image = masked_features(features, masks[FEATURES][two])
+            write_atomically(folder / "plots" / "masked_features.png", image)
+    # FedCD has one mask, of features, unless more layers are named.
+    norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
+    return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
+
+
+def _masks_of(experiment: Experiment, state: FederatedState | Held) -> dict[str, np.ndarray]:
+    """Returns name -> masks f[K, F] without padding, readable by this process."""
+    masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
+    return jax.tree.map(lambda leaf: leaf[: len(state.weights)], masks)
+
+
+def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    write_atomically(path, file.getvalue())

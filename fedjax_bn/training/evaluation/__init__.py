@@ -1,0 +1,1 @@
+"""Scores of clients, internal and unseen."""

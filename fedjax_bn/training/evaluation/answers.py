@@ -1,0 +1,176 @@
+"""Keeps the answers of clients: their measures, and the files that a run's folder has of them.
+
+Answers are those of a classifier (`classes_answered`) or masks (`masks_answered`). Both have
+
+    percent                the task's score
+    ordered(index)         the answers to samples in another order
+    measures(split)        name -> value
+    row(split)             the arrays that the report needs
+    predictions(), table(split)    what `config.predictions` writes, npz or csv
+
+`answers/internal.npz` has a row per client, `answers/unseen.npz` one per unseen domain and
+adaptation. All predictions are written on request (`config.predictions`).
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_bn.arguments.text import cell
+from fedjax_bn.data.domain import Split
+from fedjax_bn.task import Task
+from fedjax_bn.training.evaluation import classes_answered, masks_answered
+from fedjax_bn.training.evaluation.classes_answered import Answered, Answers, answering_classes
+from fedjax_bn.training.evaluation.groups import by_client
+from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks, MaskAnswers, answering_masks
+from fedjax_bn.training.workdir import not_readable, read_arrays, write_atomically
+
+_FOLDER = "answers"
+_FILES = ("internal", "unseen")
+
+
+AnyAnswers = Answers | MaskAnswers
+
+
+class Kept(NamedTuple):
+    """Answers, and the samples that they are of."""
+
+    answers: AnyAnswers
+    split: Split
+
+
+Keep = dict[tuple[str, str], Kept]  # (client, "") or (unseen domain, adaptation) -> answers
+
+
+def answering(task: Task) -> Task:
+    """Returns the task with answers as its score if it scores by accuracy or by masks."""
+    if task.segments:
+        return answering_masks(task)
+    if not task.classifies or task.score.name != "accuracy":
+        return task
+    return answering_classes(task)
+
+
+def measures_by_client(
+    names: Sequence[str], kept: Sequence[tuple[AnyAnswers | float, Split]], limit: int
+) -> dict[str, Any]:
+    """Returns {"measures": {name: {client: value, "mean": ...}}}; {} if scores are numbers.
+
+    Means are over the clients that have a value. `limit` is the configuration's `clients_named`.
+    """
+    rows = [one.measures(split) for one, split in kept if isinstance(one, AnyAnswers)]
+    if len(rows) < len(kept):
+        return {}
+    found = {}
+    for name in rows[0]:
+        values = np.array([row[name] for row in rows])
+        known = values[np.isfinite(values)]
+        mean = {"mean": float(known.mean()) if len(known) else None}
+        found[name] = by_client(names, values, limit, mean=False) | mean
+    return {"measures": found}
+
+
+def measures_of(
+    scores: Mapping[str, AnyAnswers | float], split: Split
+) -> dict[str, dict[str, float | None]]:
+    """Returns adaptation -> measure -> value, None if it is not defined.
+
+    The result has no entry for a score that is a number.
+    """
+    return {
+        text: {name: v if np.isfinite(v) else None for name, v in one.measures(split).items()}
+        for text, one in scores.items()
+        if isinstance(one, AnyAnswers)
+    }
+
+
+def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
+    """Writes the files of `answers/` for internal and for unseen clients, if there are any.
+
+    Args:
+      folder: the workdir.
+      keep: the answers.
+      predictions: "csv" or "npz" to write what `predictions_of` returns too; "" not to.
+
+    Raises:
+      WorkdirError: a file cannot be written.
+    """
+    for name in _FILES:
+        mine = {key: kept for key, kept in keep.items() if bool(key[1]) == (name == "unseen")}
+        if not mine:
+            continue
+        rows = [kept.answers.row(kept.split) for kept in mine.values()]
+        write_atomically(folder / _FOLDER / f"{name}.npz", _packed_rows(mine, rows))
+        if predictions:
+            path = folder / _FOLDER / f"{name}-predictions.{predictions}"
+            write_atomically(path, predictions_of(mine, predictions))
+
+
+def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
+    """Returns a file `.npz` with the number of its row in the name of each array."""
+    arrays = {"names": np.array(json.dumps(list(keep)))}
+    for i, row in enumerate(rows):
+        for name, array in row.items():
+            what, dot, rest = name.partition(".")
+            arrays[f"{what}{i}{dot}{rest}"] = array
+    return packed(arrays)
+
+
+def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks]:
+    """Returns (client, "") or (unseen domain, adaptation) -> its answers in a workdir; may be {}.
+
+    Raises:
+      WorkdirError: a file is damaged.
+    """
+    found = {}
+    for path in (folder / _FOLDER / f"{name}.npz" for name in _FILES):
+        if not path.exists():
+            continue
+        stored = read_arrays(path)
+        try:
+            for i, key in enumerate(json.loads(str(stored["names"]))):
+                own = re.compile(rf"([a-z]+){i}(\.\d+)?")
+                names = {name: own.fullmatch(name) for name in stored}
+                row = {m[1] + (m[2] or ""): stored[name] for name, m in names.items() if m}
+                kind = masks_answered if "dice" in row else classes_answered
+                found[tuple(key)] = kind.read_row(row)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise not_readable(path, error) from error
+    return found
+
+
+def predictions_of(keep: Keep, form: str) -> str | bytes:
+    """Returns all predictions as the content of a file.
+
+    Args:
+      keep: the answers, of one kind.
+      form: "csv", a line per sample with probabilities, or per volume and class with the scores of
+        its masks; or "npz": `names`, the keys of `keep` as JSON, and for row i `label{i}` i32[N]
+        and `probabilities{i}` f32[N, C], or `predicted{i}` u8[N, H, W].
+    """
+    if form == "npz":
+        return _packed_rows(keep, [answers.predictions() for answers, _ in keep.values()])
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for number, ((name, adaptation), (answers, split)) in enumerate(keep.items()):
+        heads, rows = answers.table(split)
+        if not number:
+            writer.writerow(("client", "adaptation", *heads))
+        for row in rows:
+            # All digits of f64; names go through `cell`.
+            texts = (cell(x) if isinstance(x, str) else repr(x) for x in row)
+            writer.writerow((cell(name), cell(adaptation), *texts))
+    return file.getvalue()
+
+
+def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Returns named arrays as the content of a compressed `.npz`."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()

@@ -1,0 +1,328 @@
+"""Scores a federation, between rounds or after the run.
+
+Every internal client is tested with its own model, every unseen client with each adaptation. With
+`config.personalize` each client first adapts to a few labelled samples.
+
+Internal clients predict by the method's rule (`FederatedMethod.statistics`). A client that has
+never taken part has no leaves of its own yet: it is tested with what an unseen client receives.
+Validation, which selects a round, uses the clients' own models or the aggregated one
+(`config.validate_with`), as FedIG's server does (A.2).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_bn.adaptation import ensemble, with_clients
+from fedjax_bn.arguments.choices import naming
+from fedjax_bn.arguments.text import brief
+from fedjax_bn.data.domain import Split, whole
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.engine.devices import padded
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.sharing import Variables
+from fedjax_bn.state import unseen_personal
+from fedjax_bn.task import Task
+from fedjax_bn.training import population
+from fedjax_bn.training.evaluation import scoring
+from fedjax_bn.training.evaluation.answers import (
+    AnyAnswers,
+    Keep,
+    Kept,
+    answering,
+    measures_by_client,
+    measures_of,
+)
+from fedjax_bn.training.evaluation.groups import by_client, some_of
+from fedjax_bn.training.evaluation.personalization import adapted_rows, local_steps, set_aside
+from fedjax_bn.training.experiment import Evaluation, Experiment
+from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
+from fedjax_bn.training.workdir import Record
+
+# evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
+# so far, None for all; `keep` is a dict to which answers are added, or None.
+Evaluate = Callable[..., Record]
+_State = FederatedState | population.Held
+_Trained = np.ndarray | None
+_BLOCK = 64  # clients, or batches, at a time, if no cohort sets the number
+_SAMPLE = 5  # which of the generator's streams draws the sample
+
+
+def evaluator(experiment: Experiment) -> Evaluate:
+    """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
+
+    Test data that take at most `data.device_megabytes` stay on the device; others are streamed.
+    Unseen clients are left out if the configuration tests them only once, after the run.
+    """
+    internal = internal_evaluator(experiment, experiment.evaluation.eval_train_loss)
+    if experiment.evaluation.eval_unseen == "once":
+        return internal
+    unseen = unseen_evaluator(experiment)
+
+    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
+        return internal(state, trained, keep) | unseen(state, keep)
+
+    return evaluate
+
+
+def clients_tested(how: Evaluation, num_clients: int) -> np.ndarray:
+    """Returns the numbers of the clients that are evaluated, i[n], ascending.
+
+    Args:
+      how: `clients` of them (0: all) are drawn from `seed`, the same in every round.
+      num_clients: K.
+    """
+    if not how.clients:
+        return np.arange(num_clients)
+    return np.sort(generator(how.seed, 0, 0, _SAMPLE).permutation(num_clients)[: how.clients])
+
+
+def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Evaluate:
+    """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
+
+    The record has "accuracy", "validation" if clients have validation samples, and "measures" of
+    the answers to the test samples (`answers.measures_by_client`). `keep` takes these
+    answers too.
+
+    A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
+    blocks as large as a cohort, so that the device's memory does not grow with their number.
+
+    Args:
+      experiment: the clients, the model, and how clients are tested.
+      train_loss: whether the record has "train_loss" too, the loss of FedBN's Fig. 3: over a
+        client's training samples, after aggregation, with its own model in evaluation mode.
+        Differs from the authors' code: the mean is over samples, not over batches, of which the
+        last is smaller.
+    """
+    how, limit = experiment.evaluation, experiment.plan.clients_named
+    tested = clients_tested(how, len(experiment.internal.domains))
+    domains = [experiment.internal.domains[k] for k in tested]
+    names, task, size = [domain.name for domain in domains], answering(experiment.task), 0
+    if how.clients or experiment.participation.on_disk:
+        size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
+
+    def aside(splits: list[Split]) -> tuple[Sequence[Split], Sequence[Split]]:
+        return set_aside(splits, how.personalization) if how.personalization else ((), splits)
+
+    own = how.validate_with == "own"
+    # If every client is tested on its validation samples, these are evaluated once.
+    once = own and all(domain.test is domain.validation for domain in domains)
+    steps = _steps(experiment) if how.personalization else None
+    adapt = adapted_rows(steps, experiment.mesh) if steps else None  # compiled once for all
+    labelled, tests = aside([domain.test for domain in domains])
+    # For each score: whether clients answer with their own models, not the aggregated one.
+    parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
+    if not once and all(domain.validation is not None for domain in domains):
+        labelled, rest = aside([domain.validation for domain in domains])
+        parts["validation"] = own, _scoring(experiment, size, task, rest, labelled, adapt)
+    if train_loss:
+        loss, train = task._replace(score=scoring.mean_loss(task)), [one.train for one in domains]
+        parts["train_loss"] = True, _scoring(experiment, size, loss, train)
+
+    def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
+        found: dict[str, list[float | AnyAnswers]] = {key: [] for key in parts}
+        step = size or len(tested)
+        for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
+            # The last block repeats clients, so that all blocks have one shape.
+            client = tested[np.resize(places, size)] if size else None
+            models = {
+                of_own: _models_of(state, client, trained, of_own, experiment)
+                for of_own in {of_own for of_own, _ in parts.values()}
+            }
+            for key, (of_own, score) in parts.items():
+                found[key] += score(models[of_own], places)
+        record = {k: by_client(names, [*map(_percent, one)], limit) for k, one in found.items()}
+        record |= measures_by_client(names, [*zip(found["accuracy"], tests, strict=True)], limit)
+        if once:
+            record["validation"] = record["accuracy"]
+        if keep is not None:
+            for k in some_of(len(names), limit) if size else range(len(names)):
+                if isinstance(answers := found["accuracy"][k], AnyAnswers):
+                    keep[names[k], ""] = Kept(answers, tests[k])
+        return record
+
+    return evaluate
+
+
+def _scoring(
+    experiment: Experiment,
+    size: int,
+    task: Task,
+    splits: Sequence[Split],
+    labelled: Sequence[Split] = (),
+    adapt: Callable[[FederatedState, Sequence[Split]], FederatedState] | None = None,
+) -> Callable[[FederatedState, np.ndarray], list[float | AnyAnswers]]:
+    """Returns `score(state, places)`, the scores of the clients at `places`.
+
+    Their models are the rows of `state`. A block has `size` clients; 0 for all at once. With
+    `adapt`, each client first adapts to its `labelled` samples.
+    """
+    model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
+    rule, rows = experiment.method.statistics, size or padded(len(splits), mesh)
+    score = scoring.score_clients(model, prepare, size or len(splits), task, rule, mesh)
+    batch = min(experiment.evaluation.batch_size, max(len(split.images) for split in splits))
+    if not size:
+        limit = experiment.evaluation.device_megabytes
+        resident = scoring.SplitBatches(splits, batch, mesh).kept_within(limit)
+
+    def of_places(state: FederatedState, places: np.ndarray) -> list[float | AnyAnswers]:
+        if adapt:
+            state = adapt(state, [labelled[k] for k in np.resize(places, rows)])
+        if not size:
+            return score(state, resident())[: len(places)]
+        batches = scoring.SplitBatches([splits[k] for k in places], batch, mesh, rows=size)
+        return score(state, batches.blocks(_BLOCK))[: len(places)]
+
+    return of_places
+
+
+def _steps(experiment: Experiment) -> Callable[..., Variables]:
+    how, rule = experiment.evaluation.personalization, experiment.method.statistics
+    return local_steps(how, experiment.model, experiment.prepare, rule)
+
+
+def _models_of(
+    state: _State,
+    client: np.ndarray | None,
+    trained: _Trained,
+    own: bool,
+    experiment: Experiment,
+) -> FederatedState:
+    """Returns a state with the models of some clients (None: all), their own or the aggregated one.
+
+    Clients that have never trained have what an unseen client receives.
+    """
+    if isinstance(state, population.Held):
+        spread = clients_of(experiment.mesh)
+        here = own_rows(len(client), spread)
+        read = population.rows_of_clients(state, client[here], ("personal",))["personal"]
+        rows = place_own(here, len(client), spread, read)
+        known = np.asarray(state.slots)[client] != population.UNTOUCHED
+        common = state.state
+    else:
+        common, rows = state, state.personal
+        known = np.ones(len(state.weights), bool) if trained is None else trained
+        if client is not None:
+            rows, known = jax.tree.map(lambda leaf: leaf[client], rows), known[client]
+        elif not jax.tree.leaves(rows) or (own and known.all()):
+            return state
+        else:  # on a mesh the rows are padded
+            known = np.pad(known, (0, len(jax.tree.leaves(rows)[0]) - len(known)))
+    return _with_rows(common._replace(memory=(), weighing=()), rows, known & own)
+
+
+@jax.jit
+def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedState:
+    """Returns the state with `rows` where known bool[C], else the mean of `state.personal`."""
+    personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
+    mean = unseen_personal(personal, state.weights)
+
+    def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
+        return jnp.where(known.reshape(-1, *(1,) * mean.ndim), rows, mean)
+
+    return state._replace(personal=jax.tree.map(chosen, rows, mean))
+
+
+def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
+    """Returns `evaluate(state, keep)`, the scores of unseen domains with each adaptation.
+
+    The record is {"unseen": {domain: {adaptation: percent}}}. With answers it also has
+    "unseen_measures", {domain: {adaptation: {name: value}}}. It is {} without unseen domains.
+    """
+    if not experiment.unseen:
+        return lambda state, keep=None: {}
+    prepare, mesh = experiment.prepare, experiment.mesh
+    choices, task = experiment.adaptations, answering(experiment.task)
+    names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
+    if how := experiment.evaluation.personalization:
+        labelled, splits = set_aside(splits, how)
+        steps, adapt = jax.jit(_steps(experiment)), {}
+        for name, one in zip(names, labelled, strict=True):
+            given = jax.tree.map(jnp.asarray, (np.asarray(one.images), one.labels))
+            adapt[name] = partial(steps, images=given[0], labels=given[1])
+    tested = dict(zip(names, map(scoring.as_stored, splits), strict=True))
+    score = {
+        text: scoring.score_unseen(one.adaptation, prepare, task, mesh)
+        for text, one in choices.items()
+    }
+
+    @cache  # adaptations with the same stream share its batches
+    def batches(name: str, size: int, order: int, where: str) -> Callable[[], scoring.Blocks]:
+        split = scoring.in_order(tested[name], order)
+        batches = scoring.SplitBatches([split], size, mesh, where)
+        return batches.kept_within(experiment.evaluation.device_megabytes)
+
+    serve = partial(served_variables, choices=choices)
+    if mesh is not None:  # every device needs the mean of rows that are spread over all
+        serve = jax.jit(serve, out_shardings=copies_on(mesh))
+
+    def evaluate(state: FederatedState, keep: Keep | None = None) -> Record:
+        received, scores, measures = serve(state), {}, {}
+        for name, split in tested.items():
+            variables, found = received, {}
+            if how:
+                variables = adapt[name](received, frozen=state.frozen)
+            for text, choice in choices.items():
+                # If each batch depends on earlier ones, every device scores the whole stream.
+                carry = jax.eval_shape(choice.adaptation.init, variables)
+                where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
+                parts = batches(name, choice.batch_size, choice.order, where)
+                found[text] = score[text](variables, parts())
+                if isinstance(found[text], AnyAnswers):
+                    found[text] = _in_split_order(found[text], len(split.images), choice.order)
+                    if keep is not None:
+                        keep[name, text] = Kept(found[text], split)
+            scores[name] = {text: _percent(one) for text, one in found.items()}
+            measures[name] = measures_of(found, split)
+        measured = {"unseen_measures": measures} if any(measures.values()) else {}
+        return {"unseen": scores} | measured
+
+    return evaluate
+
+
+def _percent(score: AnyAnswers | float) -> float:
+    """Returns the score of answers, and a number unchanged."""
+    return score.percent if isinstance(score, AnyAnswers) else score
+
+
+def _in_split_order(answers: AnyAnswers, count: int, order: int) -> AnyAnswers:
+    """Returns the answers to a split that was streamed `in_order`, in the split's own order."""
+    number = np.arange(count)
+    return answers.ordered(np.argsort(scoring.in_order(Split(number, number), order).images))
+
+
+def trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
+    """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
+
+    def first(text: str, state: FederatedState, images: jax.Array, valid: jax.Array) -> Any:
+        variables, (init, predict) = served_variables(state, [text]), choices[text].adaptation
+        images = experiment.prepare(images, parameter_dtype(variables))
+        return predict(variables, init(variables), images, valid)
+
+    choices = experiment.adaptations if experiment.unseen else {}
+    for text, choice in choices.items():
+        like, size = experiment.unseen[0].test.images, choice.batch_size
+        images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
+        valid = jax.ShapeDtypeStruct((size,), bool)
+        with naming(f"config.adaptations={brief(text)} on config.model"):
+            jax.eval_shape(partial(first, text), state, images, valid)
+
+
+def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
+    """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
+
+    Raises:
+      ConfigError: `ensemble` is chosen, but the clients' rows are on the disk.
+    """
+    if isinstance(state, population.Held):
+        population.refuse_ensemble(choices)
+        state = state.state
+    variables = global_variables(state)
+    if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
+        return with_clients(variables, client_variables(state))
+    return variables

@@ -1,0 +1,155 @@
+"""Computes features, alphas of the adapter, and pictures with boxes or masks, of single samples."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from fedjax_bn.adaptation import Adaptation, record_alphas, running
+from fedjax_bn.adaptation.adaptation import of_clients
+from fedjax_bn.data.domain import Dataset, Split, select, whole
+from fedjax_bn.data.label_trees import BOXES, CLASS, has_boxes
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.images import Prepare
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.models.features import FeaturesOf
+from fedjax_bn.normalization.calls import in_forward_order
+from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.sharing import Variables
+from fedjax_bn.tasks.detection.decode import PREDICTION, detect
+from fedjax_bn.tasks.detection.found_boxes import Picture, found_boxes
+from fedjax_bn.tasks.segmentation import overlays
+from fedjax_bn.training.evaluation.answers import read_answers
+from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
+from fedjax_bn.training.evaluation.scoring import SplitBatches
+from fedjax_bn.training.workdir import write_atomically
+
+_IMAGES = 6  # of a client
+_CLIENTS = 8  # internal clients, and at most as many unseen ones
+
+
+def alphas_of(
+    model: nn.Module, prepare: Prepare, variables: Variables, split: Split, batch_size: int = 256
+) -> dict[str, np.ndarray]:
+    """Returns layer -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9).
+
+    Layers are in the order of the forward pass.
+    """
+    alphas = _over_batches(prepare, variables, split, batch_size, record_alphas(model))
+    images = prepare(jax.numpy.asarray(split.images[:2]), parameter_dtype(variables))
+    return {name: alphas[name] for name in in_forward_order(alphas, model, variables, images)}
+
+
+def features_of(
+    make: Callable[[nn.Module], Adaptation],
+    model: nn.Module,
+    prepare: Prepare,
+    variables: Variables,
+    split: Split,
+    batch_size: int = 256,
+) -> np.ndarray:
+    """Returns features f[N, F] before the classifier (FedIG, Fig. 4b).
+
+    Args:
+      make: model -> adaptation without carry, such as `adaptation.running`.
+      model: linen module.
+      prepare: stored images -> what the model reads.
+      variables: the collections that the adaptation needs.
+      split: N samples.
+      batch_size: samples of one pass.
+    """
+    adaptation = make(FeaturesOf(model))
+
+    def features(variables: Variables, images: jax.Array) -> jax.Array:
+        return adaptation.predict(variables, adaptation.init(variables), images)[0]
+
+    return _over_batches(prepare, variables, split, batch_size, features)
+
+
+def _over_batches(
+    prepare: Prepare,
+    variables: Variables,
+    split: Split,
+    batch_size: int,
+    function: Callable[[Variables, jax.Array], Any],
+) -> Any:
+    """Returns the function's outputs for all samples, joined: arrays [N, ...]."""
+    data = SplitBatches([split], batch_size).all_at_once()
+
+    @jax.jit
+    def run(variables: Variables, images: jax.Array) -> Any:
+        dtype = parameter_dtype(variables)
+        return jax.lax.map(lambda batch: function(variables, prepare(batch, dtype)), images)
+
+    def joined(leaf: jax.Array) -> np.ndarray:
+        return np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(split.images)]
+
+    return jax.tree.map(joined, run(variables, data.images))
+
+
+def shows_boxes(experiment: Experiment) -> bool:
+    """Returns whether the labels of a run's images are boxes."""
+    return has_boxes(experiment.internal.domains[0].test.labels)
+
+
+def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> None:
+    """Writes `plots/boxes.png`, the first test images with the boxes that a detector finds.
+
+    Internal clients predict with their own models, by the method's rule. Unseen domains predict
+    with what an unseen client receives, by the received running statistics.
+    """
+
+    def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[Picture]]:
+        @jax.jit
+        def find(variables: Variables, images: jax.Array) -> Any:
+            read = experiment.prepare(images, parameter_dtype(variables))
+            outputs, _ = adaptation.predict(variables, adaptation.init(variables), read)
+            return detect(outputs, experiment.model.anchors, PREDICTION)
+
+        def pictures(variables: Variables, split: Split) -> list[Picture]:
+            first = select(split, np.arange(min(_IMAGES, len(split.images))))
+            images = np.asarray(first.images)
+            found = jax.device_get(find(variables, images))
+            true = first.labels[BOXES], first.labels[CLASS]
+            return [Picture(*one) for one in zip(images, *found, *true, strict=True)]
+
+        return pictures
+
+    rule = experiment.method.statistics
+    own = finder(of_clients(experiment.model, rule))
+    served = own if rule is None else finder(running(experiment.model))
+    rows, received, dataset = {}, global_variables(state), experiment.internal
+    for k, domain in enumerate(dataset.domains[:_CLIENTS]):
+        rows[domain.name] = own(client_variables(state, k), domain.test)
+    for domain in experiment.unseen[:_CLIENTS]:
+        rows[domain.name] = served(received, whole(domain))
+    write_atomically(folder / "plots" / "boxes.png", found_boxes(rows, class_names(dataset)))
+
+
+def draw_masks(experiment: Experiment, folder: Path) -> None:
+    """Writes `plots/masks.png`, the pictures of `answers/` with their true and predicted masks.
+
+    It has the best, the median and the worst volume or image, by Dice, of some internal clients,
+    and of some unseen domains with each adaptation.
+
+    Raises:
+      WorkdirError: a file of `answers/` is damaged.
+    """
+    inside: dict[str, list[overlays.Picture]] = {}
+    outside: dict[str, list[overlays.Picture]] = {}
+    for (name, adaptation), one in read_answers(folder).items():
+        if isinstance(one, AnsweredMasks) and one.pictures:
+            label = f"{name} [{adaptation}]" if adaptation else name
+            (outside if adaptation else inside)[label] = one.pictures
+    rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
+    if rows:
+        content = overlays.overlays(rows, class_names(experiment.internal))
+        write_atomically(folder / "plots" / "masks.png", content)
+
+
+def class_names(dataset: Dataset) -> tuple[str, ...]:
+    """Returns the names of the classes, or their numbers as text."""
+    return dataset.classes or tuple(map(str, range(dataset.num_classes)))

@@ -1,0 +1,143 @@
+"""Defines `Experiment`, all that a run needs, and reads a configuration's values into it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
+
+from fedjax_bn.adaptation.choice import Choice
+from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
+from fedjax_bn.engine.images import Prepare
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.task import Task, classification
+from fedjax_bn.training.availability import Participation
+from fedjax_bn.training.evaluation.personalization import Personalization
+from fedjax_bn.training.workdir import Record
+
+
+class LocalWork(NamedTuple):
+    """A client's training in a round: `steps` steps if above 0, else `epochs`.
+
+    `epochs` has one number for all clients, or one for each.
+    """
+
+    batch_size: int
+    steps: int
+    epochs: tuple[int, ...]
+
+    def sampler(self, smallest: int, longest: int) -> Sampler:
+        """Returns the function that draws the samples of a round.
+
+        Args:
+          smallest, longest: numbers of training samples of the smallest and the largest client.
+        """
+        if self.steps:
+            return by_steps(self.batch_size, self.steps, smallest)
+        return by_epochs(min(self.batch_size, longest), self.epochs)
+
+
+class Plan(NamedTuple):
+    """What the loop over rounds does and writes; other fields mean what their keys mean.
+
+    Attributes:
+      keys: dotted key -> value of the whole configuration, as config.json has it.
+      follows: the key whose schedule depends on the number of rounds, see `method.follows_rounds`.
+      privacy: `privacy(rounds)` returns the record of `describe_privacy` after that many rounds.
+    """
+
+    method: str
+    model: str
+    seed: int
+    rounds: int
+    patience: int
+    eval_every: int
+    checkpoint_every: int
+    on_nonfinite: str
+    clients_named: int
+    predictions: str
+    profile: int
+    wandb: str
+    device_megabytes: int
+    start_from: str
+    pretrained: str
+    keys: Record
+    follows: str
+    privacy: Callable[[int], Record]
+
+
+class Evaluation(NamedTuple):
+    """How clients are tested; other fields mean what their keys mean.
+
+    Attributes:
+      clients: how many are evaluated, drawn from `seed`; 0 for all.
+      device_megabytes: test data up to this size stay on the device.
+      personalization: how a client adapts first; None if clients do not adapt.
+    """
+
+    batch_size: int
+    device_megabytes: int
+    clients: int
+    seed: int
+    eval_unseen: str
+    eval_train_loss: bool
+    validate_with: str
+    personalization: Personalization | None
+
+
+class Experiment(NamedTuple):
+    """Everything that a run reads from the configuration, built and checked.
+
+    Attributes:
+      model: a linen module, or what `models.from_nnx` makes; wrapped by `models.precision.in_dtype`
+        if it computes in another dtype.
+      method: the federated method, whose batches hold images or numbers of samples in a source.
+      internal: the clients, as the domains of a dataset.
+      unseen: the domains that do not train.
+      prepare: stored images -> what the model reads.
+      adaptations: text -> how unseen clients predict.
+      notes: messages for the user about the data and the start.
+      participation: who takes part in a round.
+      work: what a client does in a round.
+      plan: the rounds, and what is written.
+      evaluation: how clients are tested.
+      mesh: the devices over which the method's clients are shared out; None for one.
+      task: what is learned and reported.
+      validates: the key that needs validation samples during training; "" for none.
+    """
+
+    model: Any
+    method: FederatedMethod
+    internal: Dataset
+    unseen: tuple[Domain, ...]
+    prepare: Prepare
+    adaptations: dict[str, Choice]
+    notes: tuple[str, ...]
+    participation: Participation
+    work: LocalWork
+    plan: Plan
+    evaluation: Evaluation
+    mesh: Mesh | None = None
+    task: Task = classification()
+    validates: str = ""
+
+    def sampler(self) -> Sampler:
+        """Returns the function that draws the samples of a round."""
+        sizes = [len(domain.train.images) for domain in self.internal.domains]
+        return self.work.sampler(min(sizes), max(sizes))
+
+
+def privacy_notes(about: Record) -> tuple[str, ...]:
+    """Returns a note for the user on what `describe_privacy` returned."""
+    if not about:
+        return ()
+    keys = about["privacy"]
+    begin = f"privacy: updates of clients are clipped to norm {keys['clip']:g}"
+    if keys["epsilon"] is None:
+        return (f"{begin}; without privacy.noise no epsilon follows from that",)
+    return (
+        f"{begin}, noise of {keys['noise']:g} times that is added by the {keys['at']}: each client "
+        f"has (epsilon, delta) = ({keys['epsilon']:.3g}, {keys['delta']:g}) after {keys['rounds']} "
+        f"rounds ({keys['neighbours']}), for what is shared; not for losses, accuracies and "
+        "personal leaves, see docs/privacy.md",
+    )

@@ -1,0 +1,191 @@
+"""Spreads a run over devices, and places its arrays there.
+
+Rows of clients are spread over the mesh's axis "clients"; every device has a copy of all else. If
+there are several processes, each reads and places only the rows of its own devices.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.engine.devices import BATCH, CLIENTS
+from fedjax_bn.federation import FederatedState
+
+PyTree = Any
+
+
+def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | None:
+    """Returns the mesh that `config.mesh` describes; None for one device.
+
+    Args:
+      clients: devices over which clients are shared out; 0 for all there are.
+      batch: devices over which each batch is split; 0 for devices // rows, but at least 1
+        and at most `batch_size`.
+      rows: clients of a round.
+      batch_size: samples of a step.
+
+    Raises:
+      ConfigError: there are too few devices, or a process would have none of the chosen ones.
+    """
+    devices = jax.devices()
+    clients = clients or max(len(devices) // (batch or 1), 1)
+    what = f"config.mesh.clients={clients}" + (f" with mesh.batch={batch}" if batch else "")
+    if clients * (batch or 1) > len(devices):
+        raise ConfigError(
+            f"{what} needs {clients * (batch or 1)} devices of the {len(devices)} that this run "
+            "has: give 0 for all of them, or fewer"
+        )
+    if not batch:
+        # Devices without a client of their own take a part of each batch.
+        batch = min(max(clients // rows, 1), batch_size)
+        clients = min(clients, rows)
+    chosen = np.array(devices[: clients * batch])
+    if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
+        raise ConfigError(
+            f"{what} takes {chosen.size} devices, none of which is one of process "
+            f"{min(idle)}: start fewer processes, or give a mesh that has devices of all"
+        )
+    if chosen.size == 1 and jax.process_count() == 1:
+        return None
+    shape, names = ((clients, batch), (CLIENTS, BATCH)) if batch > 1 else ((clients,), (CLIENTS,))
+    return Mesh(chosen.reshape(shape), names)
+
+
+def clients_of(mesh: Mesh | None) -> NamedSharding | None:
+    """Returns the sharding of rows [P, ...] by client; None for one device."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec(CLIENTS))
+
+
+def copies_on(mesh: Mesh | None) -> NamedSharding | None:
+    """Returns the sharding of arrays of which every device has a copy; None for one device."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def over_all(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of rows over all devices, those of the batch axis included."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def mesh_note(mesh: Mesh | None) -> str:
+    """Returns the devices of a run in words, for a message."""
+    if mesh is None:
+        return "one device"
+    kind, shape = mesh.devices.flat[0].device_kind, dict(mesh.shape)
+    spread = f"{mesh.size} devices ({kind}), clients over {shape[CLIENTS]}"
+    spread += f" and each batch over {shape[BATCH]}" if BATCH in shape else ""
+    count = jax.process_count()
+    return f"{spread}, in {count} processes" if count > 1 else spread
+
+
+def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
+    """Returns the sharding of each leaf; the clients' own [K, ...] are spread over their axis."""
+    spread = jax.tree.map(lambda leaf: copies_on(mesh), state)
+    own = jax.tree.map(lambda leaf: clients_of(mesh), (state.personal, state.memory))
+    return spread._replace(personal=own[0], memory=own[1])
+
+
+def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
+    """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh.
+
+    A state without a row for each client, a `Held`, has a copy on every device.
+    """
+    form = jax.eval_shape(lambda state: state, state)
+    if mesh is None:
+        return form
+    by_client = isinstance(form, FederatedState)
+    spread = (
+        shardings_of(form, mesh) if by_client else jax.tree.map(lambda _: copies_on(mesh), form)
+    )
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        form,
+        spread,
+    )
+
+
+def place_rows(
+    read: Callable[[int, int], PyTree], rows: int, sharding: NamedSharding | None
+) -> PyTree:
+    """Returns arrays [rows, ...] of which every device gets its own rows.
+
+    Args:
+      read: `read(start, stop)` returns those rows, a tree of NumPy arrays; only called for the rows
+        of this process's devices.
+      rows: a multiple of the number of shards.
+      sharding: None for one device.
+    """
+    if sharding is None:
+        return jax.tree.map(jnp.asarray, read(0, rows))
+    # Not by `device_put` with the sharding, which needs all rows in every process.
+    parts, tree = [], None
+    for (start, stop), devices in _own_places(rows, sharding):
+        tree = read(start, stop)
+        parts += [[jax.device_put(leaf, d) for leaf in jax.tree.leaves(tree)] for d in devices]
+    arrays = [
+        jax.make_array_from_single_device_arrays((rows, *one[0].shape[1:]), sharding, list(one))
+        for one in zip(*parts, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(tree), arrays)
+
+
+def place_own(own: np.ndarray, rows: int, sharding: NamedSharding | None, tree: PyTree) -> PyTree:
+    """Returns arrays [rows, ...] from NumPy arrays of the rows `own` i64[n], see `own_rows`."""
+    first = {row: position for position, row in enumerate(own.tolist())}
+
+    def read(start: int, stop: int) -> PyTree:
+        place = first[start]
+        return jax.tree.map(lambda leaf: leaf[place : place + stop - start], tree)
+
+    return place_rows(read, rows, sharding)
+
+
+def own_rows(rows: int, sharding: NamedSharding | None) -> np.ndarray:
+    """Returns i64[n], the numbers of the rows on devices of this process, in order."""
+    if sharding is None:
+        return np.arange(rows)
+    return np.concatenate([np.arange(*place) for place, _ in _own_places(rows, sharding)])
+
+
+def _own_places(
+    rows: int, sharding: NamedSharding
+) -> list[tuple[tuple[int, int], list[jax.Device]]]:
+    """Returns ((start, stop), this process's devices with these rows), in order."""
+    # Devices that share a client's batch have the same rows, so a place may have several.
+    where: dict[tuple[int, int], list[jax.Device]] = {}
+    for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
+        start, stop, _ = index.indices(rows)
+        where.setdefault((start, stop), []).append(device)
+    return sorted(where.items(), key=lambda item: item[0])
+
+
+def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Returns arrays, or random keys, with a copy on every device of the mesh."""
+    if mesh is None:
+        return jax.device_put(tree)
+
+    def copied(leaf: Any) -> jax.Array:
+        # NumPy has no dtype for random keys, so their words are placed.
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            numbers = copied(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
+        here = np.asarray(leaf)
+        return jax.make_array_from_callback(here.shape, copies_on(mesh), lambda index: here[index])
+
+    return jax.tree.map(copied, tree)
+
+
+def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Returns the tree with a copy of all rows on each device, so every process can read it."""
+    return tree if mesh is None else _gather(mesh)(tree)
+
+
+@cache
+def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
+    """Returns one function for each mesh, so that it compiles once for each form of tree."""
+    return jax.jit(lambda tree: tree, out_shardings=copies_on(mesh))

@@ -1,0 +1,333 @@
+"""Compiles the rounds of a run, with data on the devices or streamed from the host.
+
+On a mesh, batches are padded with rows up to a multiple of the mesh's clients axis. Padding rows
+have the number K, which no client has. Each device gets and holds only its own clients' rows.
+
+If the clients' own parts are on the disk (`population`), the device holds what the clients share
+and the rows of one cohort; padding rows repeat those of the population's last client. The batches
+of the next cohort are read while this one trains. Its rows are read afterwards, because a client
+may be in both cohorts. Each process reads the rows of its own devices, and the first writes all.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
+from fedjax_bn.engine.backend import compile_quickly
+from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.devices import padded
+from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
+from fedjax_bn.state import unseen_personal
+from fedjax_bn.training.availability import draw_cohort
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.mesh import (
+    clients_of,
+    copies_on,
+    gathered,
+    own_rows,
+    place_copies,
+    place_own,
+    place_rows,
+    shardings_of,
+)
+from fedjax_bn.training.population import PARTS, Held, rows_of_clients
+from fedjax_bn.training.stream import forms_of, megabytes, stream_rounds
+from fedjax_bn.training.together import by_first
+
+# The metrics of clients that were not drawn for a round.
+_ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True, "norm": np.nan}
+_PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # with padding rows, and without
+
+
+class Rounds(NamedTuple):
+    """How the rounds of a run get their data.
+
+    Attributes:
+      note: a message on where the data are, and why.
+      batches: the form of one client's batches, `jax.ShapeDtypeStruct`s [S, B, ...].
+      compile: `compile(state) -> round`, where `round(state) -> (state, metrics)` is the next round
+        and donates the state.
+    """
+
+    note: str
+    batches: Batches
+    compile: Callable[[Any], Callable[[Any], tuple]]
+
+
+class _Drawn(NamedTuple):
+    """The clients drawn for a round, and their samples.
+
+    Attributes:
+      client: i32[C], numbers of the clients in order; None for all K.
+      rows: i32[P], the client number of each row of batches; K for padding rows.
+      samples: of each row; padding rows have no valid ones.
+      present: {"participates": bool[P]}, which of the rows take part; {} if all do.
+    """
+
+    client: jax.Array | None
+    rows: jax.Array
+    samples: Draw
+    present: dict[str, jax.Array]
+
+
+def _drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], _Drawn]:
+    """Returns `draw(keys, number) -> _Drawn`, a pure function of the round's number from 0."""
+    mesh, sample = experiment.mesh, experiment.sampler()
+    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
+    total, longest = len(sizes), int(sizes.max())
+
+    def draw(keys: Any, number: jax.Array) -> _Drawn:
+        cohort = draw_cohort(experiment.participation, sizes, keys.participation, number)
+        client = cohort.client
+        rows = jnp.arange(total, dtype=jnp.int32) if client is None else client
+        missing = padded(len(rows), mesh) - len(rows)
+        rows = jnp.pad(rows, (0, missing), constant_values=total)
+        key = jax.random.fold_in(keys.data, number)
+        samples = sample(jnp.asarray(sizes, jnp.int32)[rows], rows, longest, key)
+        # Padding rows have no client, so none of their samples is valid.
+        samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
+        present = jax.tree.map(lambda one: jnp.pad(one, (0, missing)), cohort.entries())
+        return _Drawn(client, rows, samples, present)
+
+    return draw
+
+
+def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held) -> Rounds:
+    """Puts the training data on the device if they fit, and otherwise opens a stream.
+
+    Both ways train on the same samples in the same order. A population's data are always streamed.
+
+    Args:
+      experiment: the run's.
+      keys: the run's random keys, of which `data`, `method` and `participation` are used.
+      state: before the next round.
+
+    Raises:
+      ConfigError: validation samples that training needs do not fit on the device.
+    """
+    if isinstance(state, Held):
+        return _open_stored(experiment, keys, state)
+    splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
+    over, limit = clients_of(mesh), experiment.plan.device_megabytes
+    needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
+    draw, kept = _drawing_of(experiment), {}
+    if why := experiment.validates:
+        validation = [domain.validation for domain in experiment.internal.domains]
+        if (more := _padded_megabytes(validation, mesh)) > limit:
+            raise ConfigError(
+                f"{why} keeps the clients' {more:.0f} MB of validation samples on the device, more "
+                f"than config.data.device_megabytes={limit}: raise it, lower "
+                "config.data.validation, or leave that key out"
+            )
+        read = partial(validation_batches, validation, experiment.evaluation.batch_size)
+        kept = {"validation": place_rows(read, padded(len(splits), mesh), over)}
+    placed = place_copies(keys, mesh)
+    program = partial(_compile_round, experiment, draw, placed, kept)
+    if needed <= limit:
+        read = partial(client_rows, splits, max(len(split.images) for split in splits))
+        data = place_rows(read, padded(len(splits), mesh), over)
+
+        def feed(drawn: _Drawn, data: Any) -> Batches:
+            own = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
+            return point_to(own, drawn.samples)
+
+        def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
+            run = program(feed, state, data)
+            return lambda state: run(state, data)
+
+        note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
+        like = jax.eval_shape(lambda data: feed(draw(keys, state.round), data), data) | kept
+        return Rounds(note, jax.tree.map(_one_row, like), compile)
+
+    # `[1:3]` are `rows` and `samples`.
+    drawn_rows = partial(jax.jit(lambda keys, number: draw(keys, number)[1:3]), keys)
+    shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
+    rows = own_rows(shape[0], over)
+    stream = stream_rounds(splits, drawn_rows, int(state.round), experiment.plan.rounds, rows)
+    batches = map(partial(place_own, rows, shape[0], over), stream)
+
+    def compile_streamed(state: FederatedState) -> Callable[[FederatedState], tuple]:
+        first = next(batches, None)
+        if first is None:  # the last round is done
+            return lambda state: (state, {})
+        run = program(lambda drawn, data: data, state, first)
+        waiting = [first]
+        return lambda state: run(state, waiting.pop() if waiting else next(batches))
+
+    note = (
+        f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
+        f"data.device_megabytes={limit}; a round's batches take "
+        f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
+    )
+    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, kept)
+    return Rounds(note, like, compile_streamed)
+
+
+def _one_row(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns the form of an array without its leading axis."""
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
+    """Returns arrays [P, ...] of a round's clients, each row on the device that trains it."""
+    rows = rows_of(data, client)
+    return rows if mesh is None else jax.lax.with_sharding_constraint(rows, clients_of(mesh))
+
+
+def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
+    """Returns the megabytes of one device's samples, each client padded to the largest."""
+    longest = max(len(split.images) for split in splits)
+    each = padded(len(splits), mesh) // padded(1, mesh)
+    return splits[0].images[:1].nbytes * longest * each / 2**20
+
+
+def _compile_round(
+    experiment: Experiment,
+    draw: Callable[[Any, jax.Array], _Drawn],
+    keys: Any,
+    kept: Batches,
+    feed: Callable[[_Drawn, Any], Batches],
+    state: FederatedState,
+    data: Any,
+) -> Callable[[FederatedState, Any], tuple]:
+    """Compiles sampling, look-up, augmentation and a round as one program, `run(state, data)`."""
+    method, mesh, num_clients = experiment.method, experiment.mesh, len(experiment.internal.domains)
+
+    def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
+        drawn = draw(keys, state.round)
+        batches = feed(drawn, data) | drawn.present
+        if drawn.client is None:
+            return method.round(state, batches | kept, keys.method)
+        batches |= _rows_on(kept, drawn.rows, mesh)
+        batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
+        after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
+        of_all = {"server_finite": metrics["server_finite"]}
+        for name, value in _absent(metrics):
+            everybody = jnp.full(num_clients, value, metrics[name].dtype)
+            of_all[name] = everybody.at[drawn.client].set(metrics[name])
+        return put_rows(state, after, drawn.client), of_all
+
+    spread = None if mesh is None else (shardings_of(state, mesh), copies_on(mesh))
+    program = jax.jit(round, donate_argnums=0, out_shardings=spread)
+    # Keys are arguments, so that runs with other seeds find this program in JAX's cache.
+    compiled = compile_quickly(program.lower(state, data, kept, keys))
+    return lambda state, data: compiled(state, data, kept, keys)
+
+
+def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
+    """Returns the rounds of a population whose clients' own parts are on the disk."""
+    domains, mesh, over = experiment.internal.domains, experiment.mesh, clients_of(experiment.mesh)
+    splits, num_clients, lock = [d.train for d in domains], len(domains), threading.Lock()
+    draw = jax.jit(_drawing_of(experiment))
+    known = lru_cache(4)(lambda number: jax.device_get(draw(keys, number)))
+
+    def drawn(number: int) -> _Drawn:
+        with lock:  # many threads ask, and each round is drawn once
+            return known(number)
+
+    def validation(client: np.ndarray) -> Batches:
+        """Returns {"validation": samples of some clients} if training needs them, else {}."""
+        if not experiment.validates:
+            return {}
+        longest = max(len(domain.validation.images) for domain in domains)
+        chosen, size = [domains[k].validation for k in client], experiment.evaluation.batch_size
+        return {"validation": validation_batches(chosen, size, longest=longest)}
+
+    shape = jax.eval_shape(draw, keys, held.round).samples.index.shape
+    own, done = own_rows(shape[0], over), int(held.round)
+    streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, own)
+
+    def compile(held: Held) -> Callable[[Held], tuple[Held, dict[str, np.ndarray]]]:
+        """Returns the next round as `round(held) -> (held, metrics [N])`."""
+        waiting = next(streamed, None)
+        if waiting is None:  # the last round is done
+            return lambda held: (held, {})
+        key = place_copies(keys.method, mesh)
+
+        def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
+            """Returns the next cohort's numbers, and the arguments of the compiled round."""
+            client, numbers, _, present = drawn(int(held.round))
+            mine = np.minimum(numbers[own], num_clients - 1)  # padding rows have the number N
+            batches = batches | {name: leaf[own] for name, leaf in present.items()}
+            batches |= {"client": numbers[own]} | validation(mine)
+            here = rows_of_clients(held, mine, _PADDED), batches
+            rows, batches = place_own(own, len(numbers), over, here)
+            rows |= place_copies(rows_of_clients(held, client, _WHOLE), mesh)
+            return client, (held.state, rows, batches, key)
+
+        copies, first = copies_on(mesh), inputs(held, waiting)[1]
+        by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
+        program = jax.jit(
+            partial(_stored_round, experiment.method, num_clients),
+            static_argnums=0,
+            donate_argnums=(1, 2),
+            out_shardings=None if mesh is None else (copies, by_row, copies),
+        )
+        compiled = compile_quickly(program.lower(len(held.client), *first))
+        del first  # it was only for lowering; each round places its own rows
+
+        def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
+            nonlocal waiting
+            batches, waiting = waiting if waiting is not None else next(streamed), None
+            client, given = inputs(held, batches)
+            state, rows, metrics = compiled(*given)
+            several = jax.process_count() > 1  # each has rows that the first does not see
+            rows, metrics = jax.device_get(gathered((rows, metrics), mesh if several else None))
+            # Clients that sat out, or whose update is not finite, keep their rows.
+            trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
+            new = jax.tree.map(lambda x: x[trained], rows)
+            slots = held.store.new_slots(np.asarray(held.slots), client[trained])
+            # No process reads rows of the next round before these are written.
+            by_first(lambda: held.store.write(slots, client[trained], new))
+            of_all = {"server_finite": metrics["server_finite"]}
+            for name, value in _absent(metrics):
+                of_all[name] = np.full(num_clients, value, metrics[name].dtype)
+                of_all[name][client] = metrics[name]
+            return Held(state, held.first, client, slots, held.store), of_all
+
+        return round
+
+    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, validation(np.arange(1)))
+    note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
+    return Rounds(note, like, compile)
+
+
+def _stored_round(
+    method: FederatedMethod,
+    num_clients: int,
+    drawn: int,
+    state: FederatedState,
+    rows: dict[str, Any],
+    batches: Batches,
+    key: jax.Array,
+) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
+    """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
+
+    The state has the form of `Held.state`; `rows` are part -> tree [P, ...], with padding rows.
+    """
+    before = state.personal
+    cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
+    population = jnp.asarray(num_clients, jnp.int32)
+    after, metrics = method.round(cohort, batches | {"population": population}, key)
+    weights = metrics["weights"]
+    # If no client counts, an unseen client receives what it received before.
+    counted = weights.sum() > 0
+    mean = unseen_personal(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
+    mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
+    rows = {part: getattr(after, part) for part in PARTS}
+    kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
+    return kept, rows, {n: x for n, x in metrics.items() if n in _ABSENT or n == "server_finite"}
+
+
+def _absent(metrics: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Returns the names of the metrics of single clients, with the values of absent clients."""
+    return [(name, value) for name, value in _ABSENT.items() if name in metrics]

@@ -1,0 +1,170 @@
+"""FedSR: its objective by PyTorch, its divergence, its predictions, and what it reduces to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from federations import (
+    CLASSES,
+    SGD,
+    NormNet,
+    PlainNet,
+    assert_close,
+    batches_of,
+    begun,
+    client_variables,
+    global_variables,
+    in_float64,
+    run_rounds,
+    variables_of,
+)
+from fedjax_bn import adaptation
+from fedjax_bn.contrib.fedsr import _divergence, _moments_of, _simple_representation
+from fedjax_bn.methods import fedavg, fedsr
+from fedjax_bn.methods.learning import learning
+from fedjax_bn.models import MLP
+from fedjax_bn.models.forward import forward
+from fedjax_bn.state import Received
+
+KEY, SIZES = jax.random.key(3), (9, 4, 6)
+NET = MLP(CLASSES, hidden=(8,))
+
+
+def random_tree(tree, seed=0):
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(random.uniform(0.1, 0.9, x.shape)), tree)
+
+
+def started(**options):
+    """Random collections in the form of those that a federation starts with."""
+    method, given = fedsr(NET, SGD, **options), variables_of(NET)
+    form = jax.eval_shape(lambda: global_variables(begun(method, KEY, given, 1)))
+    return random_tree(form)
+
+
+def test_the_divergence_is_pytorchs_and_0_at_the_reference(x64):
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    mean, deviation = random.normal(size=(4, 6)), random.uniform(0.1, 2, (4, 6))
+    reference = {
+        "mean": random.normal(size=(3, 6)),
+        "spread": random.normal(size=(3, 6)),
+        "scale": np.asarray(0.7),
+    }
+    label = np.array([0, 2, 1, 1])
+    of = lambda *given: torch.distributions.Normal(*map(torch.tensor, given))  # noqa: E731
+    r = np.log1p(np.exp(reference["spread"]))[label]
+    expected = torch.distributions.kl_divergence(
+        of(0.7 * mean, 0.7 * deviation), of(reference["mean"][label], r)
+    ).sum(1)
+    given = jax.tree.map(jnp.asarray, (mean, deviation, label, reference))
+    ours = jax.jit(_divergence)
+    np.testing.assert_allclose(ours(*given), expected, rtol=1e-10)
+    there = jnp.asarray(reference["mean"][label] / 0.7), jnp.asarray(r / 0.7)
+    np.testing.assert_allclose(ours(*there, *given[2:]), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    variables = started()
+    batch = {name: leaf[0, 0] for name, leaf in batches_of((3,)).items()}
+    batch["image"] = jnp.nan_to_num(batch["image"])
+    objective = _simple_representation(learning(NET)[0], 0.3, 0.2, squared=squared)
+    trained = {name: variables[name] for name in ("params", "latent", "reference")}
+    (value, (loss, _)), gradients = jax.jit(
+        jax.value_and_grad(
+            lambda t: objective({**variables, **t}, batch, Received((), ()), KEY), has_aux=True
+        )
+    )(trained)
+
+    w = jax.tree.map(lambda x: torch.tensor(np.asarray(x), requires_grad=True), trained)
+    params, layers, reference = (w[name] for name in ("params", "latent", "reference"))
+    affine = lambda x, layer: x @ layer["kernel"] + layer["bias"]  # noqa: E731
+    x, y = (torch.tensor(np.asarray(batch[name][:3])) for name in ("image", "label"))
+    f = affine(x, params["dense1"])
+    f = torch.relu(
+        functional.batch_norm(
+            f, None, None, params["norm1"]["scale"], params["norm1"]["bias"], training=True
+        )
+    )
+    mu, s = affine(f, layers["mean"]), functional.softplus(affine(f, layers["deviation"]))
+    noise = jax.random.normal(jax.random.fold_in(KEY, 2**31 + 2), (4, 8), float)[:3]
+    z = mu + s * torch.tensor(np.asarray(noise))
+    entropy = functional.cross_entropy(affine(z, params["head"]), y.long())
+    of = torch.distributions.Normal
+    c, r = reference["scale"], functional.softplus(reference["spread"])[y.long()]
+    kl = torch.distributions.kl_divergence(of(c * mu, c * s), of(reference["mean"][y.long()], r))
+    norm = z.pow(2).sum(1) if squared else z.norm(dim=1)
+    total = entropy + 0.3 * norm.mean() + 0.2 * kl.sum(1).mean()
+    total.backward()
+
+    np.testing.assert_allclose(loss, entropy.item(), rtol=1e-10)
+    np.testing.assert_allclose(value, total.item(), rtol=1e-10)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs.grad, rtol=1e-8, atol=1e-12),
+        gradients,
+        w,
+    )
+
+
+@pytest.mark.slow
+def test_a_latent_that_is_the_features_is_fedavg(x64):
+    """One step: mu = f, s = 0, and no weight on norm and divergence."""
+    variables = in_float64(variables_of(NET))
+    method, batches = fedsr(NET, SGD, l2r=0.0, cmi=0.0), batches_of((4, 3))
+    state = begun(method, KEY, variables, 2)
+    eye, zero = jnp.eye(8), jnp.zeros((8, 8))
+    layers = {
+        "mean": {"kernel": eye, "bias": jnp.zeros(8)},
+        "deviation": {"kernel": zero, "bias": jnp.full(8, -1e3)},
+    }
+    state, _ = method.round(state._replace(shared=state.shared | {"latent": layers}), batches, KEY)
+    plain, _ = run_rounds(fedavg(NET, SGD), variables, batches)
+    ours = {name: state.shared[name] for name in plain.shared}
+    assert_close(ours, plain.shared, rtol=1e-10, atol=1e-12)
+
+
+def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
+    variables, x = started(), jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)))
+    logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
+    plain = {name: variables[name] for name in ("params", "batch_stats")}
+
+    @jax.jit
+    def moments(plain, latent, x):
+        return _moments_of(latent, forward(NET, plain, x, wanted=["features"]).features)
+
+    mean, deviation = map(np.asarray, moments(plain, variables["latent"], x))
+    noise = jax.random.normal(jax.random.key(20221128), (20, 1, 8), float)
+    head = variables["params"]["head"]
+    z = np.asarray((mean + deviation * noise) @ head["kernel"] + head["bias"])
+    p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
+    np.testing.assert_allclose(np.exp(logits), p.mean(0), rtol=1e-10)
+
+
+def test_what_travels_is_the_latent_and_never_the_reference():
+    state, _ = run_rounds(fedsr(NET, SGD), variables_of(NET), batches_of(SIZES))
+    assert state.personal["latent"] == jax.tree.map(lambda leaf: None, state.shared["latent"])
+    assert set(jax.tree.leaves(state.shared["reference"])) == set()
+    own = client_variables(state)["reference"]
+    assert own["mean"].shape == (3, CLASSES, 8)
+    assert (own["mean"][0] != own["mean"][1]).any()
+
+
+def test_without_noise_there_is_no_deviation_and_a_divergence_is_refused():
+    start = started(noise=False, cmi=0.0)
+    assert set(start["latent"]) == {"mean"}
+    assert "reference" not in start
+    with pytest.raises(ValueError, match="cmi needs the deviation"):
+        fedsr(NET, SGD, noise=False)
+
+
+@pytest.mark.parametrize("net", [NET, NormNet(), PlainNet()], ids=lambda net: type(net).__name__)
+def test_the_latent_finds_features_and_classes_of_any_net(net):
+    variables = variables_of(net)
+    found = jax.eval_shape(lambda: fedsr(net, SGD).init(KEY, variables, 2))
+    size = found.shared["latent"]["mean"]["kernel"].shape
+    assert found.personal["reference"]["mean"].shape == (2, CLASSES, size[0])
+    assert size == {"PlainNet": (6, 6)}.get(type(net).__name__, (8, 8))

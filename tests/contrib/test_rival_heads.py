@@ -1,0 +1,236 @@
+"""CSD, JiGen, SelfReg and SFA: what each adds to the loss, and what each reduces to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from federations import (
+    CLASSES,
+    SGD,
+    assert_close,
+    batches_of,
+    client,
+    client_variables,
+    global_variables,
+    in_float64,
+    once,
+    run_rounds,
+    variables_of,
+)
+from fedjax_bn import adaptation
+from fedjax_bn.contrib.csd import _decomposed, _gram_penalty
+from fedjax_bn.contrib.jigen import _draw_orders, _orders, _shuffle
+from fedjax_bn.contrib.selfreg import _alike, _project, _self_regularized
+from fedjax_bn.contrib.sfa import _with_noise
+from fedjax_bn.methods import csd, fedavg, jigen, selfreg, sfa
+from fedjax_bn.methods.learning import learning
+from fedjax_bn.models import MLP
+from fedjax_bn.models.forward import forward
+from fedjax_bn.state import Received
+
+KEY, SIZES = jax.random.key(3), (9, 4, 6)
+NET = MLP(CLASSES, hidden=(8,))
+_alike, _project = jax.jit(_alike), jax.jit(_project)
+
+
+def random_tree(tree, seed=0):
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(random.uniform(-0.9, 0.9, x.shape)), tree)
+
+
+def started(method):
+    """Random collections in the form of those that a federation starts with."""
+    given = variables_of(NET)
+    variables = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
+    statistics = jax.tree.map(jnp.abs, random_tree(variables["batch_stats"]))
+    return random_tree(variables) | {"batch_stats": statistics}
+
+
+def batch_of(size=4):
+    batch = {name: leaf[0, 0] for name, leaf in batches_of((size,), batch=5).items()}
+    return batch | {"image": jnp.nan_to_num(batch["image"])}
+
+
+def value_of(objective, variables, batch, key=KEY):
+    return jax.jit(lambda w: objective(w, batch, Received((), ()), key)[0])(variables)
+
+
+def passed(variables, batch):
+    """Features and logits of the valid samples in training."""
+    plain = {name: variables[name] for name in ("params", "batch_stats")}
+    options = {"train": True, "valid": batch["valid"], "wanted": ["features"]}
+    out = jax.jit(lambda w: forward(NET, w, batch["image"], **options))(plain)
+    real = np.asarray(batch["valid"])
+    return np.asarray(out.features)[real], np.asarray(out.outputs)[real]
+
+
+def entropy(logits, label):
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    return -logs[np.arange(len(label)), label].mean()
+
+
+def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
+    variables, batch = started(csd(NET, SGD, directions=2)), batch_of()
+    ours = value_of(_decomposed(learning(NET)[0], 0.5, 2.0), variables, batch)
+    f, common = passed(variables, batch)
+    y = np.asarray(batch["label"])[np.asarray(batch["valid"])]
+    layers, e = variables["specific"], np.tanh(variables["domain"]["weights"])
+    kernels = np.concatenate([variables["params"]["head"]["kernel"][None], layers["kernel"]])
+    biases = np.concatenate([variables["params"]["head"]["bias"][None], layers["bias"]])
+    shares = np.concatenate([np.tanh(layers["common"])[None], e])
+    mine = f @ np.tensordot(shares, kernels, 1) + shares @ biases
+    gram = np.stack([kernels[:, :, c] @ kernels[:, :, c].T for c in range(CLASSES)])
+    expected = entropy(common, y) + 0.5 * entropy(mine, y) + 2 * np.square(gram - np.eye(3)).mean()
+    np.testing.assert_allclose(ours, expected, rtol=1e-10)
+
+
+def test_orthonormal_columns_have_no_penalty(x64):
+    columns = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 3)))[0].T  # 3 of length 8
+    kernels = jnp.asarray(np.stack(4 * [columns], -1))
+    np.testing.assert_allclose(_gram_penalty(kernels), 0, atol=1e-15)
+
+
+def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
+    state, _ = run_rounds(csd(NET, SGD), variables_of(NET), batches_of(SIZES))
+    own = client_variables(state)["domain"]["weights"]
+    assert own.shape == (3, 1)
+    assert len(np.unique(own)) == 3
+    variables, x = global_variables(state), jnp.ones((2, 6))
+    plain = {name: variables[name] for name in ("params", "batch_stats")}
+    logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
+    np.testing.assert_array_equal(logits, jax.jit(NET.apply)(plain, x))
+
+
+@pytest.mark.slow
+def test_csd_without_specific_parts_is_fedavg(x64):
+    variables = in_float64(variables_of(NET))
+    ours, _ = run_rounds(csd(NET, SGD, specific=0.0, penalty=0.0), variables, batches_of(SIZES))
+    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
+    assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
+
+
+def test_orders_are_permutations_that_agree_in_at_most_one_place():
+    table = _orders(71)
+    np.testing.assert_array_equal(table[0], np.arange(9))
+    np.testing.assert_array_equal(np.sort(table, 1), np.tile(np.arange(9), (72, 1)))
+    agree = (table[:, None] == table[None]).sum(-1)
+    assert (agree[~np.eye(72, dtype=bool)] <= 1).all()
+    np.testing.assert_array_equal(_orders(30), table[:31])
+
+
+@pytest.mark.parametrize(("high", "wide"), [(6, 9), (7, 11)])
+def test_tiles_put_back_give_the_image(high, wide):
+    images = np.random.default_rng(0).normal(size=(4, high, wide, 2)).astype(np.float32)
+    tiles = np.asarray(_orders(71)[[0, 5, 40, 71]])
+    shuffle = jax.jit(_shuffle)
+    shuffled = shuffle(images, jnp.asarray(tiles))
+    np.testing.assert_array_equal(shuffled[0], images[0])
+    assert all((a != b).any() for a, b in zip(shuffled[1:], images[1:], strict=True))
+    first = tiles[1][0]  # the tile that stands at the first place
+    h, w = high // 3, wide // 3
+    row, column = divmod(int(first), 3)
+    expected = images[1, row * h : (row + 1) * h, column * w : (column + 1) * w]
+    np.testing.assert_array_equal(shuffled[1, :h, :w], expected)
+    back = shuffle(shuffled, jnp.asarray(np.argsort(tiles, 1)))
+    np.testing.assert_array_equal(back, images)
+
+
+def test_as_many_images_stay_whole_as_are_to():
+    order = np.asarray(_draw_orders(KEY, 4000, 0.7, 31))
+    share = 0.7 + 0.3 / 31
+    assert abs((order == 0).mean() - share) < 5 * np.sqrt(share * (1 - share) / 4000)
+    assert set(order.tolist()) == set(range(31))
+
+
+def flat(images, dtype):
+    """A vector as an image of 3x6, whose last columns are empty."""
+    maps = images.astype(dtype).reshape(-1, 3, 2, 1)
+    return jnp.concatenate([maps, jnp.zeros((len(maps), 3, 4, 1), dtype)], 2)
+
+
+class Flat(MLP):
+    """Reads them."""
+
+    def features(self, images):
+        return super().features(images[:, :, :2])
+
+
+def test_jigen_of_whole_images_and_no_weight_is_fedavg(x64):
+    variables = in_float64(variables_of(NET))
+    options = {"weight": 0.0, "whole": 1.0, "prepare": lambda x, d: flat(x, d)}
+    net = Flat(CLASSES, hidden=(8,))
+    ours, _ = run_rounds(jigen(net, SGD, **options), variables, batches_of(SIZES))
+    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
+    assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
+    assert ours.shared["jigsaw"]["kernel"].shape == (8, 31)
+
+
+def test_partners_are_a_permutation_of_each_class_of_valid_samples():
+    random = np.random.default_rng(0)
+    for seed in range(5):
+        label = random.integers(0, 3, 12).astype(np.int32)
+        valid = random.random(12) < 0.7
+        found = np.asarray(_alike(jax.random.key(seed), jnp.asarray(label), jnp.asarray(valid)))
+        np.testing.assert_array_equal(np.sort(found), np.arange(12))
+        np.testing.assert_array_equal(valid[found], valid)
+        np.testing.assert_array_equal(label[found][valid], label[valid])
+    assert (found != np.arange(12)).any()
+
+
+def test_selfregs_objective_is_pytorchs(x64):
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    variables, batch = started(selfreg(NET, SGD)), batch_of()
+    ours = value_of(_self_regularized(learning(NET)[0], 0.3, 0.5), variables, batch)
+    f, o = (torch.tensor(x) for x in passed(variables, batch))
+    y = torch.tensor(np.asarray(batch["label"])[:4])
+    q = f
+    for i in (1, 2, 3):
+        layer = jax.tree.map(
+            lambda x: torch.tensor(np.asarray(x)), variables["projection"][f"layer{i}"]
+        )
+        q = functional.batch_norm(
+            q @ layer["kernel"] + layer["dense_bias"], None, None, layer["scale"], layer["bias"],
+            training=True,
+        )  # fmt: skip
+        q = q if i == 3 else torch.relu(q)
+    *keys, share = jax.random.split(jax.random.fold_in(KEY, 12), 3)
+    pair = [np.asarray(_alike(k, batch["label"], batch["valid"]))[:4] for k in keys]
+    two, three = map(torch.tensor, pair)
+    lam = float(jax.jit(lambda key: jax.random.beta(key, 0.5, 0.5, (), float))(share))
+    mse = functional.mse_loss
+    o3, q3 = (lam * x[two] + (1 - lam) * x[three] for x in (o, q))
+    ce = functional.cross_entropy(o, y.long())
+    gaps = lam * (mse(o, o[two]) + 0.3 * mse(f, q[two]))
+    gaps += (1 - lam) * (mse(o, o3) + 0.3 * mse(f, q3))
+    np.testing.assert_allclose(ours, ce + torch.clamp(ce, max=1.0) * gaps, rtol=1e-9)
+    projected = _project(variables["projection"], jnp.asarray(f), jnp.ones(4, bool))
+    np.testing.assert_allclose(projected, q, rtol=1e-8, atol=1e-10)
+
+
+def test_one_sample_a_class_has_no_gap_of_logits(x64):
+    variables, batch = started(selfreg(NET, SGD)), batch_of(3)
+    batch = batch | {"label": jnp.asarray([2, 0, 1, 0, 0], jnp.int32)}
+    ours = value_of(_self_regularized(learning(NET)[0], 0.0, 0.5), variables, batch)
+    _, logits = passed(variables, batch)
+    np.testing.assert_allclose(ours, entropy(logits, np.array([2, 0, 1])), rtol=1e-10)
+
+
+def test_features_with_noise_have_its_moments_and_without_are_themselves():
+    f = jnp.full((20000, 2), 3.0)
+    moved = np.asarray(_with_noise(KEY, f, 0.5, 0.2))
+    np.testing.assert_allclose(moved.mean(), 3, atol=0.04)
+    np.testing.assert_allclose(moved.std(), np.sqrt(0.25 * 9 + 0.04), rtol=0.02)
+    np.testing.assert_array_equal(_with_noise(KEY, f, 0.0, 0.0), f)
+
+
+def test_sfa_trains_by_features_with_noise(x64):
+    variables = in_float64(variables_of(NET))
+    ours, plain = (
+        run_rounds(method, variables, batches_of(SIZES))[0]
+        for method in (sfa(NET, SGD), once(fedavg, NET, SGD))
+    )
+    gap = ours.shared["params"]["head"]["kernel"] - plain.shared["params"]["head"]["kernel"]
+    assert abs(gap).max() > 1e-3
+    assert client(client_variables(ours), 0).keys() == {"params", "batch_stats"}

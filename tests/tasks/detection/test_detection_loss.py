@@ -1,0 +1,201 @@
+"""The loss of detection against a plain loop, and what must not change it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from detectors import (
+    ANCHORS,
+    CELLS,
+    encoded,
+    labels,
+    loop_loss,
+    loop_matches,
+    outputs,
+)
+from fedjax_bn.tasks.detection import Anchors, Recipe, detection, detection_loss
+from fedjax_bn.tasks.detection.loss import _ciou, _match, _to_centres, decode_offsets
+
+ALL = np.ones(4, bool)
+
+
+def loss(outs, label, valid, recipe=None):
+    return detection_loss(outs, label, valid, ANCHORS, recipe)
+
+
+judge = jax.jit(jax.value_and_grad(loss), static_argnames="recipe")  # compiled once in float64
+
+
+def boxes_of(label):
+    """Boxes that are learned, anywhere."""
+    return (label["class"] >= 0).sum()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_loss_is_that_of_a_loop_over_boxes(x64, seed):
+    label, outs = labels(seed=seed), outputs(seed=seed)
+    assert boxes_of(label) == 15
+    value, _ = judge(outs, label, ALL)
+    np.testing.assert_allclose(value, loop_loss(outs, label, ALL), rtol=1e-12)
+
+
+def test_smoothing_and_plain_gains_are_those_of_the_loop(x64):
+    label, outs = labels(), outputs()
+    recipe = Recipe(smoothing=0.1, scaled=False, by_batch=False)
+    whole = loop_loss(outs, label, ALL, smoothing=0.1, scaled=False)
+    ours = jax.jit(loss, static_argnames="recipe")(outs, label, ALL, recipe=recipe)
+    np.testing.assert_allclose(ours, whole / 4, rtol=1e-12)
+
+
+def test_a_single_class_has_no_loss_of_classes(x64):
+    label, outs = labels(classes=1), outputs(classes=1)
+    value = jax.jit(loss)(outs, label, ALL)
+    np.testing.assert_allclose(value, loop_loss(outs, label, ALL), rtol=1e-12)
+
+
+def test_the_gradient_is_that_of_finite_differences(x64):
+    """What the loss holds without gradient is held in the differences too."""
+    label, outs = labels(), outputs()
+    _, gradient = judge(outs, label, ALL)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        step = [1e-6 * rng.normal(size=out.shape) for out in outs]
+        ends = [
+            loop_loss([o + s * d for o, d in zip(outs, step, strict=True)], label, ALL, held=outs)
+            for s in (1, -1)
+        ]
+        slope = sum((g * d).sum() for g, d in zip(gradient, step, strict=True))
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2, rtol=1e-6)
+
+
+def test_the_order_of_boxes_and_what_lies_in_padding_change_nothing(x64):
+    label, outs = labels(), outputs()
+    value, gradient = judge(outs, label, ALL)
+    order = np.random.default_rng(0).permutation(6)
+    shuffled = {name: leaf[:, order] for name, leaf in label.items()}
+    padding = label["class"] < 0
+    odd = {
+        "boxes": np.where(padding[..., None], [0.3, 0.2, 0.9, 0.1], label["boxes"]),
+        "class": np.where(padding, -2 - 1, label["class"]).astype(np.int32),  # crowds of class 1
+    }
+    for other in (shuffled, odd):
+        same, slopes = judge(outs, other, ALL)
+        np.testing.assert_allclose(same, value, rtol=1e-14)
+        for ours, theirs in zip(slopes, gradient, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-15)
+
+
+def test_images_that_are_not_valid_change_nothing(x64):
+    """A blank image has the labels of class 0 that padding of a batch leaves."""
+    label, outs, valid = labels(), outputs(), np.array([1, 1, 0, 1], bool)
+    blank = {
+        name: np.where(valid.reshape(4, *[1] * (x.ndim - 1)), x, 0) for name, x in label.items()
+    }
+    blank["class"] = blank["class"].astype(np.int32)
+    value, gradient = judge(outs, blank, valid)
+    np.testing.assert_allclose(value, loop_loss(outs, label, valid), rtol=1e-12)
+    moved = [np.where(valid[:, None, None, None, None], out, 3 * out) for out in outs]
+    np.testing.assert_allclose(judge(tuple(moved), blank, valid)[0], value, rtol=1e-14)
+    assert not any(np.asarray(slope[2]).any() for slope in gradient)
+    assert judge(outs, blank, np.zeros(4, bool))[0] == 0
+
+
+def test_images_without_boxes_teach_objectness_alone(x64):
+    outs, label = outputs(), labels()
+    none = {"boxes": 0 * label["boxes"], "class": np.full_like(label["class"], -1)}
+    value, gradient = judge(outs, none, ALL)
+    np.testing.assert_allclose(value, loop_loss(outs, none, ALL), rtol=1e-12)
+    for slope in map(np.asarray, gradient):
+        assert slope[..., 4].all()
+        assert not slope[..., [0, 1, 2, 3, 5, 6]].any()
+
+
+def test_boxes_without_area_teach_objectness_alone(x64):
+    outs, label = outputs(), labels()
+    flat = {"boxes": label["boxes"][..., [0, 1, 0, 3]], "class": label["class"]}
+    none = {"boxes": flat["boxes"], "class": np.full_like(label["class"], -1)}
+    for ours, theirs in zip(judge(outs, flat, ALL)[1], judge(outs, none, ALL)[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_under_vmap_and_shard_map_and_in_float32_it_is_the_same():
+    label, outs = labels(), outputs()
+    single = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == float else x, (outs, label))
+    pairs = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), single)
+    each = jax.vmap(lambda *given: loss(*given, jnp.ones(2, bool)))
+    mesh, rows = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
+    ours = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=rows, out_specs=rows))(*pairs)
+    theirs = [
+        loop_loss([o[at] for o in outs], {k: v[at] for k, v in label.items()}, ALL[:2])
+        for at in (slice(0, 2), slice(2, 4))
+    ]
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(ours, theirs, rtol=2e-6)
+
+
+def test_the_ciou_of_equal_boxes_is_one_and_of_far_ones_below_zero(x64):
+    box = jnp.asarray([3.0, 4.0, 2.0, 5.0])
+    near_far_flat = jnp.stack([box, box + jnp.asarray([50.0, 0, 0, 0]), box.at[2:].set(0)])
+    value, slope = jax.jit(jax.vmap(jax.value_and_grad(_ciou), (0, None)))(near_far_flat, box)
+    np.testing.assert_allclose(value[0], 1, rtol=1e-12)
+    assert value[1] < 0
+    assert np.isfinite(slope).all()  # of a box without area too
+
+
+def test_matches_are_the_loops_and_decoding_gives_their_boxes_back(x64):
+    """And the centre of a match is in (-0.5, 1.5) cells of its cell, so that this is possible."""
+    label = labels(images=40, seed=3)
+    label["boxes"][0, :2] = (0.25, 0.25, 0.75, 0.5), (0.0, 0.0, 1.0, 1.0)  # centres on lines
+    anchors = jnp.asarray(ANCHORS.sizes[0]) / 8
+    boxes = _to_centres(jnp.asarray(label["boxes"])) * jnp.asarray([6.0, 8, 6, 8])
+    places, matched, inside = jax.jit(_match, static_argnums=(3, 4))(
+        boxes, label["class"] >= 0, anchors, CELLS[0], 4.0
+    )
+    chosen = np.asarray(matched)
+    assert chosen.sum() > 100
+    image, row, place, anchor = np.nonzero(chosen)
+    inside, sizes = np.asarray(inside)[image, row, place], np.asarray(anchors)[anchor]
+    assert inside[:, :2].min() > -0.5
+    assert inside[:, :2].max() < 1.5
+    again = jax.jit(decode_offsets)(encoded(inside, sizes), sizes)
+    np.testing.assert_allclose(again, inside, rtol=1e-9, atol=1e-12)
+    for i in range(40):  # the same matches as the loop's, each once
+        ours = sorted(np.asarray(places[i])[chosen[i]].tolist())
+        theirs = [
+            (row * 6 + column) * 2 + anchor
+            for corners, number in zip(label["boxes"][i], label["class"][i], strict=True)
+            if number >= 0
+            for row, column, anchor, _ in loop_matches(corners, CELLS[0], ANCHORS.sizes[0], 8)
+        ]
+        assert ours == sorted(theirs)
+
+
+def test_what_does_not_fit_is_refused_with_a_sentence():
+    one = Anchors(ANCHORS.sizes[:1], ANCHORS.strides[:1])
+    with pytest.raises(ValueError, match=r"detection\(model.anchors\)"):
+        detection_loss(outputs(), labels(), ALL, one)
+    with pytest.raises(ValueError, match="one stride"):
+        detection(Anchors(ANCHORS.sizes, (8,)))
+    with pytest.raises(ValueError, match="above 0"):
+        detection(Anchors((((0.0, 4.0),),), (8,)))
+    with pytest.raises(ValueError, match="mAP50-95"):
+        detection(ANCHORS, score="mAP")
+    with pytest.raises(ValueError, match="balance"):
+        detection_loss(outputs(), labels(), ALL, ANCHORS, Recipe(balance=(1.0,)))
+
+
+def test_the_loss_and_its_gradient_are_those_of_pytorch_which_looks_at_matches_alone(x64):
+    torch = pytest.importorskip("torch")
+    import torch_yolo
+
+    label, outs = labels(), outputs()
+    value, gradient = judge(outs, label, ALL)
+    given = [torch.tensor(out, requires_grad=True) for out in outs]
+    boxes, classes = torch.tensor(label["boxes"]), torch.tensor(label["class"]).long()
+    theirs = torch_yolo.detection_loss(given, boxes, classes, ANCHORS)
+    theirs.backward()
+    np.testing.assert_allclose(value, theirs.item(), rtol=1e-12)
+    for ours, out in zip(gradient, given, strict=True):
+        np.testing.assert_allclose(ours, out.grad.numpy(), rtol=1e-9, atol=1e-13)

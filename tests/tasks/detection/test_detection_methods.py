@@ -1,0 +1,259 @@
+"""Methods train detectors: every one whose idea needs no logits, and FedCD by its masks."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+from detectors import Detector, detector_batches, detector_start, loop_loss
+from federations import assert_close, run_rounds
+from fedjax_bn import methods
+from fedjax_bn.adaptation import ensemble, mixnorm, running, tent, tsmobn, with_clients
+from fedjax_bn.aggregation import by_size
+from fedjax_bn.federation import global_variables
+from fedjax_bn.methods.learning import learning
+from fedjax_bn.methods.sci import Alignment, aligned_objective
+from fedjax_bn.methods.selection import best_of_round, validation_score
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.masks import with_masks
+from fedjax_bn.state import Received
+from fedjax_bn.tasks.detection import Recipe, detection
+
+MODEL = Detector()
+TASK = detection(MODEL.anchors, recipe=Recipe(scaled=False))
+SGD = optax.sgd(0.1)
+KEY = jax.random.key(3)
+
+
+def as_read(images, dtype):
+    return images.astype(dtype)
+
+
+def start():
+    return jax.tree.map(jnp.asarray, detector_start())
+
+
+def make(name, optimizer=SGD, **options):
+    return getattr(methods, name)(MODEL, optimizer, task=TASK, prepare=as_read, **options)
+
+
+TRAINED = (
+    "fedprox",
+    "fedbn",
+    "silobn",
+    "singleset",
+    "scaffold",
+    "fednova",
+    "fedadam",
+    "feddc",
+    "perfedavg",
+    "fedcd",
+    "feddg",
+)
+
+
+def of_name(name):
+    own = {"scaffold": {"learning_rate": 0.05}, "feddc": {"learning_rate": 0.05}}
+    own |= {"fedadam": {"eta": 0.03}, "feddg": {"spectra": 2}}
+    return make(name, optax.sgd(0.05), **own.get(name, {}))
+
+
+def in_float32():
+    """The start and the batches."""
+    both = start(), detector_batches()
+    return jax.tree.map(
+        lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, both
+    )
+
+
+@pytest.mark.parametrize("name", [*TRAINED, "fedsam", "harmofl", "mixstyle"])
+def test_a_round_of_a_method_that_needs_no_logits_takes_boxes(name):
+    """Nothing is compiled here; that losses fall is shown by the slow test below."""
+    method, (variables, batches) = of_name(name), in_float32()
+    state = jax.eval_shape(lambda key, variables: method.init(key, variables, 2), KEY, variables)
+    after, metrics = jax.eval_shape(method.round, state, batches, KEY)
+    assert metrics["loss"].shape == (2,)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", *TRAINED])
+def test_a_method_that_needs_no_logits_trains_a_detector(name):
+    method, (variables, batches) = of_name(name), in_float32()
+    state = method.init(KEY, variables, 2)
+    losses = []
+    for _ in range(10):
+        state, metrics = method.round(state, batches, KEY)
+        losses.append(np.asarray(metrics["loss"]))
+    assert np.isfinite(losses).all()
+    assert (losses[-1] < 0.9 * losses[0]).all(), losses
+
+
+@pytest.mark.parametrize(
+    "name", ["moon", "fedig", "copa", "csd", "fedsr", "jigen", "randconv", "rsc", "selfreg"]
+)
+def test_a_method_that_needs_logits_refuses_with_a_sentence(name):
+    with pytest.raises(ValueError, match=f"{name} needs the logits .*'mAP50'.* fedbn"):
+        make(name)
+
+
+@cache
+def fedavg_rounds():
+    return run_rounds(make("fedavg"), start(), detector_batches(), 2)
+
+
+def test_fedavg_of_detectors_is_a_loop_over_clients_and_steps(x64):
+    batches = detector_batches()
+
+    @jax.jit
+    def step(variables, image, label, valid):
+        def value(params):
+            out = forward(MODEL, {**variables, "params": params}, image, train=True, valid=valid)
+            return TASK.loss(out.outputs, label, valid), out.moved
+
+        (loss, moved), slope = jax.value_and_grad(value, has_aux=True)(variables["params"])
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"], slope)
+        return {"params": params, **moved}, loss
+
+    variables = start()
+    for _ in range(2):
+        trained = []
+        for k in range(2):
+            own = variables
+            for s in range(2):
+                given = jax.tree.map(lambda leaf, k=k, s=s: leaf[k, s], batches)
+                blank = given["valid"]
+                image = jnp.where(blank[:, None, None, None], given["image"], 0)
+                own, _ = step(own, image, given["label"], blank)
+            trained.append(own)
+        variables = jax.tree.map(lambda a, b: (6 * a + 5 * b) / 11, *trained)
+    state, _ = fedavg_rounds()
+    assert_close(global_variables(state), variables, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+def test_a_round_over_two_devices_is_that_of_one(x64, shape):
+    """The clients over two devices, or the images of each batch."""
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(shape), ("clients", "batch"))
+    state, metrics = run_rounds(make("fedavg", mesh=mesh), start(), detector_batches(), 2)
+    one, told = fedavg_rounds()
+    np.testing.assert_allclose(metrics["loss"], told["loss"], rtol=1e-10)
+    assert_close(global_variables(state), global_variables(one), rtol=1e-9, atol=1e-12)
+
+
+def test_fedcd_without_penalty_and_with_fixed_masks_is_fedavg(x64):
+    method = make("fedcd", lambda_sci=0.0, mask_optimizer=optax.set_to_zero(), weigh=by_size)
+    state, _ = run_rounds(method, start(), detector_batches(), 2)
+    ours = global_variables(state)
+    masks = ours.pop("mask")
+    np.testing.assert_allclose(masks["tap0"], np.ones(6), rtol=1e-12)
+    assert_close(ours, global_variables(fedavg_rounds()[0]), rtol=1e-9, atol=1e-12)
+
+
+def test_rea_of_fedcd_weighs_by_the_detectors_losses(x64):
+    _, metrics = run_rounds(make("fedcd", eta=0.5), start(), detector_batches(), 1)
+    inverse = 1 / np.asarray(metrics["risk"])
+    score = 0.5 * inverse / inverse.sum() + np.array([6, 5]) / 11
+    np.testing.assert_allclose(metrics["weights"], np.exp(score) / np.exp(score).sum(), rtol=1e-12)
+
+
+def batch_of(batches):
+    """The first step of the first client."""
+    return jax.tree.map(lambda leaf: leaf[0, 0], batches)
+
+
+def test_the_gradient_of_the_masks_and_of_its_penalty_are_finite_differences(x64):
+    """L by the loop over boxes; what it holds without gradient is held in the differences."""
+    batch, strength = batch_of(detector_batches()), 0.7
+    variables = with_masks(MODEL, start())
+    target = jax.tree.map(
+        lambda mask: 0.01 * jnp.arange(len(mask), dtype=float) + 0.02, variables["mask"]
+    )
+    objective = aligned_objective(learning(MODEL, prepare=as_read, task=TASK)[0], strength)
+    received = Received((), (), (), Alignment(target, jnp.ones((), jnp.int32)))
+    trained = {name: variables[name] for name in ("params", "mask")}
+
+    @jax.jit
+    def judged(trained):
+        def value(given):
+            return objective({**variables, **given}, batch, received, KEY)
+
+        (total, (_, aligned)), slope = jax.value_and_grad(value, has_aux=True)(trained)
+        return total, aligned, slope
+
+    @jax.jit
+    def outputs(trained):
+        given = {**variables, **trained}
+        return forward(MODEL, given, batch["image"], train=True, valid=batch["valid"]).outputs
+
+    label, valid = jax.tree.map(np.asarray, (batch["label"], batch["valid"]))
+    held = [np.asarray(out) for out in outputs(trained)]
+
+    def loss(trained):
+        found = [np.asarray(out) for out in outputs(trained)]
+        return loop_loss(found, label, valid, MODEL.anchors, held, scaled=False)
+
+    def slopes(trained, small=1e-5):
+        """g_e by differences of L."""
+        masks, found = trained["mask"], {}
+        for name, mask in masks.items():
+            ends = [
+                [
+                    loss(trained | {"mask": masks | {name: mask.at[j].add(s)}})
+                    for s in (small, -small)
+                ]
+                for j in range(len(mask))
+            ]
+            found[name] = np.array([(up - down) / (2 * small) for up, down in ends])
+        return found
+
+    total, aligned, slope = judged(trained)
+    ours, theirs = aligned.gradient, slopes(trained)
+    np.testing.assert_allclose(aligned.loss, loss(trained), rtol=1e-12)
+    penalty = sum(((theirs[name] - target[name]) ** 2).sum() for name in ours)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(total, aligned.loss + strength * penalty, rtol=1e-7)
+
+    rng = np.random.default_rng(0)
+    step = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), trained)
+    ends = []
+    for s in (1e-5, -1e-5):
+        moved = jax.tree.map(lambda leaf, d, s=s: leaf + s * d, trained, step)
+        gaps = slopes(moved)
+        far = sum(((gaps[name] - target[name]) ** 2).sum() for name in gaps)
+        ends.append(float(loss(moved) + strength * far))
+    along = sum(map(jnp.vdot, jax.tree.leaves(slope), jax.tree.leaves(step)))
+    np.testing.assert_allclose(along, (ends[0] - ends[1]) / 2e-5, rtol=1e-4)
+
+
+def test_adaptations_of_batch_norm_predict_and_the_ensemble_of_logits_refuses():
+    variables, batches = in_float32()
+    images = batches["image"][0, 0]
+    for adaptation in (running(MODEL), tsmobn(MODEL), mixnorm(MODEL)):
+        carry = adaptation.init(variables)
+        (outputs,), _ = jax.eval_shape(adaptation.predict, variables, carry, images)
+        assert outputs.shape == (3, 4, 4, 2, 8)
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), variables)
+    own = with_clients(variables, clients)
+    with pytest.raises(ValueError, match=r"ensemble .* other outputs than logits"):
+        jax.eval_shape(ensemble(MODEL).predict, own, (), images)
+    learning = tent(MODEL)
+    with pytest.raises(ValueError, match="learns from probabilities of classes"):
+        jax.eval_shape(learning.predict, own, jax.eval_shape(learning.init, own), images)
+
+
+@pytest.mark.slow
+def test_a_client_may_upload_its_best_state_by_its_own_map50():
+    """Local selection takes the score under jit, in the middle of a round."""
+    variables, batches = in_float32()
+    validation = {name: batches[name] for name in ("image", "label", "valid")}
+    train = best_of_round(validation_score(MODEL, as_read, TASK), every=1)
+    method = make("fedavg", train=train)
+    _, metrics = run_rounds(method, variables, batches | {"validation": validation})
+    assert np.isfinite(metrics["loss"]).all()

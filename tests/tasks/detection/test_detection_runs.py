@@ -1,0 +1,96 @@
+"""A run on images with boxes: from a configuration to mAP, a table and pictures."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import boxed
+import runs
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
+from fedjax_bn.report import tables
+from fedjax_bn.report.page import write_report
+from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import train
+from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.task import MODELS, choose_task
+from fedjax_bn.run.finished_run import Request
+
+SIDE = 32
+
+
+def split(count: int, seed: int) -> Split:
+    """Grey images with a bright square for every box."""
+    labels = boxed.boxes(np.random.default_rng(seed), count, 2)
+    images = np.full((count, SIDE, SIDE, 3), 60, np.uint8)
+    for image, boxes in zip(images, labels["boxes"], strict=True):
+        for x1, y1, x2, y2 in np.round(boxes * SIDE).astype(int):
+            image[y1:y2, x1:x2] = 220
+    return Split(images, labels)
+
+
+def dataset() -> Dataset:
+    domains = [
+        Domain(name, split(6, k), split(3, k + 9), split(4, k + 19)) for k, name in enumerate("abc")
+    ]
+    return Dataset("squares", 3, tuple(domains), (0.0,), (1.0,), boxed.CLASSES)
+
+
+@pytest.fixture
+def config(monkeypatch):
+    monkeypatch.setitem(experiment.DATASETS, "squares", lambda config: dataset())
+    changed = base()
+    changed.model = "detectors:Detector"  # compiled in a third of the time of TinyDetector
+    changed.rounds = changed.eval_every = 1
+    changed.batch_size = 4
+    changed.target = "c"
+    changed.eval_batch_size = changed.adapt_batch_size = 8
+    changed.compilation_cache = ""
+    changed.data.name, changed.data.path, changed.data.image_size = "squares", "/", SIDE
+    changed.data.augment = "boxes"
+    return changed
+
+
+@pytest.mark.slow
+def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again(config, tmp_path):
+    summary = train.run(config, tmp_path, say=lambda text: None)
+    assert summary["score"] == "mAP50"
+    assert set(summary["accuracy"]["internal"]) == {"a", "b", "mean"}
+    assert all(0 <= x <= 100 for x in summary["accuracy"]["internal"].values())
+    assert tables.comparison([summary]).startswith("mAP50 %")
+    assert (tmp_path / "plots/boxes.png").stat().st_size > 10_000
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "Boxes found in test images" in page
+    assert "accuracy by client" not in page
+    result, _ = evaluate_finished.run(tmp_path, Request(changes=()))
+    assert result["score"] == "mAP50"
+    assert result["unseen"] == summary["accuracy"]["unseen"]
+
+
+def test_a_model_that_does_not_suit_the_labels_is_refused():
+    keys = base()
+    own = jnp.zeros((1, 28, 28, 3)), keys.detection, keys.segmentation
+    detector = MODELS["TinyDetector"](num_classes=3)
+    classifier = MODELS["DigitCNN"](num_classes=3)
+    with pytest.raises(ConfigError, match="have boxes each: choose a detector: TinyDetector"):
+        choose_task("DigitCNN", classifier, dataset(), *own)
+    with pytest.raises(ConfigError, match="have one class each: choose a classifier"):
+        choose_task("TinyDetector", detector, runs.DATA, *own)
+    assert choose_task("DigitCNN", classifier, runs.DATA, *own).classifies
+    keys.detection.score = "mAP50-95"
+    assert choose_task("TinyDetector", detector, dataset(), *own).score.name == "mAP50-95"
+
+
+def test_what_a_run_remembers_of_its_data_says_how_many_boxes_an_image_may_have():
+    assert form_of(dataset())["boxes"] == 2
+    assert "boxes" not in form_of(runs.DATA)
+    assert jax.tree.leaves(form_of(dataset()))
+
+
+def test_methods_that_need_logits_refuse_boxes(config):
+    config.method = "moon"
+    with pytest.raises(ConfigError, match="moon needs the logits of a classifier"):
+        train.prepare(config)

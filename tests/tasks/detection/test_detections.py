@@ -1,0 +1,221 @@
+"""Decoding and suppression against plain loops, and mean average precision against COCO's."""
+
+import contextlib
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detectors import ANCHORS, CELLS, HEIGHT, WIDTH, encoded, loop_matches, outputs, sigmoid
+from fedjax_bn.tasks.detection import (
+    Detections,
+    Found,
+    Keeping,
+    decode,
+    detection,
+    mean_average_precision,
+    suppress,
+)
+from fedjax_bn.tasks.detection.task import THRESHOLDS
+
+
+def test_predictions_are_decoded_as_the_formulas_say(x64):
+    outs = outputs(images=1)
+    boxes, scores = jax.jit(lambda outs: decode(outs, ANCHORS))(outs)
+    n = 0
+    for out, cells, sizes, stride in zip(outs, CELLS, *ANCHORS, strict=True):
+        for row in range(cells[0]):
+            for column in range(cells[1]):
+                for anchor, (aw, ah) in zip(out[0, row, column], sizes, strict=True):
+                    x, y, w, h = 2 * sigmoid(anchor[:4])
+                    x, y = (x - 0.5 + column) * stride, (y - 0.5 + row) * stride
+                    w, h = w**2 * aw, h**2 * ah
+                    corners = np.array([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
+                    corners = np.clip(corners / (WIDTH, HEIGHT, WIDTH, HEIGHT), 0, 1)
+                    np.testing.assert_allclose(boxes[0, n], corners, rtol=1e-12, atol=1e-15)
+                    score = sigmoid(anchor[4]) * sigmoid(anchor[5:])
+                    np.testing.assert_allclose(scores[0, n], score, rtol=1e-12)
+                    n += 1
+    assert n == boxes.shape[1]
+
+
+def overlap(a, b):
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    both = max(width, 0) * max(height, 0)
+    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+
+
+def loop_suppress(boxes, scores, keeping):
+    pairs = [(-s, n, c) for n, row in enumerate(scores) for c, s in enumerate(row)]
+    if keeping.best_class:
+        pairs = [(-row.max(), n, row.argmax()) for n, row in enumerate(scores)]
+    kept = []
+    for score, n, c in sorted(pairs)[: keeping.candidates]:
+        beaten = any(d == c and overlap(boxes[m], boxes[n]) > keeping.overlap for _, m, d in kept)
+        if -score > keeping.score and not beaten:
+            kept.append((-score, n, c))
+    return kept[: keeping.detections]
+
+
+@pytest.mark.parametrize(
+    "keeping",
+    [
+        Keeping(score=0.3, overlap=0.4, candidates=500, detections=100),
+        Keeping(score=0.3, overlap=0.4, best_class=True, candidates=500, detections=40),
+        Keeping(score=0.001, overlap=0.2, candidates=60, detections=7),
+    ],
+)
+def test_suppression_is_that_of_a_loop(keeping):
+    rng = np.random.default_rng(1)
+    low = rng.uniform(0, 0.6, (2, 150, 2))
+    boxes = np.concatenate([low, low + rng.uniform(0.1, 0.4, (2, 150, 2))], -1)
+    boxes, scores = boxes.astype(np.float32), rng.random((2, 150, 3), np.float32)
+    ours = jax.jit(lambda b, s: suppress(b, s, keeping))(boxes, scores)
+    for i in range(2):
+        theirs = loop_suppress(boxes[i].astype(float), scores[i], keeping)
+        count = len(theirs)
+        assert count > 3
+        np.testing.assert_array_equal(ours.scores[i, :count], [s for s, _, _ in theirs])
+        np.testing.assert_array_equal(ours.classes[i, :count], [c for _, _, c in theirs])
+        np.testing.assert_array_equal(ours.boxes[i, :count], [boxes[i, n] for _, n, _ in theirs])
+        assert (np.asarray(ours.classes[i, count:]) == -1).all()
+        assert not np.asarray(ours.scores[i, count:]).any()
+
+
+def found(seed, images=20, most=12, depth=30, classes=5, crowds=False):
+    """Random boxes; detections are moved copies of them and others from nowhere."""
+    rng = np.random.default_rng(seed)
+    low = rng.uniform(0, 0.7, (images, most, 2))
+    true = np.concatenate([low, low + rng.uniform(0.05, 0.3, (images, most, 2))], -1)
+    number = rng.integers(-1, classes, (images, most)).astype(np.int32)
+    number[:3] = -1  # images without boxes
+    source = rng.integers(0, most, (images, depth))
+    boxes = np.take_along_axis(true, source[..., None], 1) + rng.normal(0, 0.02, (images, depth, 4))
+    boxes = np.concatenate([boxes[..., :2], np.maximum(boxes[..., 2:], boxes[..., :2] + 0.01)], -1)
+    guess = np.take_along_axis(number, source, 1)
+    guess = np.where(rng.random(guess.shape) < 0.3, rng.integers(0, classes, guess.shape), guess)
+    if crowds:
+        number = np.where(rng.random(number.shape) < 0.2, -2 - np.abs(number), number)
+    scores = np.round(rng.random((images, depth)), 2)  # with ties
+    return Found(boxes, scores, guess, true, number)
+
+
+def by_coco(found, classes=5):
+    """mAP50-95 and mAP50 in percent of pycocotools."""
+    api = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed")
+    evaluation = pytest.importorskip("pycocotools.cocoeval")
+
+    def rows(boxes, numbers, scores=None):
+        for image, (corners, number) in enumerate(zip(boxes, numbers, strict=True)):
+            for j, (box, c) in enumerate(zip(corners, number, strict=True)):
+                if c == -1:
+                    continue
+                crowd, side = int(c < -1), box[2:] - box[:2]
+                row = {"image_id": image + 1, "category_id": int(-2 - c if crowd else c) + 1}
+                row |= {"bbox": [*box[:2], *side], "area": side.prod(), "iscrowd": crowd}
+                yield row | ({} if scores is None else {"score": scores[image, j]})
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = api.COCO()
+        truth.dataset = {
+            "images": [{"id": i + 1} for i in range(len(found.boxes))],
+            "categories": [{"id": c + 1} for c in range(classes)],
+            "annotations": [
+                {"id": i + 1} | row
+                for i, row in enumerate(rows(found.true_boxes, found.true_classes))
+            ],
+            "info": {},
+        }
+        truth.createIndex()
+        guesses = truth.loadRes(list(rows(found.boxes, found.classes, found.scores)))
+        judged = evaluation.COCOeval(truth, guesses, "bbox")
+        judged.params.areaRng, judged.params.areaRngLbl = [[0, 1e10]], ["all"]
+        judged.evaluate()
+        judged.accumulate()
+    precision = judged.eval["precision"][..., 0, -1]  # threshold, recall, class
+    precision = precision[:, :, (precision > -1).all((0, 1))]
+    return 100 * precision.mean(), 100 * precision[0].mean()
+
+
+@pytest.mark.parametrize(("seed", "crowds"), [(0, False), (1, True)])
+def test_mean_average_precision_is_that_of_pycocotools(seed, crowds):
+    some = found(seed, crowds=crowds)
+    whole, half = by_coco(some)
+    assert 5 < whole < half < 95
+    np.testing.assert_allclose(mean_average_precision(some), half, rtol=1e-12)
+    np.testing.assert_allclose(mean_average_precision(some, THRESHOLDS), whole, rtol=1e-12)
+
+
+def test_only_the_best_hundred_of_a_class_and_image_count():
+    some = found(0, images=8, depth=160, classes=1)
+    far = np.broadcast_to([2.0, 2.0, 3.0, 3.0], (8, 110, 4))
+    some = some._replace(
+        boxes=np.concatenate([far, some.boxes[:, 110:]], 1),
+        classes=np.zeros((8, 160), np.int32),
+        scores=np.broadcast_to(np.linspace(1, 0, 160), (8, 160)),
+    )
+    assert mean_average_precision(some) == by_coco(some, classes=1)[1] == 0
+    assert mean_average_precision(some, most=160) > 0
+
+
+def test_perfect_detections_score_100_and_none_score_0():
+    some = found(0)
+    perfect = some._replace(
+        boxes=some.true_boxes, classes=some.true_classes, scores=np.ones(some.true_classes.shape)
+    )
+    np.testing.assert_allclose(mean_average_precision(perfect, THRESHOLDS), 100)
+    assert mean_average_precision(some._replace(classes=np.full_like(some.classes, -1))) == 0
+    assert np.isnan(mean_average_precision(some._replace(true_classes=some.true_classes * 0 - 1)))
+
+
+def kept_of(some, size):
+    """Images as batches of what the task keeps; the last batch is padded with images of class 0."""
+    count = -(-len(some.boxes) // size)
+
+    def cut(leaf):
+        leaf = np.pad(leaf, [(0, count * size - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
+        return leaf.reshape(count, size, *leaf.shape[1:])
+
+    parts = Found(*map(cut, some))
+    label = {"boxes": parts.true_boxes, "class": parts.true_classes}
+    valid = (np.arange(count * size) < len(some.boxes)).reshape(count, size)
+    return Detections(*parts[:3]), label, valid
+
+
+def test_the_score_is_over_all_valid_images_on_the_host_and_under_jit(x64):
+    some = found(2)
+    kept, task = kept_of(some, 16), detection(ANCHORS)
+    assert task.score.name == "mAP50"
+    assert not task.classifies
+    expected = mean_average_precision(some)
+    np.testing.assert_allclose(task.score.of_all(kept), expected, rtol=1e-12)
+    kept = jax.tree.map(jnp.asarray, kept)
+    np.testing.assert_allclose(jax.jit(task.score.of_all)(kept), expected, rtol=1e-12)
+    whole = detection(ANCHORS, score="mAP50-95").score.of_all(kept)
+    np.testing.assert_allclose(whole, mean_average_precision(some, THRESHOLDS), rtol=1e-12)
+
+
+def test_outputs_that_say_the_boxes_score_100(x64):
+    """Encoded targets as outputs: decoding, suppression and score agree on them."""
+    label = {
+        "boxes": np.array([[[0.1, 0.2, 0.5, 0.6]], [[0.5, 0.5, 0.99, 0.9]]]),
+        "class": np.array([[1], [2]], np.int32),
+    }
+    outs = []
+    for cells, sizes, stride in zip(CELLS, *ANCHORS, strict=True):
+        raw = np.full((2, *cells, 2, 8), -9.0)
+        for out, (corners,), (number,) in zip(raw, *label.values(), strict=True):
+            for row, column, a, box in loop_matches(corners, cells, sizes, stride):
+                size = np.asarray(sizes[a]) / stride
+                out[row, column, a, [0, 1, 2, 3, 4, 5 + number]] = (
+                    *encoded(np.array(box), size),
+                    9,
+                    9,
+                )
+        outs.append(raw)
+    task, valid = detection(ANCHORS, score="mAP50-95"), jnp.ones(2, bool)
+    kept = jax.jit(task.score.of_batch)(tuple(map(jnp.asarray, outs)), label, valid)
+    assert (np.asarray(kept[0].scores) > 0.9).sum(1).tolist() == [1, 1]  # one detection each
+    np.testing.assert_allclose(task.score.of_all(jax.tree.map(lambda x: x[None], kept)), 100)

@@ -1,0 +1,98 @@
+"""A run on images with masks: from a configuration to Dice, distances, pictures and a report."""
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import masked
+from fedjax_bn.report import tables
+from fedjax_bn.report.page import write_report
+from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import train
+from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.finished_run import Request
+from fedjax_bn.training.evaluation.answers import read_answers
+from fedjax_bn.training.logs import show_pictures
+
+
+@pytest.fixture
+def config(monkeypatch):
+    monkeypatch.setitem(experiment.DATASETS, "discs", lambda config: masked.dataset(slices=2))
+    changed = base()
+    changed.model = "UNet:width=4:levels=2"
+    changed.rounds, changed.eval_every = 4, 2
+    changed.batch_size, changed.local_epochs, changed.optimizer.learning_rate = 4, 4, 0.1
+    changed.target, changed.adaptations = "c", ("running", "tsmobn")
+    changed.eval_batch_size = changed.adapt_batch_size = 4
+    changed.compilation_cache = ""
+    changed.predictions = "csv"
+    changed.data.name, changed.data.path, changed.data.image_size = "discs", "/", masked.SIDE
+    return changed
+
+
+def pictures_of(folder):
+    """The tags of pictures in a run's events."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    tags = []
+    for path in sorted((folder / "events").iterdir()):
+        data, start = path.read_bytes(), 0
+        while start < len(data):
+            length = int.from_bytes(data[start : start + 8], "little")
+            event = Event.FromString(data[start + 12 : start + 12 + length])
+            start += 16 + length
+            values = event.summary.value if event.HasField("summary") else ()
+            tags += [(event.step, one.tag) for one in values if one.HasField("image")]
+    return tags
+
+
+def test_pictures_of_a_finished_run_are_events_of_its_last_round(tmp_path):
+    (tmp_path / "plots").mkdir()
+    for name in ("masks", "samples"):
+        Image.new("RGB", (3, 2)).save(tmp_path / "plots" / f"{name}.png")
+    show_pictures(tmp_path, "not drawn", 7)
+    show_pictures(tmp_path, "masks", 7)
+    assert pictures_of(tmp_path) == [(7, "masks")]
+
+
+@pytest.mark.slow
+def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
+    summary = train.run(config, tmp_path, say=lambda text: None)
+    assert summary["score"] == "Dice"
+    assert tables.comparison([summary]).startswith("Dice %")
+    names = {"iou", "dice_1", "dice_2", "hd95_mm", "assd_mm", "undefined"}
+    assert set(summary["measures"]["internal"]) == names
+    assert set(summary["measures"]["unseen"]["c"]["tsmobn"]) == names
+    for name in "ab":
+        of_classes = [summary["measures"]["internal"][f"dice_{c}"][name] for c in (1, 2)]
+        dice = summary["accuracy"]["internal"][name]
+        np.testing.assert_allclose(np.mean(of_classes), dice, rtol=1e-5)
+    kept = read_answers(tmp_path)
+    assert set(kept) == {("a", ""), ("b", ""), ("c", "running"), ("c", "tsmobn")}
+    for (name, adaptation), one in kept.items():
+        where = summary["accuracy"]["unseen" if adaptation else "internal"][name]
+        dice = where[adaptation] if adaptation else where
+        np.testing.assert_allclose(100 * one.dice.mean(), dice, rtol=1e-5)
+    text = (tmp_path / "answers/unseen-predictions.csv").read_text()
+    rows = [*csv.DictReader(text.splitlines())]
+    assert len(rows) == 2 * len(kept["c", "running"].dice) * 2
+    assert (4, "masks") in pictures_of(tmp_path)
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    for text in (
+        "Beyond Dice",
+        "HD95 mm",
+        "Dice of cup %",
+        "Truth and prediction",
+        "train: pixels",
+        "Pixels by class and client",
+    ):
+        assert text in page, text
+    assert "accuracy by client" not in page
+    result, _ = evaluate_finished.run(tmp_path, Request(internal=True), say=str)
+    assert result["unseen"] == summary["accuracy"]["unseen"]
+    for name, row in summary["measures"]["internal"].items():
+        assert result["measures"]["internal"][name] == pytest.approx(row)
