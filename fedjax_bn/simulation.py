@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +32,13 @@ from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import check_labels
 from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
+from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.report import tables
 from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.config.trust import recorded_code
+from fedjax_bn.run.experiment.build import sample_input
 from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.files import finished
@@ -161,7 +165,6 @@ def simulate(
     adaptations: Sequence[str] = ("running",),
     rounds: int = 20,
     batch_size: int = 32,
-    local_epochs: int = 1,
     eval_every: int = 5,
     patience: int = 0,
     seed: int = 0,
@@ -184,9 +187,9 @@ def simulate(
         numbers [N] from 0, or masks, see `data.label_trees.as_labels`.
       unseen: the same for clients that do not train; each is tested on all of its samples.
       adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
-      rounds: rounds of the federation, at least 1.
+      rounds: rounds of the federation, at least 1; in each a client passes over its data as often
+        as the method's option `local_epochs` says.
       batch_size: samples of a local step.
-      local_epochs: passes of a client over its data in a round; give the method the same number.
       eval_every: rounds between evaluations; the last round is always evaluated.
       patience: if above 0, rounds without a better validation accuracy before training stops.
       seed: the seed of all random numbers.
@@ -208,7 +211,7 @@ def simulate(
     config.update(
         rounds=rounds,
         batch_size=batch_size,
-        local_epochs=local_epochs,
+        local_epochs=method.local_epochs,
         eval_every=eval_every,
         patience=patience,
         seed=seed,
@@ -243,6 +246,8 @@ def simulate(
     chosen = {text: choose_adaptation(text, model, config.adapt_batch_size) for text in adaptations}
     values = read_values(config, method, len(internal.domains))
     experiment = Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
+    if task.classifies:
+        _check_outputs(experiment, pools)
     keys = make_keys(seed)
     state = make_start(experiment, keys, variables)()
     names = [domain.name for domain in experiment.internal.domains]
@@ -318,14 +323,30 @@ def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:
     )
 
 
+def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
+    """Raises ValueError if a label has no output of the model; nothing is computed."""
+    model = experiment.model
+    images = sample_input(experiment.internal, experiment.prepare, 1)
+    variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
+    outputs = shapes_of(model, variables, images).shape[-1]
+    for pool in pools:
+        if (highest := int(pool.labels.max())) >= outputs:
+            raise ValueError(
+                f"client {pool.name!r} has label {highest}, but the model has {outputs} outputs, "
+                f"for labels 0 to {outputs - 1}: count labels from 0, as by labels - labels.min(), "
+                "or make a model of more classes"
+            )
+
+
 def _pool(name: str, given: ClientSamples, task: Task) -> Pool:
     """Returns a client's samples as a `Pool`, as readers of data sets do."""
     parts = dict(given) if isinstance(given, Mapping) else {"": given}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")
-    labels, sizes = [], {}
+    pixels, labels, sizes = [], [], {}
     for part, (images, own) in parts.items():
         place = f"client {name!r} ({part or 'all'})"
+        pixels.append(as_images(images, f"the images of {place}"))
         own = as_labels(own, f"the labels of {place}")
         if has_masks(own) != bool(task.segments):
             kind, wanted = ("masks", "") if has_masks(own) else ("no masks", " and masks [N, H, W]")
@@ -335,15 +356,15 @@ def _pool(name: str, given: ClientSamples, task: Task) -> Pool:
                 "task=segmentation(classes) for masks"
             )
         if task.segments:
-            check_labels(own, np.asarray(images), task.segments, place)
+            check_labels(own, pixels[-1], task.segments, place)
         labels.append(own)
-        sizes[part] = len(images)
+        sizes[part] = len(pixels[-1])
     joined, names = join(labels), numbered_names(name, sizes)
     if task.segments and VOLUME in joined:
         names = np.array([f"{name}/{volume}" for volume in joined[VOLUME]])
     return Pool(
         name,
-        np.concatenate([np.asarray(images) for images, _ in parts.values()]),
+        np.concatenate(pixels),
         joined,
         names,
         parts_of(sizes) if isinstance(given, Mapping) else None,

@@ -25,7 +25,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn.models.features import Wrapped
 from fedjax_bn.models.hooks import predicting
-from fedjax_bn.normalization.calls import Call, flax_batch_norm, takes_train, through_handlers
+from fedjax_bn.normalization.calls import Call, flax_batch_norm, mode_arguments, through_handlers
 from fedjax_bn.normalization.layer import RECORDED, Layer, StatisticsRule
 from fedjax_bn.sharing import STATISTICS, Variables
 
@@ -52,9 +52,9 @@ class NnxModel:
 
     net: nnx.Module
 
-    def init(self, key: jax.Array, images: jax.Array) -> Variables:
+    def init(self, key: jax.Array, images: jax.Array, **options: Any) -> Variables:
         """Returns the present variables of `net`; ignores the arguments, which linen needs."""
-        del key, images
+        del key, images, options
         return _collect(self.net, _COLLECTIONS)
 
     def apply(
@@ -73,7 +73,7 @@ class NnxModel:
           variables: collections as from `init`; others are ignored.
           images: f[B, ...].
           train: whether the copy is in the mode of `net.train()` or of `net.eval()`; also passed to
-            the call if it has an argument `train`.
+            the call if it has one of the arguments of `normalization.calls.mode_arguments`.
           mutable: collections to return, among "batch_stats" and "recorded".
           rngs: random keys; every stream of `net` gets its own key from `rngs["dropout"]`. Without
             `rngs`, every pass starts from the streams' state at `from_nnx`.
@@ -99,7 +99,7 @@ class NnxModel:
                 call = tuple(map(str, path)), STATISTICS in mutable, RECORDED in mutable
                 setattr(module, _PASS, call)
                 object.__setattr__(module, "__class__", _through_handlers(type(module)))
-        options = takes_train(method or net.__call__, train)
+        options = mode_arguments(method or net.__call__, train)
         output = method(net, images, **options) if method else net(images, **options)
         if not mutable:
             return output
@@ -201,8 +201,8 @@ def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
         # A derived class with its own `__call__` is left alone: a rule would bypass that code.
         ours = kind.__call__ is nnx.BatchNorm.__call__
         normalize = partial(_normalize, cast(nnx.BatchNorm, self)) if ours else None
-        function = partial(kind.__call__, self)
-        return through_handlers(function, Call(path, "__call__", kernel, normalize), args, kwargs)
+        call = Call(path, "__call__", kernel, normalize, self)
+        return through_handlers(partial(kind.__call__, self), call)(*args, **kwargs)
 
     namespace = {"__call__": call, "__module__": kind.__module__}
     return cast(Any, type(kind))(kind.__name__, (kind,), namespace)

@@ -122,21 +122,13 @@ def predictor(
             "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
         )
 
-    def check(images: np.ndarray) -> None:
-        if images.ndim != 4 or images.dtype == np.uint8 or not images.size:
-            return
-        if images.max() > 1 and (images == np.round(images)).all():
-            raise ValueError(
-                f"images are {images.dtype} with the numbers of bytes, which would not be "
-                "standardized as in training: give them as uint8"
-            )
-
     model = method.learned.model
     if adapt is None:
         choice = Choice(of_clients(model, method.statistics), batch_size, order=-1)
     else:
         choice = choose_adaptation(adapt, model, batch_size)
-    return from_choice(choice, variables, method.learned.prepare, check)
+    # The method does not know the form of its images; `as_images` checks what holds for all.
+    return from_choice(choice, variables, method.learned.prepare, lambda images: None)
 
 
 def from_choice(

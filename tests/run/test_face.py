@@ -66,6 +66,11 @@ class Net(nn.Module):
 
 SEEN = {}
 
+class Few(Net):
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(2)(images.reshape(images.shape[0], -1))
+
 def fedfoo(model, optimizer, *, strength: float = 0.5, **options):
     SEEN.update(options, strength=strength)
     return fedprox(model, optimizer, mu=strength, **options)
@@ -338,6 +343,7 @@ def test_an_own_mixing_is_a_function_of_the_key(own):
             "width='x' is of type str, but it must be int, such",
         ),
         ({"model": "own_code:fedfoo"}, "missing a required argument: 'model'"),
+        ({"model": "own_code:Few"}, "has 2 outputs for the 3 classes"),
         ({"model": "own_code:nothing"}, "gives NoneType, not a flax.linen.Module"),
         ({"method": "own_code:narrow"}, "unexpected keyword argument '"),
         ({"method": "own_code:fedfoo:mu=1"}, "with a key of strength"),
