@@ -13,7 +13,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.layer import Layer, Statistics, moments, moving
-from fedjax_bn.sharing import STATISTICS, Variables, path_names, without
+from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths, path_names, without
 
 PyTree = Any
 
@@ -177,7 +177,7 @@ def _direction(
     def loss(params: PyTree) -> tuple[jax.Array, Variables]:
         mine = {**variables, "params": params}
         options: dict[str, Any] = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
-        passed = forward(model, mine, images, **options if STATISTICS in variables else {})
+        passed = forward(model, mine, images, **options if batch_norm_paths(variables) else {})
         logits, seen = logits_and_seen(model, passed.outputs, valid)
         return mean(entropy(logits), seen), passed.moved
 
@@ -185,7 +185,7 @@ def _direction(
     found = {"params": jax.tree.map(jnp.negative, gradient)}
     if STATISTICS in variables:
         old = variables[STATISTICS]
-        found[STATISTICS] = jax.tree.map(jnp.subtract, moved[STATISTICS], old)
+        found[STATISTICS] = jax.tree.map(jnp.subtract, moved.get(STATISTICS, old), old)
     return found
 
 

@@ -24,7 +24,7 @@ from fedjax_bn.data.label_trees import (
     leaves_of,
     take,
 )
-from fedjax_bn.engine.inputs import UNLABELLED, check_image_dtype
+from fedjax_bn.engine.inputs import UNLABELLED, check_channels_last, check_image_dtype, check_scaled
 
 
 class Rows:
@@ -212,8 +212,8 @@ def check_dataset(dataset: Dataset) -> Dataset:
 
     Raises:
       ValueError: a domain's name is used twice, a split is empty, images and labels differ in
-        number, a dtype or shape is wrong or differs between domains, features are not finite, or
-        a label is outside [0, num_classes).
+        number, a dtype or shape is wrong or differs between domains, channels are first, floats
+        hold bytes, features are not finite, or a label is outside [0, num_classes).
     """
     if not dataset.domains:
         raise ValueError(f"{dataset.name}: no domains; a dataset needs at least one")
@@ -248,6 +248,8 @@ def check_names_differ(names: Sequence[str], dataset: str) -> None:
 def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str) -> None:
     """Raises ValueError unless images have the form of `first` and are finite."""
     check_image_dtype(images.dtype, f"{place}: the images")
+    check_channels_last(images.shape, f"{place}: the images")
+    check_scaled(images, f"{place}: the images")
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
     kept = (np.float32, jnp.result_type(float))  # what `inputs.as_images` makes of floats
     if not (bytes_of_images or (images.dtype in kept and images.ndim >= 2)):

@@ -36,13 +36,14 @@ from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.new_data import read_new, stretched
 from fedjax_bn.training import workdir
+from fedjax_bn.training.compilation_cache import keep_compiled
 from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
 from fedjax_bn.training.population import Held
-from fedjax_bn.training.records import Record, have_trained
+from fedjax_bn.training.records import Record
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 _Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture
@@ -134,6 +135,7 @@ def _tested(
 ) -> tuple[Record, dict[str, _Content]]:
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
+    keep_compiled(own.compilation_cache)
     experiment, state, number = finished.restore(folder, own, form)
     if request.tsne and not experiment.task.classifies:
         raise ConfigError(
@@ -157,10 +159,7 @@ def _tested(
     scores, inside, notes, tested_on = record.get("unseen", {}), {}, [], {}
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
-        keys, trained = own.participation, None
-        if own.clients_per_round or keys.trace or keys.dropout:  # else all train in every round
-            lines = workdir.read_lines(folder / "metrics.jsonl", number)
-            trained = have_trained(lines, form["clients"])
+        trained = finished.trained_clients(folder, form["clients"], number)
         built = _training_data(config, own, about)
         mine = evaluate.internal_evaluator(built)(state, trained, answers)
         measures["internal"] = mine.get("measures", {})

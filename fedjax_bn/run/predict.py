@@ -1,13 +1,14 @@
 """The command `predict`: writes a served model's class probabilities as CSV, or its masks.
 
-It imports no training code. Rows are `image,class,PROBABILITIES...`, one column per class. What a
-model that segments writes, `run.predict_masks` describes.
+It imports no training code, and without `--trust` runs none that the model's folder holds. Rows are
+`image,class,PROBABILITIES...`, one column per class. What a model that segments writes,
+`run.predict_masks` describes.
 """
 
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -42,6 +43,7 @@ class Request(NamedTuple):
       out: the file to write; empty: the standard output. For masks: a new folder.
       resize: whether u8 images of another size in an archive are stretched to the model's; masks
         have the size of the archive's images.
+      trust: whether to run the compiled program of a model or adaptation of one's own.
     """
 
     model: str
@@ -49,6 +51,7 @@ class Request(NamedTuple):
     adapt: str = ""
     out: str = ""
     resize: bool = False
+    trust: bool = False
 
 
 def run(request: Request) -> None:
@@ -65,24 +68,28 @@ def run(request: Request) -> None:
             _write_masks(folder, about, request)
             return
         if request.data == _STREAM:
-            rows = _stream(folder, request.adapt, about.shape, about.orientation)
+            rows = _stream(folder, request, about)
         else:
             data = Path(request.data)
             names, read = _open_samples(data, about.shape, request.resize, about.orientation)
-            found = load(folder, request.adapt).predict(len(names), read)
+            found = load(folder, request.adapt, trust=request.trust).predict(len(names), read)
             rows = zip(names, found, strict=True)
-        with ExitStack() as stack:
-            file, out = sys.stdout, request.out
-            try:
-                if out:
-                    file = stack.enter_context(open(out, "w", newline="", encoding="utf-8"))
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot write {out} ({error.strerror}): give another --out"
-                ) from error
-            _write(file, ("image", "class", *about.classes), rows)
+        out, head = request.out, ("image", "class", *about.classes)
+        try:
+            with _opened(out) as file:
+                _write(file, head, rows)
+        except OSError as error:  # of a full disk, also when the file is closed
+            reason = error.strerror or error
+            raise ConfigError(
+                f"cannot write {out or 'the standard output'} ({reason}): give another --out"
+            ) from error
     except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(one_line(error) or "there is too little memory") from error
+
+
+def _opened(out: str) -> AbstractContextManager[TextIO]:
+    """Returns a file to write to; the standard output, which stays open, for ""."""
+    return open(out, "w", newline="", encoding="utf-8") if out else nullcontext(sys.stdout)
 
 
 def _open_samples(
@@ -106,7 +113,7 @@ def _open_samples(
 
 def _write_masks(folder: Path, about: About, request: Request) -> None:
     """Writes the masks of the images in `request.data`."""
-    path, predict = Path(request.data), load(folder, request.adapt)
+    path, predict = Path(request.data), load(folder, request.adapt, trust=request.trust)
     if request.data == _STREAM:
         raise ValueError(
             "--data - answers each name in a row, and the masks of a model that segments are "
@@ -175,19 +182,24 @@ def _check_square(shape: Sequence[int]) -> None:
         )
 
 
-def _stream(
-    folder: Path, adapt: str, shape: Sequence[int], orientation: str
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, probabilities f[classes]) of each image named on the standard input."""
-    predict, names = load(folder, adapt, batch_size=1), []
+def _stream(folder: Path, request: Request, about: About) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (name, probabilities f[classes]) of each image named on the standard input.
+
+    Raises:
+      ValueError: the model cannot be used, or an image or the standard input cannot be read.
+    """
+    predict, names = load(folder, request.adapt, 1, request.trust), []
     if isinstance(sys.stdin, TextIOWrapper):  # file names may not be valid text
         sys.stdin.reconfigure(errors="surrogateescape")
-    read = _file_reader(shape, Path(), orientation)
+    read = _file_reader(about.shape, Path(), about.orientation)
 
     def images() -> Iterator[np.ndarray]:
-        for line in filter(None, map(str.strip, sys.stdin)):
-            names.append(line)
-            yield read([Path(line)])
+        try:
+            for line in filter(None, map(str.strip, sys.stdin)):
+                names.append(line)
+                yield read([Path(line)])
+        except OSError as error:  # `run` takes an OSError for one of the output
+            raise ValueError(one_line(error)) from error
 
     return ((names.pop(), found[0]) for found in predict.stream(images()))
 

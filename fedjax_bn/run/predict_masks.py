@@ -142,8 +142,7 @@ def write(pictures: Pictures, predict: Predictor, about: About, out: str) -> Non
 
     Raises:
       ValueError: there is no `out`, or it is not empty; two images have one mask file; an image has
-        another form than the model's; probabilities are not finite.
-      OSError: the folder cannot be written.
+        another form than the model's; probabilities are not finite; the folder cannot be written.
     """
     if not out:
         raise ValueError(

@@ -1,8 +1,9 @@
-"""The command `serve`: writes what an unseen client receives from a finished run."""
+"""The command `serve`: writes a model of a finished run, an unseen client's or a client's own."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -11,8 +12,9 @@ from fedjax_bn.adaptation import ensemble
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.arguments.choices import split_choice
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
-from fedjax_bn.arguments.text import brief
+from fedjax_bn.arguments.text import brief, nearest, shown
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.experiment.datasets import slices_in
@@ -20,7 +22,7 @@ from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder as served
 from fedjax_bn.serving.program import export
-from fedjax_bn.training.evaluation.evaluate import served_variables
+from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.population import Held
 
@@ -31,8 +33,9 @@ def run(
     changes: Sequence[tuple[str, str]] = (),
     say: Callable[[str], None] = print,
     trust: bool = False,
+    client: str = "",
 ) -> None:
-    """Writes what an unseen client receives: the selected round's model, and how to use it.
+    """Writes the selected round's model, and how to use it.
 
     Args:
       folder: the run's workdir.
@@ -40,13 +43,20 @@ def run(
       changes: (key, text) pairs; the only key allowed is `adaptations`, those to serve.
       say: prints a message.
       trust: whether to import code that the run's folder names.
+      client: whose own model is written, with the way in which `evaluate --internal` predicts
+        unless `changes` names adaptations; empty: what an unseen client receives.
 
     Raises:
       WorkdirError, CheckpointError: the workdir holds no finished run, or a damaged one.
-      ConfigError: an adaptation does not suit the run, or the folder cannot be written.
+      ConfigError: there is no such client, an adaptation does not suit the run, or the folder
+        cannot be written.
     """
     about = finished.read_about(folder)
     own = finished.remembered(about, trust)
+    own.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
+    clients = about["form"]["clients"]
+    if client and client not in clients:
+        raise ConfigError(f"--client {brief(client)} is unknown{nearest(client, clients)}")
     config = own.copy_and_resolve_references()
     for key, text in changes:
         if key != "adaptations":
@@ -68,8 +78,10 @@ def run(
     own.adaptations = ()  # those of `config` are built below
     with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
         experiment, state, number = finished.restore(folder, own, about["form"])
-        for note in _notes(experiment, state, private=config.privacy.clip > 0):
+        for note in _notes(experiment, state, config.privacy.clip > 0, client):
             say(note)
+        if client and not changes:
+            config.adaptations = (_as_clients_predict(experiment.method.statistics),)
         internal, form = experiment.internal, about["form"]
         facts = served.About(
             form=served.FORM,
@@ -96,6 +108,10 @@ def run(
                 **{"plane": slices.plane, "window": list(slices.window)},
             )
         variables, shape, programs = served_variables(state), tuple(facts.shape), {}
+        if client:
+            facts = facts._replace(client=client)
+            trained = finished.trained_clients(folder, clients, number)
+            variables = variables_of_client(state, clients.index(client), trained)
         for text in config.adaptations:
             choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
             try:
@@ -110,13 +126,34 @@ def run(
                 programs = {}
                 break
         served.write(to, facts, variables, programs)
-    say(f"round {number} of {own.method} in {folder} is served in {to}")
+    of_client = f", the model of {shown(client)}," if client else ""
+    say(f"round {number} of {own.method} in {folder}{of_client} is served in {to}")
     used = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
     out = ("--out", "FOLDER") if experiment.task.segments else ()
-    say(shlex.join(("fedjax-bn", "predict", *used, *out)))
+    adaptation = split_choice(config.adaptations[0], ADAPTATIONS)[0]
+    trust_flag = () if served.is_ours(config.model) and adaptation in ADAPTATIONS else ("--trust",)
+    say(shlex.join(("fedjax-bn", "predict", *used, *out, *trust_flag)))
 
 
-def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) -> Iterator[str]:
+def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
+    """Returns the adaptation that predicts by a method's rule for its own clients.
+
+    Raises:
+      ConfigError: no adaptation of this library does.
+    """
+    adaptations = {None: "running", gated_statistics: "learned_alpha"}
+    if statistics not in adaptations:
+        raise ConfigError(
+            "the method's clients predict by a statistics rule of its own, which a served model "
+            "does not hold: name adaptations with --config.adaptations, or predict in Python with "
+            "fedjax_bn.load_run(WORKDIR).predict(images, client=NAME)"
+        )
+    return adaptations[statistics]
+
+
+def _notes(
+    experiment: Experiment, state: FederatedState | Held, private: bool, client: str
+) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not (experiment.task.classifies or experiment.task.segments):
         raise ConfigError(
@@ -125,12 +162,15 @@ def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) 
         )
     if experiment.evaluation.personalization:
         yield (
-            "evaluate lets unseen clients adapt to labelled samples first (personalize.samples); "
+            "evaluate lets clients adapt to labelled samples first (personalize.samples); "
             "the served model is the one before that"
         )
     personal = (state.state if isinstance(state, Held) else state).personal
     if private and (own := len(jax.tree.leaves(personal))):
+        served_leaves = (
+            f"the model of {shown(client)} with its" if client else "the clients' mean of"
+        )
         yield (
-            f"the clients' mean of {own} personal leaves is served without noise: the run's "
-            "epsilon does not cover it, see docs/privacy.md"
+            f"{served_leaves} {own} personal leaves is served without noise: the run's epsilon "
+            "does not cover it, see docs/privacy.md"
         )

@@ -5,9 +5,9 @@
     variables.npz   its arrays, COLLECTION/MODULE/NAME
     programs/       each adaptation as StableHLO, see `serving.program`
 
-Only the StableHLO programs of a folder are executed, and they can only compute. Models and
-adaptations that a folder names are built only if they belong to this library, so a foreign folder
-imports no code.
+A folder is arrays, and names of models and adaptations that belong to this library; nothing that it
+names is imported. Its programs are code: the one of a model or adaptation that is not this
+library's runs only if the user trusts the folder.
 """
 
 import json
@@ -68,6 +68,7 @@ class About(NamedTuple):
         `pixels.raster`; folders of earlier versions have no such entry and used stored pixels.
       masks: how images of another size reach a model that segments, "resize" or "tiles", see
         `data.large`; "" for a model that gives each sample one class, as in earlier versions.
+      client: whose own model it is; "" for the one that an unseen client receives.
       channels, crop, plane, window: how slices of scans become samples, see
         `data.masks.volumes.Slices`; `channels` is "" for a model of other images.
     """
@@ -93,6 +94,7 @@ class About(NamedTuple):
     crop: int = 0
     plane: str = AXIAL
     window: list = []  # noqa: RUF012, nothing changes it
+    client: str = ""
 
 
 def is_ours(model: str) -> bool:
@@ -112,8 +114,7 @@ def write(
       programs: adaptation -> its program.
 
     Raises:
-      ValueError: the folder is not empty, or is a file.
-      OSError: the folder cannot be written.
+      ValueError: as `new_folder`.
     """
     with new_folder(folder, "--export") as partial:
         np.savez(partial / _VARIABLES, **to_named(variables))
@@ -135,23 +136,29 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
       flag: what named it, for the error.
 
     Raises:
-      ValueError: the folder is not empty, or is a file.
-      OSError: the folder cannot be written.
+      ValueError: the folder is not empty, is a file, or cannot be written, as on a full disk.
     """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there and not empty: give another {flag}, or remove it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    partial = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         yield partial
         partial.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
         os.replace(partial, folder)  # atomic, because both are on one file system
+    except OSError as error:  # which names a temporary file, or none
+        reason = error.strerror or error
+        raise ValueError(f"cannot write {folder} ({reason}): give another {flag}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> Predictor:
+def load(
+    folder: str | Path, adapt: str = "", batch_size: int | None = None, trust: bool = False
+) -> Predictor:
     """Returns a predictor of a served model; it needs no training code, data or network.
 
     Args:
@@ -160,9 +167,12 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
         clients. A model that is not this library's has only the adaptations that were served.
       batch_size: B, unless `adapt` sets it; None: the run's batch size in tests. The programs of a
         model that is not this library's have a fixed B.
+      trust: whether to run the compiled program of a model or adaptation that is not this
+        library's. A program is code: it can crash, never end, or exploit a fault of XLA.
 
     Raises:
-      ValueError: the folder holds no served model or a damaged one, or `adapt` is unknown.
+      ValueError: the folder holds no served model or a damaged one, `adapt` is unknown, or its
+        program is needed without `trust`.
     """
     folder = Path(folder)
     about = read_about(folder)
@@ -189,6 +199,14 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
             raise ValueError(
                 f"--adapt {brief(adapt)} was not served with {folder}, which names code that is "
                 f"not of this library{nearest(adapt, about.programs)}"
+            )
+        if not trust:
+            raise ValueError(
+                f"{brief(adapt if is_ours(about.model) else about.model)} of {folder} is not of "
+                "this library and needs the folder's compiled program, which is code that may come "
+                "from anybody: if you trust it, add --trust (in Python trust=True)"
+                + "; or choose an --adapt of this library"
+                * is_ours(about.model)
             )
         program = about.programs[adapt]
         predictor = open_program(folder / _PROGRAMS, adapt, program, named, check)

@@ -279,6 +279,8 @@ NAN = np.where(np.arange(60).reshape(12, 5) == 17, np.nan, 1).astype(np.float32)
         ({"day__images": NAN}, r"day__images has nan at index \(3, 2\); numbers must be finite"),
         ({"day__images": np.zeros((12, 6, 6), int)}, r"day__images have dtype int64; .* uint8"),
         ({"day__images": np.zeros((12, 6, 6), np.uint8)}, r"day__images is uint8 \(12, 6, 6\)"),
+        ({"day__images": np.zeros((12, 3, 6, 6), np.uint8)}, r"day__images .*moveaxis\(images, 1"),
+        ({"night__images": random_bytes(12) * 1.0}, r"night__images .* numbers of bytes"),
         (
             {"dusk__images": np.zeros((12, 6, 7, 3), np.uint8)},
             r"dusk__images has samples uint8 \[6, 7, 3\], but day__images has uint8 \[6, 6, 3\]",

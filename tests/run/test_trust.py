@@ -13,10 +13,12 @@ import pytest
 from jax import export as jax_export
 
 import runs
-from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.adaptation import Adaptation
+from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.engine.images import standardize
-from fedjax_bn.models import MLP
+from fedjax_bn.models import MLP, SmallCNN
+from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder as served_folder
@@ -276,11 +278,11 @@ ARRAYS = {
 }
 
 
-def said_by_predict(place, tmp_path, capfd):
+def said_by_predict(place, tmp_path, capfd, *more):
     """The one line that `predict` says of a folder, which ends it."""
     np.savez(tmp_path / "i.npz", images=IMAGES)
     given = [f"--model={place}", f"--data={tmp_path / 'i.npz'}", f"--out={tmp_path / 'out.csv'}"]
-    assert runs.command("predict", *given) == 2
+    assert runs.command("predict", *given, *more) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert len(line) < 900
     assert not (tmp_path / "out.csv").exists()
@@ -330,7 +332,8 @@ def test_files_that_never_end_are_not_read(served, tmp_path, capfd, name, kind):
     else:
         with open(served / name, "wb") as file:
             file.truncate(2**33)
-    assert (served / name).name in said_by_predict(served, tmp_path, capfd)
+    trust = ["--trust"] * name.startswith("programs")
+    assert (served / name).name in said_by_predict(served, tmp_path, capfd, *trust)
 
 
 def test_packed_arrays_are_not_unpacked(served, tmp_path, capfd):
@@ -339,19 +342,92 @@ def test_packed_arrays_are_not_unpacked(served, tmp_path, capfd):
     assert "unpacks to more than it has" in said_by_predict(served, tmp_path, capfd)
 
 
-def test_a_program_may_only_compute(served, tmp_path, capfd):
-    """One that calls what the machine has besides ends before it is compiled."""
-
-    def run(arrays, carry, images, valid):
-        found = jax.ShapeDtypeStruct((4, 3), jnp.float32)
-        return jax.ffi.ffi_call("xla_ffi_python_cpu_callback", found)(images), carry
-
-    arrays = np.load(served / "variables.npz")
+def with_program(place, run):
+    """Makes the folder that of a model of somebody's own, with `run` as its program."""
+    arrays = np.load(place / "variables.npz")
     form = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
     batch = jax.ShapeDtypeStruct((4, 4, 4, 3), np.uint8), jax.ShapeDtypeStruct((4,), bool)
-    allowed = [jax_export.DisabledSafetyCheck.custom_call("xla_ffi_python_cpu_callback")]
+    names = ("xla_ffi_python_cpu_callback", "lapack_spotrf_ffi")
+    allowed = [jax_export.DisabledSafetyCheck.custom_call(name) for name in names]
     program = jax_export.export(jax.jit(run), disabled_checks=allowed)(form, {}, *batch)
-    edit(served, model="my_model:Net", adaptations=["tsmobn"])
-    np.savez(served / "programs" / "tsmobn.npz")
-    (served / "programs" / "tsmobn.stablehlo").write_bytes(program.serialize())
-    assert "and may call linear algebra alone" in said_by_predict(served, tmp_path, capfd)
+    edit(place, model="my_model:Net", adaptations=["tsmobn"], programs={"tsmobn": PROGRAM})
+    np.savez(place / "programs" / "tsmobn.npz")
+    (place / "programs" / "tsmobn.stablehlo").write_bytes(program.serialize())
+
+
+PROGRAM = {"batch_size": 4, "order": 0}
+FOUND = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+
+
+def endless(arrays, carry, images, valid):
+    """A program that never ends, of operations that only compute."""
+    start = images.astype(jnp.float32).mean((1, 2, 3))[:, None] * jnp.ones((4, 3))
+    return jax.lax.while_loop(lambda x: (x >= 0).any(), lambda x: x + 1, start), carry
+
+
+def calling(name, *result):
+    """A program that calls a function of the process by its name."""
+
+    def run(arrays, carry, images, valid):
+        given = images.astype(jnp.float32)[:, :, :, 0]
+        found = jax.ffi.ffi_call(name, (FOUND, *result))(given)
+        return found[0], carry
+
+    return run
+
+
+# LAPACK's kernels trust the sizes that a program states: a result smaller than its operand is
+# written beyond its end.
+FOREIGN = {
+    "an endless loop": endless,
+    "a callback": calling("xla_ffi_python_cpu_callback"),
+    "a result that is too small": calling(
+        "lapack_spotrf_ffi", jax.ShapeDtypeStruct((1,), jnp.int32)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_program_of_a_folder_is_code_that_needs_trust(served, tmp_path, capfd, name):
+    with_program(served, FOREIGN[name])
+    said = said_by_predict(served, tmp_path, capfd)
+    assert "'my_model:Net'" in said
+    assert "--trust" in said
+
+
+@pytest.mark.parametrize("name", [name for name in FOREIGN if name != "an endless loop"])
+def test_a_trusted_program_makes_no_custom_call(served, tmp_path, capfd, name):
+    with_program(served, FOREIGN[name])
+    assert "custom call" in said_by_predict(served, tmp_path, capfd, "--trust")
+
+
+def test_a_served_adaptation_of_ones_own_is_refused_with_what_is_allowed(served, tmp_path, capfd):
+    edit(served, adaptations=["evil:f"], programs={"evil:f": PROGRAM})
+    said = said_by_predict(served, tmp_path, capfd)
+    assert "'evil:f'" in said
+    assert "--adapt" in said
+    assert "--trust" in said
+    np.savez(tmp_path / "i.npz", images=IMAGES)
+    given = [f"--model={served}", f"--data={tmp_path / 'i.npz'}", "--adapt=tsmobn"]
+    assert runs.command("predict", *given) == 0
+
+
+@pytest.mark.parametrize("text", ADAPTATIONS)
+def test_programs_of_this_library_make_no_custom_call(text):
+    model, shape = SmallCNN(num_classes=3, widths=(2, 2, 2)), (8, 8, 3)
+    start = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((2, *shape)))
+    start = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), start)
+    if text == "learned_alpha":
+        start = with_gates(start)
+    if text in ("ensemble", "zero_shot_adapter"):
+        pytest.skip("it needs what other clients or an adapter have")
+    export(choose_adaptation(text, model, 4), start, standardize(), shape, "uint8")
+
+
+def test_a_model_with_linear_algebra_is_refused_when_it_is_exported():
+    def factored(variables, carry, images, valid=None):
+        return jnp.linalg.qr(images[:, 0, :, :])[0].reshape(len(images), -1), carry
+
+    choice = Choice(Adaptation(lambda variables: (), factored), 4, 0)
+    with pytest.raises(ValueError, match="custom call"):
+        export(choice, {"params": {"x": jnp.ones(1)}}, standardize(), (4, 4, 3), "uint8")

@@ -1,6 +1,7 @@
 """Serve and predict: what an unseen client receives gives the predictions of `evaluate`."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
+from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.run import serve
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder, load, predictor
@@ -195,7 +197,9 @@ def test_a_fresh_process_predicts_by_the_program_alone_and_by_predict_without_tr
 def test_a_model_of_ones_own_is_served_by_its_programs(served, monkeypatch):
     expected = load(served, "tsmobn:batch_size=4")(DOG.images)
     monkeypatch.setattr(folder, "_MODELS", {})
-    found = load(served, "tsmobn:batch_size=4")
+    with pytest.raises(ValueError, match="--trust"):
+        load(served, "tsmobn:batch_size=4")
+    found = load(served, "tsmobn:batch_size=4", trust=True)
     np.testing.assert_allclose(found(DOG.images), expected, atol=1e-6)
     with pytest.raises(ValueError, match=r"'tsmobn' was not served with.*valid are random_alp"):
         load(served, "tsmobn")
@@ -243,6 +247,24 @@ def test_a_mistake_is_one_sentence(served, files, tmp_path, capfd, changes, said
     assert runs.command("predict", *flags) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert said in line
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_is_named(workdir, served, files, tmp_path, monkeypatch, capfd):
+    given = ("--model", str(served), "--data", str(files), "--out", "/dev/full")
+    assert runs.command("predict", *given) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "/dev/full (No space left on device): give another --out" in line
+
+    def full(*args, **arrays):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    place = tmp_path / "served"
+    assert runs.command("serve", "--workdir", str(workdir[0]), "--export", str(place)) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"{place} (No space left on device): give another --export" in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_arrays_of_another_size_are_stretched_when_asked(served, tmp_path, capsys):
@@ -352,6 +374,9 @@ def test_five_lines_of_python_prepare_as_training_did():
 
     probabilities = predictor(method, global_variables(state))(DOG.images)
     own = predictor(method, client_variables(state, 2), adapt="batch:order=-1:batch_size=26")
+    ruled = method._replace(statistics=batch_statistics)  # how its own clients predict
+    as_client = predictor(ruled, client_variables(state, 2), adapt=None, batch_size=26)
+    np.testing.assert_array_equal(as_client(DOG.images), own(DOG.images))
 
     variables = jax.tree.map(np.asarray, global_variables(state))
     (dense, head), (norm,) = (

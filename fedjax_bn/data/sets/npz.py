@@ -7,7 +7,8 @@
 or, if a domain is divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
 `validation` and `test`; these become its official parts. Optionally `classes`, str[C], names the
 classes; without it they are 0 to the largest label. Bytes reach a model as (u8/255 - 0.5)/0.5,
-floats unchanged. Shapes except for N, and dtypes, must be the same in all domains.
+floats unchanged; floats that hold bytes are refused. Shapes except for N, and dtypes, must be the
+same in all domains.
 `numpy.savez(path, photo__images=..., photo__labels=...)` writes such a file.
 """
 
@@ -25,7 +26,7 @@ from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.seeds import hash_of
 from fedjax_bn.data.sets.arrays import forms_in_npz, names_in_npz, read_npz
 from fedjax_bn.data.source import PARTS, Pool, Source, check_source, numbered_names, parts_of
-from fedjax_bn.engine.inputs import UNLABELLED, as_images, check_image_dtype
+from fedjax_bn.engine.inputs import UNLABELLED, as_images, check_channels_last, check_image_dtype
 
 _FORM = (
     "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
@@ -184,6 +185,7 @@ def _check_form(forms: dict[str, np.ndarray], prefix: str, path: Path) -> None:
     images, labels = (forms[f"{prefix}{kind}"] for kind in _Part._fields)
     place = f"{path}: {short(prefix)}images"
     check_image_dtype(images.dtype, place)
+    check_channels_last(images.shape, place)
     if images.ndim < 2 or (images.dtype == np.uint8 and images.ndim != 4):
         raise ValueError(
             f"{place} is {images.dtype} {images.shape}; it must be uint8 [N, H, W, C], or floats "

@@ -22,9 +22,9 @@ from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.training import checkpoint, workdir
-from fedjax_bn.training.compilation_cache import keep_compiled
 from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.population import start_held
+from fedjax_bn.training.records import have_trained
 from fedjax_bn.training.workdir import FINISHED, Record
 
 
@@ -112,7 +112,6 @@ def restore(
       WorkdirError: no samples can have this form.
       ConfigError, ValueError: the configuration names something that does not exist.
     """
-    keep_compiled(config.compilation_cache)
     if what := impossible(form):
         raise WorkdirError(
             f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
@@ -123,6 +122,16 @@ def restore(
     start = start_held(experiment, start, folder)
     like = form_on(jax.eval_shape(start), experiment.mesh)
     return experiment, *restore_state(folder, like)
+
+
+def trained_clients(folder: Path, clients: list[str], rounds: int) -> np.ndarray | None:
+    """Returns bool[K], which clients have trained in the first rounds; None without records.
+
+    Raises:
+      WorkdirError: records of those rounds are missing or damaged.
+    """
+    lines = folder / "metrics.jsonl"  # what a Flower server has served has none
+    return have_trained(workdir.read_lines(lines, rounds), clients) if lines.exists() else None
 
 
 def dataset_of(form: Record) -> Dataset:

@@ -63,7 +63,7 @@ def served(tmp_path_factory):
 
 def about(masks, **more):
     fields = {"classes": ["background", "light"], "shape": [16, 16, 3], "masks": masks}
-    fields |= {"orientation": "upright", "crop": 0, "plane": "axial", "window": []}
+    fields |= {"orientation": "upright", "crop": 0, "plane": "axial", "window": [], "client": ""}
     return served_folder.About(**dict.fromkeys(served_folder.About._fields) | fields | more)
 
 
