@@ -1,4 +1,4 @@
-"""What docs/rivals.md says that a method sends is what its state holds."""
+"""What docs/contrib.md says that a method sends is what its state holds."""
 
 import re
 
@@ -11,7 +11,7 @@ from fedjax_bn import methods
 from fedjax_bn.models import SmallCNN
 from runs import ROOT
 
-ROWS = re.findall(r"^\| `(\w+)`.*\| ([^|]+) \|$", (ROOT / "docs/rivals.md").read_text(), re.M)
+ROWS = re.findall(r"^\| `(\w+)`.*\| ([^|]+) \|$", (ROOT / "docs/contrib.md").read_text(), re.M)
 QUIET = [name for name, sends in ROWS if sends.startswith("nothing") and hasattr(methods, name)]
 LOUD = ["csac", "csd", "fedadg", "fedfa", "fedrdn", "fedsr", "gperxan"]
 LOUD += ["harmofl", "jigen", "l2d", "selfreg", "snr"]
