@@ -10,7 +10,7 @@ PATH is CIFAR-10 or a part of it, see configs/cifar10_c.py, whose protocols thes
 Differs from the paper: images of 32x32, a network of three convolutions from random weights instead
 of a pretrained AlexNet, severity 5 instead of 1 so that this network sees the corruptions, and few
 rounds at a larger learning rate. Of CIFAR-10's 10,000 test photographs any number will do.
-docs/results.md has the numbers of 2,000.
+docs/results/ has the numbers of 2,000.
 
 Of 6,000 training photographs it takes less than a CPU minute and ends at 33.4 % on the clients'
 mean, at 41.8 % on gaussian noise (47.9 with TsmoBN); one class for everything has 10.

@@ -30,7 +30,7 @@ otherwise, and shares are of the file:
 
 Small, on a CPU: --config.rounds=16 --config.eval_every=4
 It ends after four CPU minutes at 83.3 % on the mean of five domains (one seed, the `.npz` of
-docs/results.md): SVHN 58.2, USPS 92.4, fonts 95.4, MNIST-M 74.8, MNIST 95.8.
+docs/results/): SVHN 58.2, USPS 92.4, fonts 95.4, MNIST-M 74.8, MNIST 95.8.
 """
 
 from ml_collections import ConfigDict
