@@ -52,7 +52,7 @@ Small, on a CPU: configs/cifar10_c_small.py, with the figures it gave.
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.run.config import base, override
 
 

@@ -18,7 +18,7 @@ mean, at 41.8 % on gaussian noise (47.9 with TsmoBN); one class for everything h
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.run.config import base, override
 
 

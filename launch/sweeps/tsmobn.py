@@ -45,7 +45,7 @@ from domains import DOMAINS, TYPE_OF
 from plan import Column, Evaluation, Protocol, Row, Table, columns_of, table, training
 from sweep import main
 
-from fedjax_bn.data.corruptions import EXTRA, TYPES
+from fedjax_bn.data.sets.cifar10_c import EXTRA, TYPES
 
 CORRUPTIONS = {
     heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()

@@ -46,7 +46,7 @@ from domains import DOMAINS, TYPE_OF
 from plan import MEAN, Column, Protocol, Row, Table, Training, columns_of, table
 from sweep import main
 
-from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.data.sets.cifar10_c import INTERNAL
 
 METHODS = ("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg")
 LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))  # of Table 2

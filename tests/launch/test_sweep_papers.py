@@ -23,8 +23,8 @@ import vessels
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.boxes import bdd100k, driving
-from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
 from fedjax_bn.data.sets import digits
+from fedjax_bn.data.sets.cifar10_c import CORRUPTIONS, groups_of
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check

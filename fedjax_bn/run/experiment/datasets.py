@@ -65,9 +65,9 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
     def read(config: ConfigDict) -> Source:
         data = config.data
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
-        if load is not cifar10_c.load:  # whose images are arrays, not files to decode
+        if load is not cifar10_c.load_cifar10_c:  # whose images are arrays, not files to decode
             options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
-        return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
+        return load(data.path or None, image_size=data.image_size, cache=_cache_folder(config), **options)
 
     return read
 
@@ -100,30 +100,6 @@ def _read_own(config: ConfigDict) -> Source:
     return _read_images(folders.load, "domains", "classes", "groups")(config)
 
 
-def _read_tfds(name: str) -> _Read:
-    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared in `data.path`."""
-
-    def read(config: ConfigDict) -> Source:
-        data = config.data
-        if len(data.severities) > 1:
-            raise ValueError(
-                f"config.data.severities={tuple(data.severities)}, but tfds_{name} is read at one: "
-                "name one, or use data.name=cifar10_c"
-            )
-        return tfds_source.load(
-            data.path or None,
-            "/".join([name, *map(str, data.severities)]),
-            image_size=data.image_size,
-            domains=data.domains or data.corruptions,
-            classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
-            cache=_cache_folder(config),
-            max_megapixels=data.max_megapixels,
-            orientation=data.orientation,
-        )
-
-    return read
-
-
 def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
     """Returns how scans became the samples of a form (`domain.form_of`); None for other samples."""
     if SPACING not in form.get("masks", ()):
@@ -148,7 +124,6 @@ _BOXES = {
     "vistas": driving.load_vistas,
 }
 _MASKS = published.LAYOUTS
-_TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
     **EMBEDDED,
@@ -160,7 +135,7 @@ DATASETS: dict[str, _Read] = {
         config.data.path, cache=_cache_folder(config), **config.abide
     ),
     "camelyon17": _read_images(camelyon17.load),
-    "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
+    "cifar10_c": _read_images(cifar10_c.load_cifar10_c, "corruptions", "severities"),
     "digits": _read_digits(digits.load, "whole"),
     "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
     "domainnet": _read_images(domainnet.load, "classes"),
@@ -180,7 +155,7 @@ DATASETS: dict[str, _Read] = {
         window=config.data.window,
     ),
     **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
-    **_TFDS,
+    "tfds": _read_images(tfds_source.load_tfds, "domains", "classes"),
 }
 # Datasets whose readers apply `truncate` and `fraction` themselves.
 _REDUCED = ("digits", "digits_morpho")
@@ -189,11 +164,11 @@ _CHOICES = {
     "domains": {
         *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "masks", "prostate"),
         *_MASKS,
-        *_TFDS,
+        "tfds",
     },
-    "classes": {"domainnet", "folders", "masks", *_BOXES, *_TFDS},
-    "corruptions": {"cifar10_c", "tfds_cifar10_c"},
-    "severities": {"cifar10_c", "tfds_cifar10_c"},
+    "classes": {"domainnet", "folders", "masks", *_BOXES, "tfds"},
+    "corruptions": {"cifar10_c"},
+    "severities": {"cifar10_c"},
     "protocol": {"prostate"},
     "large": {"masks", *_MASKS},
     "pairs": {"masks"},
@@ -216,7 +191,7 @@ def describe_datasets() -> dict[str, str]:
     lines["morpho_mnist"] = "MNIST with strokes thinned, thickened, swollen or fractured"
     lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
     lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
-    lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in _TFDS}
+    lines["tfds"] = str(tfds_source.__doc__).splitlines()[0]
     return {name: lines[name].rstrip(".") for name in DATASETS}
 
 
@@ -228,7 +203,7 @@ def check_data_keys(config: ConfigDict) -> None:
             f"config.data.path={brief(path)} has no effect, because config.data.name={name!r} is "
             "embedded: choose another data.name, or leave data.path empty"
         )
-    if not path and name not in EMBEDDED | _TFDS:
+    if not path and name not in {*EMBEDDED, "tfds"}:
         # The reader's own message for a missing folder has its layout, and where to get the data.
         with config.unlocked():
             missing = config.copy_and_resolve_references()
