@@ -19,7 +19,6 @@ from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.datasets import DATASETS, decoding
 from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.serving import folder
-from tiny_digits import TEST, TRAIN, write_originals
 
 TAGS = tuple(range(1, 9))
 WIDTH, HEIGHT = 40, 80
@@ -196,20 +195,6 @@ def test_with_stored_pixels_boxes_refer_to_them(tmp_path, tag):
     for form in ("shares", "pixels"):
         how = {"image_size": 80, "progress": False, "orientation": "stored"}
         assert grey_in_box(own.load(tmp_path / form, **how).pools[0], 80) > 250
-
-
-def test_images_of_mnist_m_are_upright_unless_the_key_keeps_stored_pixels(tmp_path):
-    pixels = np.zeros((28, 28, 3), np.uint8)
-    pixels[:10, :14] = 255
-    root = write_originals(tmp_path)
-    for split, count in (("train", TRAIN + 3), ("test", TEST)):
-        for number in range(count):
-            store(root / f"MNIST-M/mnist_m_{split}/{number:08}.png", 6, pixels)
-    for orientation, expected in (("upright", pixels), ("stored", STORE[6](pixels))):
-        keys = {"data__name": "digits", "data__path": str(root), "data__orientation": orientation}
-        domain = DATASETS["digits"](runs.config(**keys)).domains[-1]
-        for image in (*domain.train.images, *domain.test.images):
-            np.testing.assert_array_equal(image, expected)
 
 
 def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):

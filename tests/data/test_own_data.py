@@ -247,7 +247,7 @@ def test_the_key_of_an_archive_changes_with_its_arrays_alone(tmp_path):
     np.savez_compressed(tmp_path / "b.npz", **content)
     content["day__images"][0, 0, 0, 0] ^= 1
     np.savez(tmp_path / "c.npz", **content)
-    first, same, other = (npz.load(tmp_path / f"{name}.npz").key for name in "abc")
+    first, same, other = (npz.load_npz(tmp_path / f"{name}.npz").key for name in "abc")
     assert first == same != other
 
 
@@ -294,7 +294,7 @@ NAN = np.where(np.arange(60).reshape(12, 5) == 17, np.nan, 1).astype(np.float32)
 def test_a_wrong_archive_is_refused_naming_file_and_array(tmp_path, changes, sentence):
     path = write_npz(tmp_path / "own.npz", **changes)
     with pytest.raises(ValueError, match=sentence) as error:
-        npz.load(path)
+        npz.load_npz(path)
     assert "own.npz" in str(error.value)
 
 
@@ -304,17 +304,17 @@ def test_a_domain_both_whole_and_divided_is_refused(tmp_path):
         "day__test_labels": np.zeros(1, int),
     }
     with pytest.raises(ValueError, match=r"has 'day' both whole \(day__images\) and divided"):
-        npz.load(write_npz(tmp_path / "own.npz", **both))
+        npz.load_npz(write_npz(tmp_path / "own.npz", **both))
 
 
 def test_what_no_domain_or_file_is_called_is_refused(tmp_path):
     path = write_npz(tmp_path / "own.npz")
     with pytest.raises(ValueError, match=r"has no domain dawn; it has day, dusk, night: choose"):
-        npz.load(path, domains=("dawn",))
+        npz.load_npz(path, domains=("dawn",))
     with pytest.raises(
         FileNotFoundError, match=r"own is not a file; it must be a \.npz with DOMAIN__"
     ):
-        npz.load(tmp_path / "own")
+        npz.load_npz(tmp_path / "own")
 
 
 def test_images_of_another_size_than_configured_are_named(tmp_path):

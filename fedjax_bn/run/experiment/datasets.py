@@ -67,20 +67,17 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
         if load is not cifar10_c.load_cifar10_c:  # whose images are arrays, not files to decode
             options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
-        return load(data.path or None, image_size=data.image_size, cache=_cache_folder(config), **options)
+        options |= {"image_size": data.image_size, "cache": _cache_folder(config)}
+        return load(data.path or None, **options)
 
     return read
 
 
-def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
-    """Returns `read(config)` for the digits; `targets` names their argument for the target."""
-
-    def read(config: ConfigDict) -> Dataset:
-        keys, names = config.data, filter(None, map(str.strip, config.target.split(",")))
-        own = {"fraction": keys.fraction, "truncate": keys.truncate, targets: tuple(names)}
-        return load(keys.path, seed=config.seed, orientation=keys.orientation, **own)
-
-    return read
+def _read_digits(config: ConfigDict) -> Dataset:
+    """Returns the digits; targets are whole."""
+    data, target = config.data, tuple(filter(None, map(str.strip, config.target.split(","))))
+    reduced = {"fraction": data.fraction, "truncate": data.truncate}
+    return digits.load_digits(data.path, seed=config.seed, target=target, **reduced)
 
 
 def _read_own(config: ConfigDict) -> Source:
@@ -96,7 +93,7 @@ def _read_own(config: ConfigDict) -> Source:
                 f"config.data.groups={config.data.groups} does not go with an archive, whose "
                 "samples have no paths: leave it out"
             )
-        return npz.load(config.data.path, domains=config.data.domains)
+        return npz.load_npz(config.data.path, domains=config.data.domains)
     return _read_images(folders.load, "domains", "classes", "groups")(config)
 
 
@@ -136,15 +133,14 @@ DATASETS: dict[str, _Read] = {
     ),
     "camelyon17": _read_images(camelyon17.load),
     "cifar10_c": _read_images(cifar10_c.load_cifar10_c, "corruptions", "severities"),
-    "digits": _read_digits(digits.load, "whole"),
-    "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
+    "digits": _read_digits,
+    "digits_morpho": _read_digits,
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
     "masks": _read_images(
         own_masks.load, *("domains", "classes", "large", "pairs", "groups", "plane", "window")
     ),
-    "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
-    "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
+    "npz": lambda config: npz.load_npz(config.data.path, domains=config.data.domains),
     "prostate": lambda config: prostate.load(
         config.data.path,
         image_size=config.data.image_size,
@@ -188,7 +184,6 @@ def describe_datasets() -> dict[str, str]:
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
     lines["cityscapes"] = "Cityscapes (Cordts et al., CVPR 2016), clear and foggy"
     lines["vistas"] = "Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0"
-    lines["morpho_mnist"] = "MNIST with strokes thinned, thickened, swollen or fractured"
     lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
     lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
     lines["tfds"] = str(tfds_source.__doc__).splitlines()[0]
