@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/cifar10_c_small.py --config.data.path=PATH
 
-PATH is CIFAR-10 or a part of it, see configs/cifar10_c.py, whose protocols these are:
+PATH is CIFAR-10-C or a part of it, see configs/cifar10_c.py, whose protocols these are:
 
     15 internal clients    --config.target= --config.data.validation=0.1 --config.data.test=0.2
     external clients       --config.target=noise    (blur, weather, digital)

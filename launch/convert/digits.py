@@ -50,6 +50,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_mnist(folder: Path, part: str) -> Samples:
+    """Reads a part of MNIST, or of what has its form."""
     prefix = {"train": "train", "test": "t10k"}[part]
     names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
     images, labels = (read_idx(folder / name) for name in names)
@@ -57,6 +58,7 @@ def read_mnist(folder: Path, part: str) -> Samples:
 
 
 def read_mat(path: Path) -> Samples:
+    """Reads a MATLAB file of X u8[32, 32, 3, N] and y [N, 1]."""
     with corruption_named(path):
         content = loadmat(path, variable_names=["X", "y"])
         # SVHN writes 10 for the digit 0; SynthDigits writes 0.
@@ -76,6 +78,7 @@ def read_usps(folder: Path, part: str) -> Samples:
 
 
 def read_mnist_m(folder: Path, part: str) -> Samples:
+    """Reads a folder of images and the list of their labels."""
     names, labels = read_list(folder / f"mnist_m_{part}_labels.txt")
     images = []
     for name in names:

@@ -214,7 +214,7 @@ def _class_names(
         )
     if unknown := [name for name in names if classes and name not in classes]:
         raise ValueError(
-            f"{path} has a class {unknown[0]!r}, which is not one of {first_few(classes)}: leave it "
-            "out"
+            f"{path} has a class {unknown[0]!r}, which is not one of {first_few(classes)}: leave "
+            "it out"
         )
     return names

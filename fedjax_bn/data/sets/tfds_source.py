@@ -114,8 +114,8 @@ def _open_copy(folder: Path, name: str) -> Any:
     form = dict(builder.info.features)
     if "image" not in form or not hasattr(form.get("label"), "names"):
         raise ValueError(
-            f"{builder.data_dir} has the features {', '.join(form)}; it needs an image, and a label "
-            "that is a class"
+            f"{builder.data_dir} has the features {', '.join(form)}; it needs an image, and a "
+            "label that is a class"
         )
     return builder
 
@@ -173,15 +173,17 @@ def _read_pool(
     def make(write: Write) -> tuple[str, ...]:
         tagged = 0
         # Threads, because Pillow releases Python's lock.
-        with progress_bar(shape[0], f"reading {name}", progress) as bar:
-            with ThreadPoolExecutor() as threads:
-                for source, index in zip(sources, rows, strict=True):
-                    for start in range(0, len(index), _BLOCK):
-                        records = source.__getitems__(index[start : start + _BLOCK].tolist())
-                        images, _, tags = zip(*threads.map(decoded, records), strict=True)
-                        write(np.stack(images))
-                        tagged += sum(tag != 1 for tag in tags)
-                        bar.update(len(images))
+        with (
+            progress_bar(shape[0], f"reading {name}", progress) as bar,
+            ThreadPoolExecutor() as threads,
+        ):
+            for source, index in zip(sources, rows, strict=True):
+                for start in range(0, len(index), _BLOCK):
+                    records = source.__getitems__(index[start : start + _BLOCK].tolist())
+                    images, _, tags = zip(*threads.map(decoded, records), strict=True)
+                    write(np.stack(images))
+                    tagged += sum(tag != 1 for tag in tags)
+                    bar.update(len(images))
         return orientation_notes(tagged, orientation)
 
     sizes = [builder.info.splits[split].num_bytes for split in splits]

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief, nearest
-from fedjax_bn.data.boxes import bdd100k, driving, own
+from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.label_trees import SPACING
@@ -113,20 +113,18 @@ EMBEDDED: dict[str, _Read] = {
     "stains": lambda config: stains.load(seed=config.seed),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }
-_BOXES = {
-    "bdd100k": bdd100k.load,
-    "boxes": own.load,
-    "cityscapes": driving.load_cityscapes,
-    "driving": driving.load,
-    "vistas": driving.load_vistas,
-}
+# The last two are made by launch/convert, and keep their names in reports.
+_BOXES = ("boxes", "bdd100k", "driving")
 _MASKS = published.LAYOUTS
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
     **EMBEDDED,
     **{name: _read_images(partial(image_folders.load, name)) for name in _FOLDERS},
     **{
-        name: _read_images(load, "domains", "classes", "max_boxes") for name, load in _BOXES.items()
+        name: _read_images(
+            partial(box_folders.load_boxes, name=name), "domains", "classes", "max_boxes"
+        )
+        for name in _BOXES
     },
     "abide": lambda config: abide.load(
         config.data.path, cache=_cache_folder(config), **config.abide
@@ -158,7 +156,7 @@ _REDUCED = ("digits", "digits_morpho")
 # Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
     "domains": {
-        *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "masks", "prostate"),
+        *("folders", "npz", *_BOXES, "masks", "prostate"),
         *_MASKS,
         "tfds",
     },
@@ -174,16 +172,16 @@ _CHOICES = {
 
 def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
-    modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
+    modules: dict[str, ModuleType] = {"boxes": box_folders, "folders": folders}
     modules["masks"] = own_masks
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
-    for module in (*named, driving, prostate, scanners, signs, stains, synthetic):
+    for module in (*named, prostate, scanners, signs, stains, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
     lines |= {name: f"{row.about.title}: {row.about.about}" for name, row in _MASKS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
-    lines["cityscapes"] = "Cityscapes (Cordts et al., CVPR 2016), clear and foggy"
-    lines["vistas"] = "Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0"
+    lines["bdd100k"] = "Scenes of BDD100K (Yu et al., CVPR 2020), as launch/convert makes them"
+    lines["driving"] = "Cityscapes, Mapillary Vistas and BDD100K, as launch/convert makes them"
     lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
     lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
     lines["tfds"] = str(tfds_source.__doc__).splitlines()[0]
