@@ -3,8 +3,8 @@
 `python launch/convert/digits.py FOLDER digits.npz` makes its file of the originals, with all
 samples of each divided 80 to 20 by class, as in FedBN's code: for each domain
 `DOMAIN__train_images` and `DOMAIN__test_images`, u8[N, 28, 28, 3], `DOMAIN__train_labels` and
-`DOMAIN__test_labels`, integers [N] in 0..9. The paper cuts every training set to the smallest, USPS' 7438, and takes a tenth, 743:
-`data.truncate=True` and `data.fraction=0.1`.
+`DOMAIN__test_labels`, integers [N] in 0..9. The paper cuts every training set to the smallest,
+USPS' 7438, and takes a tenth, 743: `data.truncate=True` and `data.fraction=0.1`.
 
 Appendix G and Table 17 test its models on Morpho-MNIST as two unseen clients: MNIST with strokes
 thinned or thickened (morpho_global, a third each, beside plain digits), swollen or fractured

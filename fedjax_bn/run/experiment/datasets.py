@@ -94,7 +94,7 @@ def _read_own(config: ConfigDict) -> Source:
                 "samples have no paths: leave it out"
             )
         return npz.load_npz(config.data.path, domains=config.data.domains)
-    return _read_images(folders.load, "domains", "classes", "groups")(config)
+    return _read_images(folders.load_folders, "domains", "classes", "groups")(config)
 
 
 def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
@@ -119,21 +119,21 @@ _MASKS = published.LAYOUTS
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
     **EMBEDDED,
-    **{name: _read_images(partial(image_folders.load, name)) for name in _FOLDERS},
+    **{name: _read_images(partial(image_folders.load_image_folders, name)) for name in _FOLDERS},
     **{
         name: _read_images(
             partial(box_folders.load_boxes, name=name), "domains", "classes", "max_boxes"
         )
         for name in _BOXES
     },
-    "abide": lambda config: abide.load(
+    "abide": lambda config: abide.load_abide(
         config.data.path, cache=_cache_folder(config), **config.abide
     ),
-    "camelyon17": _read_images(camelyon17.load),
+    "camelyon17": _read_images(camelyon17.load_camelyon17),
     "cifar10_c": _read_images(cifar10_c.load_cifar10_c, "corruptions", "severities"),
     "digits": _read_digits,
     "digits_morpho": _read_digits,
-    "domainnet": _read_images(domainnet.load, "classes"),
+    "domainnet": _read_images(domainnet.load_domainnet, "classes"),
     "folders": _read_own,
     "masks": _read_images(
         own_masks.load, *("domains", "classes", "large", "pairs", "groups", "plane", "window")
