@@ -285,17 +285,17 @@ def _connectomes(
     upper = np.flatnonzero(np.triu(np.ones((regions, regions), bool), 1))
     pairs = np.empty((len(starts), len(upper)), np.float32)
     flat = np.empty((len(starts), regions), bool)
-    for first in range(0, len(starts), _BLOCK):
-        part = slice(first, first + _BLOCK)
+    for block in range(0, len(starts), _BLOCK):
+        part = slice(block, block + _BLOCK)
         windows = series[starts[part, None] + np.arange(window or len(series))]
         flat[part] = still = windows.max(1) == windows.min(1)
         centred = windows - windows.mean(1, keepdims=True)
         norms = np.sqrt((centred**2).sum(1))
-        # rounding of the mean leaves a residue in a flat region, which must not be normalized
+        # Rounding of the mean leaves a residue in a flat region, which must not be normalized
         norms[still | (norms == 0)] = np.inf
         unit = (centred / norms[:, None]).astype(pairs.dtype)
         matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(unit), -1)
-        # with mode "clip", `take` writes into `pairs` without a buffer
+        # With mode "clip", `take` writes into `pairs` without a buffer
         np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
     bound = np.float32(_LIMIT if fisher_z else 1)
     np.clip(pairs, -bound, bound, out=pairs)

@@ -92,8 +92,11 @@ def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -
         images, converted = decode(files, image_size, root=root, **options)
         notes += [f"center{center}: {note}" for note in converted]
         names = np.array([patch.path for patch in rows])
-        whole = {1: VALIDATION, 2: TEST}.get(center)
-        parts = [(TRAIN, VALIDATION)[patch.split] if whole is None else whole for patch in rows]
+        center_part = {1: VALIDATION, 2: TEST}.get(center)
+        parts = [
+            (TRAIN, VALIDATION)[patch.split] if center_part is None else center_part
+            for patch in rows
+        ]
         labels, parts = np.array([patch.tumor for patch in rows]), np.array(parts, np.int8)
         pools.append(Pool(f"center{center}", images, labels.astype(np.int32), names, parts))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)

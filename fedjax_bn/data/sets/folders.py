@@ -278,14 +278,16 @@ def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
     inside = subfolders(folder)
     class_folders = match_folders(inside, classes)
     files, labels, empty = [], [], []
-    images, others = list_files(folder)
-    strays = [inner for inner in inside if inner not in class_folders.values()] + others + images
+    images, other_files = list_files(folder)
+    strays = (
+        [inner for inner in inside if inner not in class_folders.values()] + other_files + images
+    )
     for label, class_name in enumerate(classes):
         if place := class_folders.get(class_name):
-            images, others = list_files(place)
+            images, other_files = list_files(place)
             files += images
             labels += [label] * len(images)
-            strays += others + subfolders(place)
+            strays += other_files + subfolders(place)
             empty += [str(place)] * (not images)
     if empty:
         raise ValueError(

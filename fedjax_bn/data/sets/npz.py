@@ -114,8 +114,8 @@ def read_archive(
             "data.domains of them"
         )
     chosen = [(name, part) for name in domains or parts for part in parts[name]]
-    wanted = [f"{_prefix(*place)}{kind}" for place in chosen for kind in Samples._fields]
-    content = read_npz(path, [*wanted, *({"classes"} & set(arrays))])
+    array_names = [f"{_prefix(*place)}{kind}" for place in chosen for kind in Samples._fields]
+    content = read_npz(path, [*array_names, *({"classes"} & set(arrays))])
     classes = content.get("classes", np.empty(0, np.str_))
     if classes.ndim != 1 or classes.dtype.kind != "U" or len(np.unique(classes)) < len(classes):
         raise ValueError(f"{path}: classes is {classes}; it must be str [C], each name once")

@@ -70,8 +70,8 @@ def load_tfds(
     classes = tuple(classes) or tuple(builders[domains[0]].info.features["label"].names)
     pools, notes = [], []
     for name, builder in builders.items():
-        how = (cache, progress, max_megapixels, orientation)
-        pool, converted = _read_pool(name, builder, classes, image_size, *how)
+        options = (cache, progress, max_megapixels, orientation)
+        pool, converted = _read_pool(name, builder, classes, image_size, *options)
         pools.append(pool)
         notes += [f"{pool.name}: {note}" for note in converted]
     key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
@@ -145,7 +145,7 @@ def _read_pool(
     dataset, _, config = name.partition("/")
     domain, skip = config or dataset, {"image": tfds.decode.SkipDecoding()}
     class_names = builder.info.features["label"].names
-    if unknown := [text for text in classes if text not in class_names]:
+    if unknown := [label for label in classes if label not in class_names]:
         raise ValueError(f"{name} has no class {unknown[0]!r}; it has {', '.join(class_names)}")
     official = [split for split in PARTS if split in builder.info.splits]
     splits = official or list(builder.info.splits)
@@ -160,7 +160,7 @@ def _read_pool(
         for split, source in zip(splits, sources, strict=True)
     ]
     position = np.full(len(class_names), -1, np.int32)
-    position[[class_names.index(text) for text in classes]] = np.arange(len(classes))
+    position[[class_names.index(label) for label in classes]] = np.arange(len(classes))
     rows = [np.flatnonzero(position[split_labels] >= 0) for split_labels in labels]
     chosen = np.concatenate(
         [position[split_labels[index]] for split_labels, index in zip(labels, rows, strict=True)]
