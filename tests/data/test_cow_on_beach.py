@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.domain import check_dataset, whole
-from fedjax_bn.data.sets.cow_on_beach import ground_of, load
+from fedjax_bn.data.sets.cow_on_beach import ground_of, load_cow_on_beach
 from fedjax_bn.data.sets.scanners import handwriting
 
-DATA = load(0)
+DATA = load_cow_on_beach(0)
 DOMAINS = {domain.name: whole(domain) for domain in DATA.domains}
 
 
@@ -48,7 +48,7 @@ def test_in_the_zoo_the_colour_tells_nothing_and_on_the_beach_it_tells_wrong():
 
 def test_another_seed_gives_other_bytes():
     """That the same seed gives the same bytes is held by `test_goldens`."""
-    for one, two in zip(DATA.domains, load(1).domains, strict=True):
+    for one, two in zip(DATA.domains, load_cow_on_beach(1).domains, strict=True):
         assert not np.array_equal(one.train.images, two.train.images)
 
 

@@ -19,12 +19,12 @@ def seen_by(**changes) -> np.ndarray:
     """Training images of one scanner, u8[180, 28, 28, 3]."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scanners, "SCANNERS", [PLAIN._replace(**changes)] * 6)
-        return scanners.load(0).domains[0].train.images
+        return scanners.load_scanners(0).domains[0].train.images
 
 
 @pytest.fixture(scope="module")
 def dataset():
-    return scanners.load(seed=0)
+    return scanners.load_scanners(seed=0)
 
 
 def test_six_scanners_own_the_documented_numbers_of_images(dataset):
@@ -52,7 +52,7 @@ def test_every_source_image_is_used_exactly_once(monkeypatch):
     """Labels that are the numbers of the scans."""
     ink, _ = scanners.handwriting()
     monkeypatch.setattr(scanners, "handwriting", lambda: (ink, np.arange(1797)))
-    parts = [whole(domain) for domain in scanners.load(seed=5).domains]
+    parts = [whole(domain) for domain in scanners.load_scanners(seed=5).domains]
     used = np.concatenate([part.labels for part in parts])
     np.testing.assert_array_equal(np.sort(used), np.arange(1797))
 
@@ -63,7 +63,9 @@ def test_another_seed_gives_other_bytes(monkeypatch):
     monkeypatch.setattr(scanners, "handwriting", lambda: (ink[:240], labels[:240]))
     monkeypatch.setattr(scanners, "TRAIN", 20)
     monkeypatch.setattr(scanners, "VALIDATION", 10)
-    assert fingerprint(scanners.load(seed=1)) != fingerprint(scanners.load(seed=0))
+    assert fingerprint(scanners.load_scanners(seed=1)) != fingerprint(
+        scanners.load_scanners(seed=0)
+    )
 
 
 def test_scanners_differ_in_the_distribution_of_features(dataset):

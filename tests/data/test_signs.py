@@ -16,7 +16,7 @@ FEW = {"train": 12, "validation": 4, "test": 6}
 def plain():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signs, "IMAGES", FEW)
-        yield check_dataset(signs.load(3))
+        yield check_dataset(signs.load_signs(3))
 
 
 def plates(domain):
@@ -58,7 +58,7 @@ def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
     monkeypatch.setattr(signs, "IMAGES", {"train": 30, "validation": 10, "test": 20})
     used = [
         set(split.labels[CLASS][split.labels[CLASS] >= 0].tolist())
-        for domain in signs.load(0).domains
+        for domain in signs.load_signs(0).domains
         for _, split in splits(domain)
     ]
     assert sum(map(len, used)) == len(set().union(*used))
@@ -67,7 +67,7 @@ def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
 def test_another_seed_and_the_shortcut_give_other_bytes(plain, monkeypatch):
     """`test_goldens` checks that the same seed gives the same bytes."""
     monkeypatch.setattr(signs, "IMAGES", FEW)
-    for other in (signs.load(4), signs.load(3, shortcut=True)):
+    for other in (signs.load_signs(4), signs.load_signs(3, shortcut=True)):
         assert not np.array_equal(plain.domains[0].train.images, other.domains[0].train.images)
 
 
@@ -77,7 +77,7 @@ DUSK = 0.75 * RIMS * (0.66, 0.58, 0.52) + 0.25 * np.array((235, 140, 60))
 
 def test_the_rim_shows_the_digit_as_often_as_stated_and_wrongly_in_dusk(monkeypatch):
     monkeypatch.setattr(signs, "IMAGES", {"train": 200, "validation": 1, "test": 1})
-    domains = {domain.name: domain for domain in signs.load(0, shortcut=True).domains}
+    domains = {domain.name: domain for domain in signs.load_signs(0, shortcut=True).domains}
     for name, colours, further, share in (("clear", RIMS, 0, 0.91), ("dusk", DUSK, 5, 1.0)):
         shown = []
         for image, number, (x1, y1, x2, y2) in plates(domains[name]):

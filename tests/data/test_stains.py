@@ -18,7 +18,7 @@ PLAIN = stains.STAINS[0]._replace(
 def dataset():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stains, "IMAGES", FEW)
-        yield check_dataset(stains.load(3))
+        yield check_dataset(stains.load_stains(3))
 
 
 def masks_of(dataset):
@@ -63,7 +63,7 @@ def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
     monkeypatch.setattr(stains, "handwriting", lambda: (marked, labels))
     monkeypatch.setattr(stains, "place", watched)
     monkeypatch.setattr(stains, "IMAGES", dict.fromkeys(FEW, 1))
-    stains.load(0)
+    stains.load_stains(0)
     assert len(seen) == 15
     assert sum(map(len, seen)) == len(set(np.concatenate(seen)))
 
@@ -72,7 +72,7 @@ def test_masks_do_not_depend_on_what_a_stain_looks_like(dataset, monkeypatch):
     plain = [PLAIN._replace(name=s.name, resolution=s.resolution) for s in stains.STAINS]
     monkeypatch.setattr(stains, "IMAGES", FEW)
     monkeypatch.setattr(stains, "STAINS", plain)
-    for masks, others in zip(masks_of(dataset), masks_of(stains.load(3)), strict=True):
+    for masks, others in zip(masks_of(dataset), masks_of(stains.load_stains(3)), strict=True):
         np.testing.assert_array_equal(masks, others)
 
 
@@ -81,7 +81,7 @@ def seen_in(**changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stains, "IMAGES", FEW)
         patch.setattr(stains, "STAINS", [PLAIN._replace(**changes)] * 5)
-        split = stains.load(0).domains[0].train
+        split = stains.load_stains(0).domains[0].train
     return split.images, split.labels[MASK]
 
 

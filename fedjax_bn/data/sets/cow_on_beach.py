@@ -56,7 +56,7 @@ _PLACES = (
 )
 
 
-def load(seed: int = 0) -> Dataset:
+def load_cow_on_beach(seed: int = 0) -> Dataset:
     """Returns the six places as a dataset; every scan belongs to only one place.
 
     A client has 220 training, 30 validation and 70 test images, stratified by class; "zoo" and

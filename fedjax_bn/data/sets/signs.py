@@ -70,7 +70,7 @@ _SCENES = (
 )
 
 
-def load(seed: int = 0, *, shortcut: bool = False) -> Dataset:
+def load_signs(seed: int = 0, *, shortcut: bool = False) -> Dataset:
     """Returns the five scenes as a dataset.
 
     Args:

@@ -71,7 +71,7 @@ STAINS = (
 )
 
 
-def load(seed: int = 0) -> Dataset:
+def load_stains(seed: int = 0) -> Dataset:
     """Returns the five stains as a dataset.
 
     Args:

@@ -106,12 +106,12 @@ def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
 
 
 EMBEDDED: dict[str, _Read] = {
-    "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
-    "scanners": lambda config: scanners.load(seed=config.seed),
-    "signs": lambda config: signs.load(seed=config.seed),
-    "signs_shortcut": lambda config: signs.load(seed=config.seed, shortcut=True),
-    "stains": lambda config: stains.load(seed=config.seed),
-    "synthetic": lambda config: synthetic.load(seed=config.seed),
+    "cow_on_beach": lambda config: cow_on_beach.load_cow_on_beach(seed=config.seed),
+    "scanners": lambda config: scanners.load_scanners(seed=config.seed),
+    "signs": lambda config: signs.load_signs(seed=config.seed),
+    "signs_shortcut": lambda config: signs.load_signs(seed=config.seed, shortcut=True),
+    "stains": lambda config: stains.load_stains(seed=config.seed),
+    "synthetic": lambda config: synthetic.load_synthetic(seed=config.seed),
 }
 # The last two are made by launch/convert, and keep their names in reports.
 _BOXES = ("boxes", "bdd100k", "driving")
