@@ -101,7 +101,7 @@ def _read_boxes(path: Path, classes: Sequence[str]) -> list[Box]:
                 if len(numbers) < 4 or len(numbers) % 2:
                     raise ValueError(f"{len(numbers)} numbers after the class, not cx cy w h")
                 if not label.is_integer() or not 0 <= label < (len(classes) or label + 1):
-                    raise ValueError(f"class {label:g} is none of the {len(classes)} classes")
+                    raise ValueError(f"class {label:g} is not one of the {len(classes)} classes")
             except ValueError as error:
                 raise ValueError(f"line {row}: {error}") from error
             if len(numbers) == 4:

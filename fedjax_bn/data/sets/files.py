@@ -22,9 +22,8 @@ def corruption_named(path: Path) -> Iterator[None]:
     except (FileNotFoundError, ImportError):
         raise
     except Exception as error:  # parsers raise zlib.error, struct.error, TypeError, KeyError, ...
-        raise ValueError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); fetch it again"
-        ) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())  # some have several lines
+        raise ValueError(f"{path} cannot be read ({reason}); fetch it again") from error
 
 
 def is_label(text: str) -> bool:
