@@ -4,8 +4,8 @@
 
 NAMEs of data: cifar10_c and camelyon17, as their config files take data.path; and alexnet, a file
 of AlexNet's ImageNet weights by torchvision's names, which you supply: --data.alexnet=FILE. Images
-of CIFAR-10-C have 256 pixels a side (section 4.1.1). --config.pretrained= starts at random, --config.data.image_size=64
-makes them small, and the report states it.
+of CIFAR-10-C have 256 pixels a side (section 4.1.1). --config.pretrained= starts at random,
+--config.data.image_size=64 makes them small, and the report states it.
 
 The sweep has eight algorithms, each with batch norm averaged and with batch norm kept by the
 clients ("own"), and three seeds (section 4: "three independent runs"). All clients have the same

@@ -158,7 +158,7 @@ def test_empty_class_folders_are_named_together(tree):
     for folder in (tree / "north" / "ant", tree / "north" / "cow"):
         for file in folder.iterdir():
             file.unlink()
-    with pytest.raises(ValueError, match=r"north/ant, .*north/cow"):
+    with pytest.raises(ValueError, match="ant, cow"):
         load(tree)
 
 

@@ -271,13 +271,10 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
 
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
-    """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg.
-
-    A ValueError names all class folders that are empty.
-    """
+    """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg."""
     inside = subfolders(folder)
     class_folders = match_folders(inside, classes)
-    files, labels, empty = [], [], []
+    files, labels = [], []
     images, other_files = list_files(folder)
     strays = (
         [inner for inner in inside if inner not in class_folders.values()] + other_files + images
@@ -288,11 +285,6 @@ def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
             files += images
             labels += [label] * len(images)
             strays += other_files + subfolders(place)
-            empty += [str(place)] * (not images)
-    if empty:
-        raise ValueError(
-            f"class folders without images: {first_few(empty)}; fetch or unpack them again"
-        )
     return Listing(name, files, np.array(labels, np.int32), strays)
 
 
