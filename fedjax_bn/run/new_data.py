@@ -40,7 +40,7 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
         return load(config)
     numbers = [str(label) for label in range(form["num_classes"])]  # if the run recorded no names
     if path.suffix == ".npz":
-        return npz.load(path, domains=wanted, classes=form.get("classes") or numbers)
+        return npz.load_npz(path, domains=wanted, classes=form.get("classes") or numbers)
     if name == "masks":  # new masks need not have all classes, so those of the run are named
         config.data.classes = config.data.classes or tuple(form.get("classes", ()))
         return load(config)

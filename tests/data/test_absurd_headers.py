@@ -10,11 +10,11 @@ import zipfile
 
 import numpy as np
 import pytest
+from fedjax_bn.data.sets.digit_files import _read_idx
 from scipy.io import savemat
 
 from fedjax_bn.data.sets import abide, arrays, camelyon17, digit_files, npz
 from fedjax_bn.data.sets.cifar10_c import _read_pickled_arrays
-from fedjax_bn.data.sets.digit_files import _read_idx
 from fedjax_bn.data.sets.files import read_list
 
 IMAGES, LABELS = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1])

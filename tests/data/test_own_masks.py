@@ -439,14 +439,14 @@ def test_masks_in_an_archive_are_renumbered_by_name_and_black_and_white_ones_are
     images = np.zeros((2, 8, 8, 3), np.uint8)
     masks = np.random.default_rng(0).choice(np.array([0, 1, 2, 255], np.uint8), (2, 8, 8))
     np.savez(path, a__images=images, a__labels=masks, classes=np.array(["rest", "disc", "cup"]))
-    source = npz.load(path, classes=("rest", "cup", "disc"))
+    source = npz.load_npz(path, classes=("rest", "cup", "disc"))
     assert source.classes == ("rest", "cup", "disc")
     table = np.arange(256)
     table[[1, 2]] = 2, 1
     assert np.array_equal(source.pools[0].labels[MASK], table[masks])
     np.savez(path, a__images=images, a__labels=np.uint8(255) * (masks == 1))
     with pytest.raises(ValueError, match=r"own\.npz: no pixel .* has a region: number regions fro"):
-        npz.load(path)
+        npz.load_npz(path)
     np.savez(path, a__images=images, a__labels=masks[:, :4])
     with pytest.raises(ValueError, match=r"a__labels has masks of \[4, 8\] pixels for samples \[8"):
-        npz.load(path)
+        npz.load_npz(path)
