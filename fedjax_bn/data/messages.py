@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from fedjax_bn.arguments.text import short
+from fedjax_bn.arguments.text import shown
 
 WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 
 
 def first_few(culprits: Sequence[str], most: int = 10) -> str:
-    """Returns the first `most` culprits, long ones shortened, and the number of the others."""
+    """Returns the first `most` culprits, whole, and the number of the others."""
     more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(map(short, culprits[:most])) + more
+    return ", ".join(map(shown, culprits[:most])) + more
 
 
 def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:

@@ -274,7 +274,7 @@ _KEYS = {
         "of images with masks: stretched to squares of image_size, or cut into such tiles",
         *("resize", "tiles"),
     ),
-    "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by similar names", PATTERNS),
+    "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by equal names", PATTERNS),
     "data.groups": _key(
         "",
         "folders, masks: searched in an image's path, what no split separates; see pairing.py",

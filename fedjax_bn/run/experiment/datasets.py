@@ -14,8 +14,7 @@ from fedjax_bn.data.boxes import bdd100k, driving, own
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.label_trees import SPACING
-from fedjax_bn.data.masks import own as own_masks
-from fedjax_bn.data.masks import prostate, published
+from fedjax_bn.data.masks import mask_folders, prostate
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (
     abide,
@@ -147,7 +146,6 @@ _BOXES = {
     "driving": driving.load,
     "vistas": driving.load_vistas,
 }
-_MASKS = published.LAYOUTS
 _TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
@@ -166,11 +164,12 @@ DATASETS: dict[str, _Read] = {
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
     "masks": _read_images(
-        own_masks.load, *("domains", "classes", "large", "pairs", "groups", "plane", "window")
+        mask_folders.load_mask_folders,
+        *("domains", "classes", "large", "pairs", "groups", "plane", "window"),
     ),
     "morpho_mnist": lambda config: digits.load_morpho_mnist(config.data.path),
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
-    "prostate": lambda config: prostate.load(
+    "prostate": lambda config: prostate.load_prostate(
         config.data.path,
         image_size=config.data.image_size,
         cache=_cache_folder(config),
@@ -179,7 +178,6 @@ DATASETS: dict[str, _Read] = {
         plane=config.data.plane,
         window=config.data.window,
     ),
-    **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
     **_TFDS,
 }
 # Datasets whose readers apply `truncate` and `fraction` themselves.
@@ -188,14 +186,13 @@ _REDUCED = ("digits", "digits_morpho")
 _CHOICES = {
     "domains": {
         *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "masks", "prostate"),
-        *_MASKS,
         *_TFDS,
     },
     "classes": {"domainnet", "folders", "masks", *_BOXES, *_TFDS},
     "corruptions": {"cifar10_c", "tfds_cifar10_c"},
     "severities": {"cifar10_c", "tfds_cifar10_c"},
     "protocol": {"prostate"},
-    "large": {"masks", *_MASKS},
+    "large": {"masks"},
     "pairs": {"masks"},
     "groups": {"folders", "masks"},
 }
@@ -204,12 +201,11 @@ _CHOICES = {
 def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
-    modules["masks"] = own_masks
+    modules["masks"] = mask_folders
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
     for module in (*named, driving, prostate, scanners, signs, stains, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
-    lines |= {name: f"{row.about.title}: {row.about.about}" for name, row in _MASKS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
     lines["cityscapes"] = "Cityscapes (Cordts et al., CVPR 2016), clear and foggy"
     lines["vistas"] = "Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0"
