@@ -24,7 +24,6 @@ from fedjax_bn.data.pixels.raster import (
     UPRIGHT,
     open_raster,
     orientation_of,
-    read_image,
     turned_by_pillow,
 )
 from fedjax_bn.data.pixels.tiles import cut, number_of_tiles
@@ -161,12 +160,12 @@ def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> tuple[np.nda
 
     def look(pair: Pair) -> list[int]:
         with corruption_named(pair.image):
-            image = open_raster(read_image(pair.image, most), most)
+            image = open_raster(pair.image.read_bytes(), most)
             turned = orientation != STORED and not turned_by_pillow(image)
             # Tags above 4 exchange width and height.
             sides = image.size[::-1] if turned and orientation_of(image) > 4 else image.size
         with corruption_named(pair.mask):
-            mask = open_mask(read_image(pair.mask, most), most, orientation)
+            mask = open_mask(pair.mask.read_bytes(), most, orientation)
         seen = np.array(mask.histogram()) > 0
         return [*sides, *mask.size, *np.packbits(seen).view("<i4").tolist()]
 
@@ -207,7 +206,7 @@ def _decode_masks(
     def make(write: Write) -> tuple[str, ...]:
         def convert(k: int) -> None:
             with corruption_named(files[k]):
-                mask = open_mask(read_image(files[k], most), most, squares.orientation)
+                mask = open_mask(files[k].read_bytes(), most, squares.orientation)
             if squares.large == TILES:
                 tiles = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
             else:

@@ -26,15 +26,12 @@ from fedjax_bn.data.pixels.raster import (
     UPRIGHT,
     open_image,
     orientation_notes,
-    read_image,
 )
 from fedjax_bn.data.pixels.tiles import cut
-from fedjax_bn.data.regular_files import Refused, open_regular
 
 GREY = 114  # the bytes around a letterboxed image
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # raise it when the same files would give other pixels
-_LARGEST = 2**33  # bytes of a file; no reader takes more
 _MEMORY = 2**19  # files whose digests are kept while the process runs, some 100 MB
 _MODES = {  # Pillow's modes in plain words
     "1": "black and white",
@@ -104,17 +101,15 @@ def decode(
         for k, file in enumerate(block):
             try:
                 # Reads the whole file: many small reads would pass Python's lock back and forth.
-                content = read_image(file, max_megapixels)
+                content = file.read_bytes()
                 if tiles is None:
                     images[k], mode, tag = decode_image(content, size, **how)
                 else:
                     image, mode, tag = open_image(content, max_megapixels, orientation)
                     images[:] = cut(np.asarray(image), size)[0].reshape(images.shape)
-            except MemoryError:
-                raise
             except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                faults.append(f"{relative_names([file], root)[0]} ({' '.join(reason.split())})")
+                faults.append(f"{file} ({' '.join(reason.split())})")
                 continue
             modes[mode] += 1
             tagged += tag != 1
@@ -137,8 +132,8 @@ def decode(
                 bar.update(len(files[start : start + step]))
         if faults:
             raise ValueError(
-                f"{len(faults)} of {len(files)} images in {root} cannot be read: "
-                f"{first_few(faults)}; fetch or unpack them again, or delete them"
+                f"{len(faults)} of {len(files)} images cannot be read: {first_few(faults)}; fetch or "
+                "unpack them again, or delete them"
             )
         del modes["RGB"]
         counts = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
@@ -178,7 +173,7 @@ def _digests_of(files: Sequence[Path]) -> list[str]:
             settled = time.time() - about.st_ctime > 2  # clocks of file systems are that coarse
             read = _digest_once if settled else _digest_once.__wrapped__
             digests.append(read(*place))
-        except (OSError, Refused):
+        except OSError:
             digests.append("unread")
     return digests
 
@@ -187,7 +182,7 @@ def _digests_of(files: Sequence[Path]) -> list[str]:
 def _digest_once(path: str, inode: int, size: int, changed: int) -> str:
     # `changed` is the system's own time of the last change: unlike that of the content, which
     # programs set, it moves with every change.
-    with open_regular(path, _LARGEST) as content:
+    with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
