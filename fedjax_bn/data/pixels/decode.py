@@ -132,8 +132,8 @@ def decode(
                 bar.update(len(files[start : start + step]))
         if faults:
             raise ValueError(
-                f"{len(faults)} of {len(files)} images cannot be read: {first_few(faults)}; fetch or "
-                "unpack them again, or delete them"
+                f"{len(faults)} of {len(files)} images cannot be read: {first_few(faults)}; fetch "
+                "or unpack them again, or delete them"
             )
         del modes["RGB"]
         counts = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]

@@ -249,8 +249,7 @@ _KEYS = {
     "data.alpha": _key(0.5, "of dirichlet; the smaller, the more unequal", Alpha),
     "data.sizes": _key(
         "",
-        "of the clients: one number or one each, such as 743,7943; or drawn, lognormal:sigma=S or "
-        "dirichlet:alpha=A, optionally with :smallest=N as in data.partition",
+        "of the clients: one number or one each, such as 743,7943",
         SIZES,
     ),
     "data.augment": _key(
