@@ -316,10 +316,10 @@ def _in_words(forms: dict[str, tuple[Any, tuple[int, ...]]]) -> str:
 def _check_box_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
     """Raises ValueError if a class is unknown, or a box has no area or is not in its image."""
     boxes, classes = labels[BOXES], labels[CLASS]
-    known = (classes >= crowd(num_classes - 1)) & (classes < num_classes)
+    is_class = (classes >= crowd(num_classes - 1)) & (classes < num_classes)
     with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
         inside = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    rows = np.argwhere(~known | (~inside & (classes != PADDING)))
+    rows = np.argwhere(~is_class | (~inside & (classes != PADDING)))
     if len(rows):
         image, row = rows[0]
         raise ValueError(

@@ -14,8 +14,8 @@ WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 
 def first_few(culprits: Sequence[str], most: int = 10) -> str:
     """Returns the first `most` culprits, whole, and the number of the others."""
-    more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(map(shown, culprits[:most])) + more
+    others_note = f" and {len(culprits) - most} more" if len(culprits) > most else ""
+    return ", ".join(map(shown, culprits[:most])) + others_note
 
 
 def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:
@@ -30,13 +30,15 @@ def progress_bar(total: int, description: str, progress: bool) -> AbstractContex
 @contextmanager
 def _in_lines(total: int, description: str) -> Iterator[SimpleNamespace]:
     """Prints to stderr how many images are done, every ten seconds and at the end."""
-    done, last = 0, time.monotonic()
+    count_so_far, printed_at = 0, time.monotonic()
 
     def update(count: int) -> None:
-        nonlocal done, last
-        done += count
-        if done == total or time.monotonic() - last >= WAIT:
-            last = time.monotonic()
-            print(f"{description}: {done:,} of {total:,} images", file=sys.stderr, flush=True)
+        nonlocal count_so_far, printed_at
+        count_so_far += count
+        if count_so_far == total or time.monotonic() - printed_at >= WAIT:
+            printed_at = time.monotonic()
+            print(
+                f"{description}: {count_so_far:,} of {total:,} images", file=sys.stderr, flush=True
+            )
 
     yield SimpleNamespace(update=update)

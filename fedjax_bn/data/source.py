@@ -78,7 +78,7 @@ def check_source(source: Source) -> Source:
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
     check_names_differ([pool.name for pool in source.pools], source.name)
-    kept = []
+    pools = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
         labels = {f"labels {name}".strip(): leaf for name, leaf in leaves_of(pool.labels)}
@@ -97,9 +97,12 @@ def check_source(source: Source) -> Source:
         if not isinstance(pool.labels, dict) and pool.labels.dtype != np.int32:
             labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
             pool = pool._replace(labels=labels)
-        kept.append(pool)
-    changed = any(new is not old for new, old in zip(kept, source.pools, strict=True))
-    return source._replace(pools=tuple(kept)) if changed else source
+        pools.append(pool)
+    changed = any(
+        checked_pool is not pool_before
+        for checked_pool, pool_before in zip(pools, source.pools, strict=True)
+    )
+    return source._replace(pools=tuple(pools)) if changed else source
 
 
 def as_source(dataset: Dataset) -> Source:

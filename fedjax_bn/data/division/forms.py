@@ -28,30 +28,30 @@ _PARTITIONS: Mapping[str, Callable[..., tuple[str, int]]] = {
 }
 
 
-def read_partition(text: str) -> tuple[str, int]:
+def read_partition(choice: str) -> tuple[str, int]:
     """Returns the name of a partition, and the N of `dirichlet:smallest=N` or `drawn:samples=N`.
 
     Raises:
       ValueError: there is no such partition, or N is not a whole number from 1 to 65536.
     """
-    if text.partition(":")[0] not in _PARTITIONS:
-        raise ValueError(f"data.partition is {brief(text)}; it must be {PARTITION.text}")
-    make, options = read_choice(f"data.partition={brief(text)}", text, _PARTITIONS)
+    if choice.partition(":")[0] not in _PARTITIONS:
+        raise ValueError(f"data.partition is {brief(choice)}; it must be {PARTITION.text}")
+    make, options = read_choice(f"data.partition={brief(choice)}", choice, _PARTITIONS)
     return make(**options)
 
 
-def read_sizes(text: str) -> list[int]:
+def read_sizes(listed: str) -> list[int]:
     """Returns the numbers of `data.sizes`; ValueError if it has others than whole ones above 0."""
-    numbers = text.split(",")
+    numbers = listed.split(",")
     if not all(number.strip().isdecimal() and int(number) for number in numbers):
-        raise ValueError(f"data.sizes is {brief(text)}; it must be {SIZES.text}")
+        raise ValueError(f"data.sizes is {brief(listed)}; it must be {SIZES.text}")
     return list(map(int, numbers))
 
 
 def _reads(read: Callable[[str], Any]) -> Callable[[str], bool]:
-    def holds(text: str) -> bool:
+    def holds(value: str) -> bool:
         try:
-            return bool(read(text))
+            return bool(read(value))
         except ValueError:
             return False
 

@@ -156,16 +156,16 @@ def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> tuple[np.nda
     Raises:
       ValueError: a file cannot be read, or a mask has another size than its image.
     """
-    most, orientation = squares.max_megapixels, squares.orientation
+    megapixels, orientation = squares.max_megapixels, squares.orientation
 
     def look(pair: Pair) -> list[int]:
         with corruption_named(pair.image):
-            image = open_raster(pair.image.read_bytes(), most)
+            image = open_raster(pair.image.read_bytes(), megapixels)
             turned = orientation != STORED and not turned_by_pillow(image)
             # Tags above 4 exchange width and height.
             sides = image.size[::-1] if turned and orientation_of(image) > 4 else image.size
         with corruption_named(pair.mask):
-            mask = open_mask(pair.mask.read_bytes(), most, orientation)
+            mask = open_mask(pair.mask.read_bytes(), megapixels, orientation)
         seen = np.array(mask.histogram()) > 0
         return [*sides, *mask.size, *np.packbits(seen).view("<i4").tolist()]
 
@@ -200,13 +200,13 @@ def _decode_masks(
     """
     from PIL import Image
 
-    size, most = squares.image_size, squares.max_megapixels
+    size, megapixels = squares.image_size, squares.max_megapixels
     ends = np.cumsum(counts)
 
     def make(write: Write) -> tuple[str, ...]:
         def convert(k: int) -> None:
             with corruption_named(files[k]):
-                mask = open_mask(files[k].read_bytes(), most, squares.orientation)
+                mask = open_mask(files[k].read_bytes(), megapixels, squares.orientation)
             if squares.large == TILES:
                 tiles = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
             else:

@@ -105,10 +105,10 @@ def _in_folder(files: Sequence[Path], folder: Path, name: str) -> dict[_Key, Pat
 
 def _matched(files: Sequence[Path], folder: Path, pattern: str) -> dict[_Key, Path]:
     """Returns the files that a pattern fits, by what its {} matches."""
-    text = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
+    expression = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
     by_key: dict[_Key, Path] = {}
     for file in files:
-        if match := re.fullmatch(text, file.relative_to(folder).as_posix()):
+        if match := re.fullmatch(expression, file.relative_to(folder).as_posix()):
             _add(by_key, (match[1],), file)
     return by_key
 

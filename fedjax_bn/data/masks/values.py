@@ -72,17 +72,17 @@ def read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int
     Raises:
       ValueError: there is one name alone or one twice, or values are not numbers up to 255.
     """
-    names = tuple(text.partition("=")[0] for text in classes)
+    names = tuple(entry.partition("=")[0] for entry in classes)
     if len(names) == 1 or len(set(names)) < len(names):
         raise ValueError(
             f"data.classes={','.join(classes)} must name the background and every region once, "
             "such as background,vessel"
         )
-    if not any("=" in text for text in classes):
+    if not any("=" in entry for entry in classes):
         return names, None
     values = {}
-    for number, text in enumerate(classes):
-        for value in text.partition("=")[2].split("+"):
+    for number, entry in enumerate(classes):
+        for value in entry.partition("=")[2].split("+"):
             if not value.isdecimal() or int(value) > 255 or int(value) in values:
                 raise ValueError(
                     f"data.classes={','.join(classes)} must state each value, 0 to 255, once, such "

@@ -374,10 +374,10 @@ def _mask_of(path: Path) -> np.ndarray:
     voxels = _read(path)
     with np.errstate(invalid="ignore"):  # for NaN
         mask = np.clip(np.rint(voxels), 0, 255).astype(np.uint8)
-        wrong = ~(np.abs(voxels - mask.astype(float)) <= _ROUNDING)
-    if wrong.any():
+        changed = ~(np.abs(voxels - mask.astype(float)) <= _ROUNDING)
+    if changed.any():
         raise ValueError(
-            f"it has the value {voxels[wrong][0]:g}; labels are whole numbers 0 to 255, to a "
+            f"it has the value {voxels[changed][0]:g}; labels are whole numbers 0 to 255, to a "
             "thousandth: resample masks to the nearest value"
         )
     return mask

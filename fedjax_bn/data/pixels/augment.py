@@ -81,8 +81,10 @@ def compose(*transforms: Transform) -> Augment:
 
     def one(key: jax.Array, image: jax.Array) -> jax.Array:
         pixels = image.astype(float) / 255  # float32, or float64 where that is enabled
-        for own, transform in zip(jax.random.split(key, len(transforms)), transforms, strict=True):
-            pixels = transform(own, pixels)
+        for transform_key, transform in zip(
+            jax.random.split(key, len(transforms)), transforms, strict=True
+        ):
+            pixels = transform(transform_key, pixels)
         return jnp.clip(jnp.floor(pixels * 255 + 0.5), 0, 255).astype(jnp.uint8)
 
     def augment(key: jax.Array, images: jax.Array) -> jax.Array:
@@ -115,11 +117,11 @@ def _crop_box(
     aspect = jnp.exp(_between(draws[_ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
     high, wide = (jnp.round(jnp.sqrt(x)).astype(jnp.int32) for x in (area / aspect, area * aspect))
     fits = (high > 0) & (high <= height) & (wide > 0) & (wide <= width)
-    first, any_fits = fits.argmax(), fits.any()
+    attempt, any_fits = fits.argmax(), fits.any()
 
     largest = min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
-    high = jnp.where(any_fits, high[first], largest[0])
-    wide = jnp.where(any_fits, wide[first], largest[1])
+    high = jnp.where(any_fits, high[attempt], largest[0])
+    wide = jnp.where(any_fits, wide[attempt], largest[1])
     room = jnp.stack([height - high, width - wide])
     places = jnp.floor(draws[-2:] * (room + 1).astype(draws.dtype)).astype(jnp.int32)
     # In float32 a draw near 1 times room + 1 may round up to room + 1.
@@ -205,8 +207,8 @@ def pixels_at(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Arra
     high, wide = image.shape[:2]
     inside = (columns >= 0) & (columns < wide) & (rows >= 0) & (rows < high)
     index = jnp.where(inside, rows * wide + columns, 0).astype(jnp.int32)
-    found = image.reshape(high * wide, -1)[index]
-    return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
+    pixels = image.reshape(high * wide, -1)[index]
+    return jnp.where(inside[..., None], pixels, jnp.zeros((), image.dtype))
 
 
 def _random_jitter(
@@ -242,9 +244,9 @@ def _jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.A
         # All but hue are one blend, so a traced choice computes two results, not four.
         factor = jnp.asarray(factors[jnp.minimum(which, _SATURATION)], image.dtype)
         shade = _grey(image)
-        other = jnp.where(which == _SATURATION, shade, shade.mean())
-        other = jnp.where(which == _BRIGHTNESS, 0, other)
-        blended = jnp.clip(factor * image + (1 - factor) * other, 0, 1)
+        pole = jnp.where(which == _SATURATION, shade, shade.mean())
+        pole = jnp.where(which == _BRIGHTNESS, 0, pole)
+        blended = jnp.clip(factor * image + (1 - factor) * pole, 0, 1)
         image = jnp.where(which == _HUE, shift_hue(image, turns), blended)
     return image
 

@@ -96,8 +96,10 @@ def of_boxes(
             # Draws three valid images of the batch for each; any three if none is valid.
             logits = jnp.where(batch["valid"], 0.0, -1e9)
             draw = partial(jax.random.categorical, logits=logits, shape=(3,))
-            others = jax.vmap(lambda own: draw(stream(own, "mosaic partners")))(keys)
-            rows = jnp.concatenate([rows, others], 1)
+            partners = jax.vmap(lambda sample_key: draw(stream(sample_key, "mosaic partners")))(
+                keys
+            )
+            rows = jnp.concatenate([rows, partners], 1)
         beside = jax.tree.map(lambda leaf: leaf[rows], (images, label))
         image, label = jax.vmap(of_one)(keys, *beside)
         return batch | {"image": image, "label": label}
@@ -124,12 +126,12 @@ def _put_together(
 ) -> tuple[jax.Array, Batch]:
     """Moves those of T images f[S, S, 3] that are seen into one, and joins their T * M boxes."""
     grey = jnp.asarray(GREY / 255, tiles[0].dtype)
-    total, found = jnp.full_like(tiles[0], grey), []
+    total, parts = jnp.full_like(tiles[0], grey), []
     for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
         total += jnp.where(seen[t], _move_pixels(image, move) - grey, 0)
         boxes = _move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
-        found.append(_kept(boxes[BOXES], boxes[CLASS], seen[t]))
-    return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+        parts.append(_kept(boxes[BOXES], boxes[CLASS], seen[t]))
+    return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
 def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
@@ -151,16 +153,16 @@ def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
 
 def _move_boxes(label: Batch, move: _Move, size: int) -> Batch:
     """Moves an image's boxes and cuts them at its border; boxes not kept become padding."""
-    given = label[BOXES]
-    corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]
-    scale, shift = (part.astype(given.dtype) for part in move)
+    boxes = label[BOXES]
+    corners = boxes.reshape(-1, 2, 2)  # [M, first or last, across or down]
+    scale, shift = (part.astype(boxes.dtype) for part in move)
     corners = scale * (corners - 0.5) + 0.5 + shift
-    first, last = corners.min(1), corners.max(1)
-    inside_first, inside_last = jnp.clip(first, 0, 1), jnp.clip(last, 0, 1)
-    sides = inside_last - inside_first
-    whole = jnp.prod(last - first, -1)
-    stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * whole)
-    moved = jnp.concatenate([inside_first, inside_last], -1)
+    upper_left, lower_right = corners.min(1), corners.max(1)
+    cut_upper_left, cut_lower_right = jnp.clip(upper_left, 0, 1), jnp.clip(lower_right, 0, 1)
+    sides = cut_lower_right - cut_upper_left
+    areas = jnp.prod(lower_right - upper_left, -1)
+    stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * areas)
+    moved = jnp.concatenate([cut_upper_left, cut_lower_right], -1)
     return _kept(moved, label[CLASS], stays)
 
 
@@ -177,7 +179,7 @@ def _gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.
     """Shifts hue by `turns` turns, and multiplies HSV's saturation and value, up to 1."""
     high = image.max(-1, keepdims=True)
     chroma = high - image.min(-1, keepdims=True)
-    most = high / jnp.where(chroma > 0, chroma, 1)  # the factor at which saturation is 1
-    image = high - (high - image) * jnp.minimum(saturation, most)
+    saturating = high / jnp.where(chroma > 0, chroma, 1)  # the factor at which saturation is 1
+    image = high - (high - image) * jnp.minimum(saturation, saturating)
     image = image * jnp.minimum(value, 1 / jnp.where(high > 0, high, 1))
     return shift_hue(image, turns)

@@ -88,7 +88,7 @@ def decode(
         raise ValueError(
             f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
         )
-    how = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
+    options = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
     # A block of tiles is of one image, because images have any size.
     step = _BLOCK if tiles is None else 1
     ends = np.arange(len(files) + 1) if tiles is None else np.concatenate([[0], np.cumsum(tiles)])
@@ -96,14 +96,14 @@ def decode(
     def read_block(start: int, write: Write) -> tuple[Counter, int, list[str]]:
         """Hands a block to `write`; returns modes, the number of images with a tag, and faults."""
         block, modes, tagged, faults = files[start : start + step], Counter(), 0, []
-        first = int(ends[start])
-        images = np.empty((int(ends[start + len(block)]) - first, size, size, 3), np.uint8)
+        first_row = int(ends[start])
+        images = np.empty((int(ends[start + len(block)]) - first_row, size, size, 3), np.uint8)
         for k, file in enumerate(block):
             try:
                 # Reads the whole file: many small reads would pass Python's lock back and forth.
                 content = file.read_bytes()
                 if tiles is None:
-                    images[k], mode, tag = decode_image(content, size, **how)
+                    images[k], mode, tag = decode_image(content, size, **options)
                 else:
                     image, mode, tag = open_image(content, max_megapixels, orientation)
                     images[:] = cut(np.asarray(image), size)[0].reshape(images.shape)
@@ -114,7 +114,7 @@ def decode(
             modes[mode] += 1
             tagged += tag != 1
         # Blocks finish in any order, so each gives its place.
-        write(images, first)
+        write(images, first_row)
         return modes, tagged, faults
 
     def make(write: Write) -> tuple[str, ...]:

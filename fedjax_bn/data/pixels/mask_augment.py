@@ -121,12 +121,12 @@ def _places(size: int, matrix: jax.Array, shift: jax.Array) -> jax.Array:
     `shift` f[2] moves images down and across, in shares of the side.
     """
     middle = (size - 1) / 2
-    new = jnp.stack(
+    pixels = jnp.stack(
         jnp.meshgrid(*[jnp.arange(size, dtype=matrix.dtype) - middle] * 2, indexing="ij")
     )
-    new -= (shift * size)[:, None, None]
+    pixels -= (shift * size)[:, None, None]
     # Sums of products, not a matrix product, which accelerators may round to fewer bits.
-    return (matrix[:, :, None, None] * new).sum(1) + middle
+    return (matrix[:, :, None, None] * pixels).sum(1) + middle
 
 
 def _field(key: jax.Array, size: int, dtype: Any) -> jax.Array:
@@ -145,8 +145,8 @@ def _move_mask(mask: jax.Array, places: jax.Array) -> jax.Array:
     """Returns the nearest pixels of u8[S, S] at `places`, unlabelled outside."""
     rows, columns = jnp.floor(places + 0.5).astype(jnp.int32)
     inside = (rows >= 0) & (rows < len(mask)) & (columns >= 0) & (columns < len(mask))
-    found = mask[jnp.where(inside, rows, 0), jnp.where(inside, columns, 0)]
-    return jnp.where(inside, found, jnp.asarray(UNLABELLED, mask.dtype))
+    values = mask[jnp.where(inside, rows, 0), jnp.where(inside, columns, 0)]
+    return jnp.where(inside, values, jnp.asarray(UNLABELLED, mask.dtype))
 
 
 def _intensities(
