@@ -280,7 +280,7 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
     count, *sides = images.shape
     if has_masks(labels):
         forms = {
-            MASK: (np.uint8, (count, *sides[:2])),
+            MASK: (np.uint8, (count, *sides[:-1])),
             VOLUME: (np.int32, (count,)),
             SPACING: (np.float32, (count, 3)),
         }
