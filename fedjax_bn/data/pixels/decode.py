@@ -6,8 +6,8 @@ use the same stored images, so small ones are enlarged for both.
 """
 
 import hashlib
+import itertools
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -155,33 +155,28 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int) -> str:
     while it does not change, some 2 GB per second and core if the disk is as fast.
     """
     state = hashlib.sha256(f"{_FORM} {size}\n".encode())
-    parts = [files[start : start + _BLOCK] for start in range(0, len(files), _BLOCK)]
+    starts = range(0, len(files), _BLOCK)
     with ThreadPoolExecutor() as threads:  # hashing releases Python's lock
-        for part, digests in zip(parts, threads.map(_digests_of, parts), strict=True):
-            for name, digest in zip(relative_names(part, root), digests, strict=True):
-                state.update(os.fsencode(f"{name}\0{digest}\n"))
+        digest_blocks = threads.map(lambda k: [*map(_digest_of, files[k : k + _BLOCK])], starts)
+        digests = itertools.chain.from_iterable(digest_blocks)
+        for name, digest in zip(relative_names(files, root), digests, strict=True):
+            state.update(os.fsencode(f"{name}\0{digest}\n"))
     return state.hexdigest()[:20]
 
 
-def _digests_of(files: Sequence[Path]) -> list[str]:
-    """Returns the SHA-256 of files' bytes; "unread" for those that readers will name in errors."""
-    digests = []
-    for file in files:
-        try:
-            about = os.stat(file)
-            place = (os.fspath(file), about.st_ino, about.st_size, about.st_ctime_ns)
-            settled = time.time() - about.st_ctime > 2  # clocks of file systems are that coarse
-            read = _digest_once if settled else _digest_once.__wrapped__
-            digests.append(read(*place))
-        except OSError:
-            digests.append("unread")
-    return digests
+def _digest_of(file: Path) -> str:
+    """Returns the SHA-256 of a file's bytes; "unread" for one that a reader will name."""
+    try:
+        stat = os.stat(file)
+        # The system's own time of the last change, `ctime`, moves with every change, unlike
+        # `mtime`, which programs set.
+        return _digest_once(os.fspath(file), stat.st_ino, stat.st_size, stat.st_ctime_ns)
+    except OSError:
+        return "unread"
 
 
 @lru_cache(_MEMORY)
 def _digest_once(path: str, inode: int, size: int, changed: int) -> str:
-    # `changed` is the system's own time of the last change: unlike that of the content, which
-    # programs set, it moves with every change.
     with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
