@@ -7,6 +7,7 @@ import pytest
 
 import square_masks
 from fedjax_bn.data.drawing import drawing
+from fedjax_bn.data.label_trees import as_labels
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP, UNet
 from fedjax_bn.simulation import simulate
@@ -50,20 +51,20 @@ def test_the_score_is_the_mean_dice_of_volumes(result):
     assert str(result).startswith("Dice %")
 
 
-def test_plain_masks_of_any_whole_numbers_train_and_volumes_stay_together():
-    from fedjax_bn.data.division.clients import make_clients
-    from fedjax_bn.data.source import Source
-    from fedjax_bn.simulation import _pool
+def test_masks_may_be_whole_numbers_of_any_width():
+    _, masks = square_masks.samples(4, 0)
+    for dtype in (np.int64, np.float32):
+        stored = as_labels(masks.astype(dtype), "labels")["mask"]
+        assert stored.dtype == np.uint8
+        np.testing.assert_array_equal(stored, masks)
 
-    pools = tuple(_pool(name, of_volumes(40, 3), TASK) for name in "ab")
-    (a, b) = make_clients(Source("s", ("0", "1", "2"), pools, (0.5,), (0.5,)))[0].domains
-    for domain in (a, b):
-        parts = [set(split.labels["volume"].tolist()) for split in domain[1:3]]
-        assert not parts[0] & parts[1]
-        assert len(parts[1]) == 2
-        assert len(domain.test.images) == 4
-    pool = _pool("a", (pools[0].images, pools[0].labels["mask"].astype(np.int64)), TASK)
-    np.testing.assert_array_equal(pool.labels["mask"], pools[0].labels["mask"])
+
+def test_slices_of_one_volume_are_never_divided():
+    """Of one volume there is nothing to validate on, whatever the number of its slices."""
+    images, masks = square_masks.samples(40, 3)
+    labels = {"mask": masks, "volume": np.zeros(40, int)}
+    with pytest.raises(ValueError, match="validation"):
+        simulate(METHOD, clients={"a": (images, labels)}, **OPTIONS)
 
 
 def test_drawn_batches_have_the_masks_of_their_images():
