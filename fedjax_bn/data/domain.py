@@ -24,7 +24,7 @@ from fedjax_bn.data.label_trees import (
     leaves_of,
     take,
 )
-from fedjax_bn.engine.inputs import UNLABELLED, check_image_dtype
+from fedjax_bn.engine.inputs import UNLABELLED
 
 _BLOCK = 1024  # rows in memory at a time
 
@@ -52,6 +52,7 @@ class Rows:
         if outside.size:
             raise IndexError(f"there is no row {outside[0]}; rows are 0..{len(array) - 1}")
         index = np.array(index, np.int64)
+        # Rows of rows point into the array itself, so that chains do not grow.
         if isinstance(array, Rows):
             array, index = array.array, array.index[index]
         self.array, self.index = array, index
@@ -66,8 +67,6 @@ class Rows:
 
     def __getitem__(self, item: Any) -> np.ndarray:
         """Returns `array[index][item]` for a number, slice or array of numbers or bools."""
-        if isinstance(item, tuple) or item is None or item is Ellipsis:
-            raise TypeError(f"rows[{item}]: index rows alone, then the array that this gives")
         chosen = self.index[item]
         if not np.ndim(chosen):
             return np.array(self.array[chosen])
@@ -217,8 +216,6 @@ def check_dataset(dataset: Dataset) -> Dataset:
         number, a dtype or shape is wrong or differs between domains, features are not finite, or
         a label is outside [0, num_classes).
     """
-    if not dataset.domains:
-        raise ValueError(f"{dataset.name}: no domains; a dataset needs at least one")
     check_names_differ([domain.name for domain in dataset.domains], dataset.name)
     reference = next(splits(dataset.domains[0]))[1]
     for domain in dataset.domains:
@@ -237,7 +234,9 @@ def check_dataset(dataset: Dataset) -> Dataset:
 
 
 def check_names_differ(names: Sequence[str], dataset: str) -> None:
-    """Raises ValueError if two domains, or clients that share domains, have one name."""
+    """Raises ValueError if there are no domains or clients, or two have one name."""
+    if not names:
+        raise ValueError(f"{dataset}: no domains; a dataset needs at least one")
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"{dataset}: two domains or clients are called {name!r}; rename one")
@@ -254,16 +253,16 @@ def _sample_form(split: Split) -> dict[str, str]:
 
 def _check_images(images: np.ndarray | Rows, place: str) -> None:
     """Raises ValueError unless images are bytes or finite floats."""
-    check_image_dtype(images.dtype, f"{place}: the images")
-    if images.dtype == np.uint8:
-        if images.ndim != 4:
-            raise ValueError(f"{place} has bytes {list(images.shape)}; images are [N, H, W, C]")
-        return
+    are_bytes = images.dtype == np.uint8 and images.ndim == 4
     # What `inputs.as_images` makes of floats.
-    if images.ndim < 2 or images.dtype not in (np.float32, jnp.result_type(float)):
+    are_floats = images.dtype in (np.float32, jnp.result_type(float)) and images.ndim > 1
+    if not (are_bytes or are_floats):
         raise ValueError(
-            f"{place} has images {images.dtype}{list(images.shape)}; give float32 [N, ...]"
+            f"{place} has images {images.dtype}{list(images.shape)}; give uint8 [N, H, W, C] or "
+            "float32 [N, ...]"
         )
+    if are_bytes:
+        return
     for number, block in enumerate(blocks(images)):  # may be memory-mapped and large
         if len(rows := np.argwhere(~np.isfinite(block))):
             raise ValueError(

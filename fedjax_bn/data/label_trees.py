@@ -96,6 +96,7 @@ def as_labels(labels: Any, place: str) -> PyTree:
             f"{SPACING!r} if known"
         )
     mask, tree = np.asarray(labels[MASK]), dict(labels)
+    # Bytes are taken as they are; of others, 256 would silently become 0 as a byte.
     if mask.dtype in (bool, np.uint8):
         tree[MASK] = mask.astype(np.uint8, copy=False)
     else:
@@ -115,6 +116,7 @@ def take(labels: PyTree, index: np.ndarray) -> PyTree:
 
 def join(parts: Sequence[PyTree]) -> PyTree:
     """Returns labels one after the other, padded to the greatest number of boxes per image."""
+    # Only boxes have a width of their own in each part, the greatest number of boxes of an image.
     if not has_boxes(parts[0]):
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     width, boxes, classes = max(part[CLASS].shape[1] for part in parts), [], []

@@ -176,6 +176,7 @@ def validation_batches(
       {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} with
       R = stop - start.
     """
+    # Clients of several calls have room for the same number, so that one program serves all.
     longest = longest or max(len(split.images) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)

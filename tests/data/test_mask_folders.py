@@ -195,7 +195,7 @@ BAD = {  # change of a folder -> what the error names
         lambda root: mask(root / "a/masks/1.png", value=9),
         ["a/masks/1.png", "9", "data.classes"],
     ),
-    "colours": (lambda root: image(root / "a/masks/1.png"), ["a/masks/1.png", "colours"]),
+    "colours": (lambda root: image(root / "a/masks/1.png"), ["a/masks/1.png", "RGB"]),
 }
 
 
@@ -215,7 +215,7 @@ def test_a_folder_or_domain_that_does_not_exist_is_named(tmp_path):
         load_mask_folders(tmp_path, domains=("b",), **HOW)
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}/none"):
         load_mask_folders(tmp_path / "none", **HOW)
-    with pytest.raises(ValueError, match=r"data\.path"):
+    with pytest.raises(FileNotFoundError, match=r"data\.path"):
         load_mask_folders(None, **HOW)
 
 
@@ -303,8 +303,6 @@ def test_volumes_of_nifti_are_read_as_scans_whose_slices_stay_together(tmp_path)
     assert pool.labels[VOLUME].tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert (pool.labels[MASK] == [1] * 4 + [0] * 4).all()
     assert pool.names.tolist() == ["a/images/p1.nii.gz"] * 3 + ["a/images/p2_*.nii"] * 6
-    with pytest.raises(ValueError, match=r"data\.large"):
-        load_mask_folders(tmp_path, large="tiles", **HOW)
     voxels[0, 0, 0] = 9
     nibabel.save(nibabel.Nifti1Image(voxels - 0.5, np.eye(4)), tmp_path / "a/masks/p1.nii.gz")
     with pytest.raises(ValueError, match=r"p1\.nii\.gz .*8\.5"):

@@ -77,9 +77,9 @@ def test_a_file_of_several_frames_is_refused():
 @pytest.mark.parametrize(
     ("image", "form", "culprit"),
     [
-        (np.dstack([VALUES, VALUES, VALUES[::-1]]), "PNG", "colours"),
+        (np.dstack([VALUES, VALUES, VALUES[::-1]]), "PNG", "RGB"),
         (np.full((2, 2), 300, np.uint16), "PNG", "300"),
-        (np.zeros((2, 2), np.float32), "TIFF", "'F'"),
+        (np.zeros((2, 2), np.float32), "TIFF", "F of Pillow"),
     ],
 )
 def test_what_has_no_class_is_refused(image, form, culprit):

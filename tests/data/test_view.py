@@ -97,7 +97,7 @@ def test_rows_of_rows_are_rows_of_the_array(base):
         (lambda: Rows(BASE, np.array([12])), IndexError, "no row 12; rows are 0..11"),
         (lambda: Rows(BASE, np.array([-1])), IndexError, "no row -1"),
         (lambda: Rows(BASE, np.arange(3))[3], IndexError, "out of bounds"),
-        (lambda: Rows(BASE, np.arange(3))[:, 0], TypeError, "index rows alone"),
+        (lambda: Rows(BASE, np.arange(3))[:, 0], IndexError, "too many indices"),
         (lambda: np.array(Rows(BASE, np.arange(3)), copy=False), ValueError, "copies them"),
     ],
 )

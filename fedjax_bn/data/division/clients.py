@@ -188,6 +188,7 @@ def _choose_parts(
     kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
     for number, in_domains in enumerate(kinds):
         members, listed = np.flatnonzero(kind == number), official[in_domains.argmax()]
+        # A part that the authors list is theirs; only a missing one is taken from training.
         sizes = _part_sizes(
             len(members),
             0.0 if (listed == VALIDATION).any() else validation,

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_bn.arguments.ranges import ALPHA, refusal
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.by_class import (
     TRUNCATING,
@@ -94,15 +93,11 @@ def share_out_domains(
     if truncate:
         dataset = _truncated(dataset, seed)
     kind, _ = read_partition(partition)
-    if kind == "pooled":
-        raise ValueError("data.partition='pooled' shares nothing out: use pool_clients for it")
-    if kind != "iid" and len(sizes):
+    if kind == "pooled" or (kind != "iid" and len(sizes)) or alpha <= 0:
         raise ValueError(
-            f"data.sizes={sizes!r} and data.partition={partition!r} exclude each other: leave "
-            "sizes empty or choose 'iid'"
+            f"data.partition={partition}, data.sizes={sizes} and data.alpha={alpha} do not go "
+            "together: sizes need iid, alpha is above 0, and pooled is `pool_clients`"
         )
-    if reason := refusal(alpha, ALPHA):
-        raise ValueError(f"data.alpha is {alpha}; it {reason}")
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
     if kind == "dirichlet" and max(counts) == 1:
         raise ValueError(
@@ -110,6 +105,7 @@ def share_out_domains(
             "data.num_clients or data.clients_per_domain"
         )
     # One generator per domain draws its fraction, then its clients; the data's hash depends on it.
+    # Streams differ by domain, so that one domain's size does not change another's clients.
     rngs = [generator(seed, position) for position in range(len(counts))]
     trains = {}
     for domain, rng in zip(dataset.domains, rngs, strict=True):
@@ -139,20 +135,14 @@ def share_out_domains(
 def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> list[int]:
     """Returns the number of clients of each domain."""
     domains = len(dataset.domains)
-    if per_domain < 1:
-        raise ValueError(f"data.clients_per_domain is {per_domain}; it must be at least 1")
+    if per_domain < 1 or (num_clients and (per_domain > 1 or num_clients < domains)):
+        raise ValueError(
+            f"data.clients_per_domain={per_domain} and data.num_clients={num_clients}: give one of "
+            f"them, at least 1 a domain or {domains} in all, one for each domain of "
+            f"{dataset.name} that trains"
+        )
     if not num_clients:
         return [per_domain] * domains
-    if per_domain > 1:
-        raise ValueError(
-            f"data.num_clients={num_clients} and data.clients_per_domain={per_domain} exclude each "
-            "other: leave num_clients at 0 or clients_per_domain at 1"
-        )
-    if num_clients < domains:
-        raise ValueError(
-            f"data.num_clients is {num_clients}; it must be 0, or at least {domains}, one for each "
-            f"domain of {dataset.name} that trains"
-        )
     per_domain, remainder = divmod(num_clients, domains)
     counts = np.full(domains, per_domain)
     largest = np.argsort([-len(d.train.images) for d in dataset.domains], kind="stable")
@@ -193,7 +183,7 @@ def _split_clients(
         rows = Rows(split.images, np.arange(len(split.images)))  # images are not copied
         return [select(split._replace(images=rows), index) for index in drawn]
     if n == 1 and sizes is None:
-        return [split]
+        return [split]  # in its order, which the hash of the data depends on
     group = number_groups(split.names, len(split.images))
     labels = strata(split.labels)[first_samples(group)]
     values, counts = np.unique(labels, return_counts=True)
@@ -213,6 +203,7 @@ def _split_clients(
                 f"cannot share out {counts[rarest]} training {units} of class {values[rarest]} "
                 f"among {n} clients; {_REMEDY}"
             )
+        # Dealt class after class, so that clients differ by at most one in each class.
         cards = np.concatenate(shuffled_classes(labels, rng))
         parts = [cards[client::n] for client in range(n)]
     return [select(split, rng.permutation(samples_of(part, group))) for part in parts]
@@ -255,6 +246,7 @@ def _client_sizes(
             f"data.sizes is {brief(sizes)}; it must have one number for all clients, or one for "
             f"each of the {total}"
         )
+    # One number is for every client.
     all_sizes = np.broadcast_to(np.array(numbers, np.int64), total)
     sizes_by_domain = np.split(all_sizes, np.cumsum(clients)[:-1])
     for (name, limit), size in zip(available.items(), sizes_by_domain, strict=True):

@@ -117,6 +117,7 @@ def to_source(
         orientation=squares.orientation,
         tiles=np.array(counts) if is_cut else None,
     )
+    # Tiles of an image are scored together, as the slices of a volume are.
     labels = {MASK: _decode_masks(masks, counts, table, root, squares)}
     if is_cut:
         labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
@@ -166,6 +167,7 @@ def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> tuple[np.nda
             sides = image.size[::-1] if turned and orientation_of(image) > 4 else image.size
         with corruption_named(pair.mask):
             mask = open_mask(pair.mask.read_bytes(), megapixels, orientation)
+        # 256 bits in eight numbers, because the cache keeps rows of numbers.
         seen = np.array(mask.histogram()) > 0
         return [*sides, *mask.size, *np.packbits(seen).view("<i4").tolist()]
 
@@ -210,6 +212,7 @@ def _decode_masks(
             if squares.large == TILES:
                 tiles = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
             else:
+                # Between classes 1 and 3 there is no class 2, so values are never averaged.
                 mask = mask.resize((size, size), Image.Resampling.NEAREST)
                 tiles = table[np.asarray(mask)][None]
             write(tiles, int(ends[k] - counts[k]))

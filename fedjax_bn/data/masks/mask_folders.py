@@ -14,7 +14,7 @@ from typing import Any
 
 from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.masks import volumes
-from fedjax_bn.data.masks.assemble import RESIZE, Pair, Squares, to_source
+from fedjax_bn.data.masks.assemble import Pair, Squares, to_source
 from fedjax_bn.data.masks.pairing import find_pairs, groups_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
@@ -71,9 +71,8 @@ def load_mask_folders(
         named.
       OSError: the cache cannot be written.
     """
-    if not path:
-        raise ValueError(f"masks needs data.path: {_WHERE}")
-    root, slips, squares = Path(path), Slips(), Squares(image_size, **options)
+    # Without a path no folder is meant, not the current one, which `Path("")` is.
+    root, slips, squares = Path(path or "PATH"), Slips(), Squares(image_size, **options)
     pairs_by_domain, notes, has_scans = {}, [], {}
     for name, folder in _domain_folders(root, domains).items():
         files = files_below(folder)
@@ -84,6 +83,7 @@ def load_mask_folders(
         names, note = groups_of(name, folder, paired.images, groups)
         notes.append(note)
         parts = [part_of(image.relative_to(folder).parts[:-1]) for image in paired.images]
+        # A split is official only if it says of every image what it is for.
         if None in parts or TRAIN not in parts:
             slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
             parts = [None] * len(parts)
@@ -98,8 +98,6 @@ def load_mask_folders(
         )
     if False in has_scans:
         return to_source("masks", root, pairs_by_domain, squares, classes=classes, notes=notes)
-    if squares.large != RESIZE:
-        raise ValueError(f"data.large={squares.large} is for images, but {root} has NIfTI volumes")
     slices = volumes.Slices(
         image_size,
         plane=plane,
@@ -118,7 +116,7 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
       ValueError: domains are in folders of parts.
     """
     if not root.is_dir():
-        raise FileNotFoundError(f"data.path {root} is not a folder: {_WHERE}")
+        raise FileNotFoundError(f"data.path={root} is not a folder: {_WHERE}")
     folders = {folder.name: folder for folder in subfolders(root)}
     has_only_parts = all(part_of([name]) is not None for name in folders)
     if has_only_parts or any(name.lower() in ("images", "masks") for name in folders):

@@ -98,6 +98,7 @@ def _in_folder(files: Sequence[Path], folder: Path, name: str) -> dict[_Key, Pat
     for file in files:
         above = [part.lower() for part in file.relative_to(folder).parts[:-1]]
         if name in above:
+            # Without it, images/train/1.png and train/masks/1.png have one key.
             above.remove(name)
             _add(by_key, (*above, stem_of(file)), file)
     return by_key
@@ -105,6 +106,7 @@ def _in_folder(files: Sequence[Path], folder: Path, name: str) -> dict[_Key, Pat
 
 def _matched(files: Sequence[Path], folder: Path, pattern: str) -> dict[_Key, Path]:
     """Returns the files that a pattern fits, by what its {} matches."""
+    # Escaped first, so that dots and brackets in names mean themselves.
     expression = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
     by_key: dict[_Key, Path] = {}
     for file in files:

@@ -118,6 +118,7 @@ def load_prostate(
         files = [file for file in sorted(folder.iterdir()) if is_volume(file.name)]
         images, masks = {}, {}
         for file in files:
+            # BMC writes _Segmentation, the others _segmentation.
             case, ending, _ = stem_of(file).lower().partition("_segmentation")
             (masks if ending else images)[(case,)] = file
         paired = pair_by_key(images, masks, files, folder, _WHERE)

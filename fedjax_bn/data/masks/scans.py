@@ -40,6 +40,7 @@ def slices_of(path: Path, slices: Slices) -> np.ndarray:
     with corruption_named(path):
         turn = grid_of(open_volume(path), slices.plane).turn
         grey = to_bytes(voxels_of(path, turn), slices.window)
+        # The stretching of images and masks is one function, here with an empty mask.
         stored = np.stack([squared(slice_, np.zeros_like(slice_), slices)[0] for slice_ in grey])
     index, steps = np.arange(len(stored)), (0, 0, 0)
     if slices.channels == NEIGHBOURS:

@@ -34,11 +34,9 @@ def open_mask(
 
     image = open_raster(content, max_megapixels)
     turn, _ = turn_of(image, orientation)
-    if (frames := getattr(image, "n_frames", 1)) > 1:
-        raise ValueError(f"it has {frames} frames: {_REMEDY}")
-    levels = _levels_of(image)
-    if levels.min() < 0 or levels.max() > 255:
-        raise ValueError(f"it has numbers up to {levels.max()}, above 255: {_REMEDY}")
+    frames, levels = getattr(image, "n_frames", 1), _levels_of(image)
+    if frames > 1 or levels.min() < 0 or levels.max() > 255:
+        raise ValueError(f"it has {frames} frames, with numbers up to {levels.max()}: {_REMEDY}")
     mask = Image.fromarray(levels.astype(np.uint8))
     return mask if turn is None else mask.transpose(turn)
 
@@ -50,6 +48,7 @@ def _levels_of(image: Any) -> np.ndarray:
     if image.mode in ("1", "L", "LA"):
         return np.asarray(image.convert("L"))
     if image.mode == "P":
+        # Programs save greys with a palette too; then a pixel is what viewers show.
         palette = np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
         is_grey = (palette == palette[:, :1]).all()
         greys = np.pad(palette[:, 0], (0, 256 - len(palette)))
@@ -58,12 +57,11 @@ def _levels_of(image: Any) -> np.ndarray:
         colours = np.asarray(image)[..., :3]
         if (colours == colours[..., :1]).all():
             return colours[..., 0]
-        raise ValueError(f"it has colours, of which no class is known: {_REMEDY}")
     if image.mode.startswith("I"):
         numbers = np.asarray(image).astype(np.int64)
         # Multiples of 257 are bytes stretched to 16 bits.
         return numbers if (numbers % 257).any() else numbers // 257
-    raise ValueError(f"its pixels are of Pillow's mode {image.mode!r}, not numbers: {_REMEDY}")
+    raise ValueError(f"its pixels, {image.mode} of Pillow, are not numbers or greys: {_REMEDY}")
 
 
 def read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int] | None]:
@@ -73,23 +71,21 @@ def read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int
       ValueError: there is one name alone or one twice, or values are not numbers up to 255.
     """
     names = tuple(entry.partition("=")[0] for entry in classes)
-    if len(names) == 1 or len(set(names)) < len(names):
+    stated = [
+        (value, number)
+        for number, entry in enumerate(classes)
+        for value in entry.partition("=")[2].split("+")
+    ]
+    has_values = any("=" in entry for entry in classes)
+    values = {int(value): number for value, number in stated if value.isdecimal()}
+    all_once = len(values) == len(stated) and max(values, default=0) < 256
+    if len(names) == 1 or len(set(names)) < len(names) or (has_values and not all_once):
         raise ValueError(
             f"data.classes={','.join(classes)} must name the background and every region once, "
-            "such as background,vessel"
+            "such as background,vessel, or with each value, 0 to 255, once, such as "
+            "background=0,vessel=1+255"
         )
-    if not any("=" in entry for entry in classes):
-        return names, None
-    values = {}
-    for number, entry in enumerate(classes):
-        for value in entry.partition("=")[2].split("+"):
-            if not value.isdecimal() or int(value) > 255 or int(value) in values:
-                raise ValueError(
-                    f"data.classes={','.join(classes)} must state each value, 0 to 255, once, such "
-                    "as background=0,vessel=1+255"
-                )
-            values[int(value)] = number
-    return names, values
+    return names, values if has_values else None
 
 
 def classes_of(
@@ -127,6 +123,7 @@ def classes_of(
     if values is None:
         values = _usual_values(present, domains, files, len(names))
     if unknown := [value for value in shown if value not in values]:
+        # The rarest of them is most likely the slip of one file.
         rarest = min(unknown, key=lambda value: present[:, value].sum())
         raise ValueError(
             f"{files[int(present[:, rarest].argmax())]} has the value {rarest}, and all masks "
@@ -153,6 +150,7 @@ def _usual_values(
     `count` is the number of names in `data.classes`; 0 if it is empty.
     """
     owners = np.array(domains)
+    # By domain, because hospitals differ in how they store one region: 1 here, 255 there.
     by_domain = np.array([present[owners == name].any(0) for name in set(domains)])
     largest = int(np.flatnonzero(present[:, :UNLABELLED].any(0)).max(initial=0))
     mixed = by_domain[:, 1] & by_domain[:, UNLABELLED]

@@ -151,11 +151,6 @@ def to_source(
         numbers = [number for number, owner in enumerate(owners) if owner == domain]
         rows = [ends[k] + _chosen(pixels[ends[k] : ends[k + 1], 1], slices) for k in numbers]
         volume = np.repeat(np.array(numbers, np.int32), list(map(len, rows)))
-        if not len(volume):
-            raise ValueError(
-                f"{root}: no slice of {domain!r} is left, between its volumes' first and last and "
-                "with a label: see its masks"
-            )
         index, lowest, highest = np.concatenate(rows), ends[volume], ends[volume + 1] - 1
         steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
         # The first and the last slice of a volume are their own neighbours.
@@ -243,10 +238,12 @@ def _form_of(pair: Pair, slices: Slices) -> _Form:
         aligned = _same_place(grid, mask_grid)
         if not aligned and mask.shape != image.shape:
             raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
+    # Stretching changes the side of a pixel, which the distances between surfaces need.
     across, down = (
         float(side) * (crop or count) / slices.image_size
         for side, count in zip(grid.sides[:2], grid.shape[:2], strict=True)
     )
+    # A mask without its image's affine has the order of its voxels, not its own axes.
     turn = mask_grid.turn if aligned else grid.turn
     return _Form(grid, turn, aligned, (float(grid.sides[2]), down, across))
 
@@ -255,6 +252,7 @@ def _same_place(grid: Grid, mask_grid: Grid) -> bool:
     """Returns whether the corners of two grids are at the same places, and have equal indices."""
     if grid.shape != mask_grid.shape:
         return False
+    # Two affine maps that agree at the corners agree at every voxel between them.
     ends = np.array(grid.shape)[:, None] - 1
     corners = np.vstack([ends * np.indices((2, 2, 2)).reshape(3, 8), np.ones(8)])
     shift = np.linalg.solve(grid.affine, mask_grid.affine @ corners) - corners
@@ -282,6 +280,7 @@ def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
     """Returns which slices of a volume's masks u8[D, S, S] are kept, i64[n]."""
     keep = np.ones(len(masks), bool)
     if slices.labelled:
+        # The ends of a volume are left out too, as HarmoFL's code does.
         keep = ((masks > 0) & (masks != UNLABELLED)).any((1, 2))
         keep[[0, -1]] = False
     return np.flatnonzero(keep)
@@ -402,6 +401,7 @@ def to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
     Without a window it is [smallest, 99 % quantile]. If 99 % have the smallest one, the greatest
     takes the quantile's place; a volume of one intensity becomes 0.
     """
+    # The quantile, because a few bright voxels (metal, vessels) would darken all else.
     low, high = window or (volume.min(), np.quantile(volume, _QUANTILE))
     if high == low and (high := volume.max()) == low:
         return np.zeros(volume.shape, np.uint8)

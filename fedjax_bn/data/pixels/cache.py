@@ -57,6 +57,7 @@ def cached_array(
 
         return array, tuple(make(_in_order(put)))
     path = Path(folder, f"{file_name(name)}.npy")
+    # Read before locking, so that a cache on a read-only disk serves too.
     if stored := _read(path, shape):
         return stored
     with _locked(path, math.prod(shape)):
@@ -97,7 +98,7 @@ def cached_numbers(
 
 def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
     """Returns `put(rows, start)` whose `start` defaults to the end of the previous rows."""
-    after = 0
+    after = 0  # the row that follows those written
 
     def write(rows: np.ndarray, start: int | None = None) -> None:
         nonlocal after

@@ -38,6 +38,7 @@ def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarr
     places = [(row, column) for row in rows for column in columns]
     tiles = np.stack([image[y : y + size, x : x + size] for y, x in places])
     if fill is not None:
+        # Tiles overlap at the last row and column; each pixel counts in its first tile alone.
         shown = np.zeros(image.shape[:2], bool)
         for tile, (y, x) in zip(tiles, places, strict=True):
             again = shown[y : y + size, x : x + size]
@@ -59,6 +60,7 @@ def put_together(tiles: np.ndarray, places: np.ndarray, shape: Sequence[int]) ->
     """
     height, width = shape
     image = np.empty((height, width, *tiles.shape[3:]), tiles.dtype)
+    # Backwards, so that the first tile of a pixel is written last.
     for tile, (y, x) in zip(tiles[::-1], places[::-1].tolist(), strict=True):
         region = image[y : y + tile.shape[0], x : x + tile.shape[1]]  # ends where the image does
         region[:] = tile[: region.shape[0], : region.shape[1]]

@@ -110,6 +110,7 @@ def volumes_of(label: Any, order: np.ndarray | None = None) -> list[np.ndarray]:
       label: as in `surface_scores`.
       order: i[N], ascending along the slices of a volume; None if they are in their order.
     """
+    # Without volumes, each sample is one of its own.
     numbers = np.arange(len(label["mask"]))
     volume, place = label.get("volume", numbers), numbers if order is None else order
     ranked = np.lexsort((place, volume))
