@@ -1,14 +1,17 @@
-"""Shows the progress of reading, and lists the files or names at fault."""
+"""Reads in threads with progress, and lists the files or names at fault."""
 
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from fedjax_bn.arguments.text import shown
 
+_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 
 
@@ -25,6 +28,30 @@ def progress_bar(total: int, description: str, progress: bool) -> AbstractContex
     from tqdm import tqdm
 
     return tqdm(total=total, desc=description, unit="image", disable=not progress)
+
+
+def in_threads(
+    function: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    description: str,
+    progress: bool,
+    threads: int | None = None,
+) -> Iterator[_Result]:
+    """Yields `function(item)` of all items in their order, computed in threads, with progress."""
+    # The cores that this process may use, which are not all cores on a shared machine.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    # At most some ten thousand pieces of work, because each takes memory while it waits.
+    step = 1 + len(items) // 10_000
+    starts = range(0, len(items), step)
+    with (
+        progress_bar(len(items), description, progress) as bar,
+        ThreadPoolExecutor(threads or cores) as pool,
+        # Closed on an error, so that no further piece begins.
+        closing(pool.map(lambda k: [*map(function, items[k : k + step])], starts)) as pieces,
+    ):
+        for results in pieces:
+            bar.update(len(results))
+            yield from results
 
 
 @contextmanager

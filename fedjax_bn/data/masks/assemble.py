@@ -7,7 +7,6 @@ the rules by which values become classes.
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from fedjax_bn.data.label_trees import MASK, VOLUME
 from fedjax_bn.data.masks.values import absent_classes, classes_of, open_mask
-from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.messages import in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import decode, hash_of_files
 from fedjax_bn.data.pixels.raster import (
@@ -217,12 +216,7 @@ def _decode_masks(
                 tiles = table[np.asarray(mask)][None]
             write(tiles, int(ends[k] - counts[k]))
 
-        with (
-            ThreadPoolExecutor() as threads,
-            progress_bar(len(files), "masks", squares.progress) as bar,
-        ):
-            for _ in threads.map(convert, range(len(files))):
-                bar.update(1)
+        list(in_threads(convert, range(len(files)), "masks", squares.progress))
         return ()
 
     form = f"{squares.large}-{squares.orientation}-{table.tobytes().hex()}"

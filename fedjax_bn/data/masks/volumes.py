@@ -13,7 +13,6 @@ being their own neighbours, or three times the slice.
 
 import gzip
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ import numpy as np
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
 from fedjax_bn.data.masks.assemble import Pair
 from fedjax_bn.data.masks.values import absent_classes, classes_of
-from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
 from fedjax_bn.data.pixels.decode import hash_of_files
 from fedjax_bn.data.sets.files import corruption_named
@@ -324,14 +323,9 @@ def _slices_of(
             write(np.stack(squares), int(ends[k]))
             return not window and _is_padded(volume, grey)
 
-        padded = []
-        with (
-            ThreadPoolExecutor(_THREADS) as threads,
-            progress_bar(len(pairs), "volumes", slices.progress) as bar,
-        ):
-            for pair, is_padded in zip(pairs, threads.map(convert, range(len(pairs))), strict=True):
-                padded += [pair.name] * is_padded
-                bar.update(1)
+        numbers = range(len(pairs))
+        are_padded = in_threads(convert, numbers, "volumes", slices.progress, _THREADS)
+        padded = [pair.name for pair, is_padded in zip(pairs, are_padded, strict=True) if is_padded]
         if not padded:
             return ()
         return (

@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -21,12 +20,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.messages import in_threads
 
 Write = Callable[..., None]
 _Make = Callable[[Write], Sequence[str]]
 _File = TypeVar("_File")
-_BLOCK = 64  # files whose numbers are written together
 
 
 def cached_array(
@@ -82,14 +80,8 @@ def cached_numbers(
     """
 
     def make(write: Write) -> tuple[str, ...]:
-        with (
-            ThreadPoolExecutor() as threads,
-            progress_bar(len(files), name.partition("-")[0], progress) as bar,
-        ):
-            for start in range(0, len(files), _BLOCK):
-                rows = np.array(list(threads.map(read, files[start : start + _BLOCK])), "<i4")
-                write(rows.view(np.uint8).reshape(len(rows), -1))
-                bar.update(len(rows))
+        rows = np.array([*in_threads(read, files, name.partition("-")[0], progress)], "<i4")
+        write(rows.view(np.uint8).reshape(len(rows), -1))
         return ()
 
     rows = cached_array(folder, name, (len(files), 4 * width), make)[0]
