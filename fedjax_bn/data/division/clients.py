@@ -144,16 +144,12 @@ def _divide_domains(
             index = rng.permutation(np.flatnonzero(parts == part))
             parts_of_domain.append(select(_all_of(pool), index) if len(index) else None)
         training, validating, testing = parts_of_domain
-        place = f"{data.name}, {pool.name!r} ({len(pool.images)} samples)"
-        if training is None:
+        if training is None or (testing is None and validating is None):
+            purpose = "train on" if training is None else "validate or test on"
             raise ValueError(
-                f"{place} has no training samples in its official split; choose another data.split "
-                "('holdout' or 'stratified'), or make it a target"
-            )
-        if testing is None and validating is None:
-            raise ValueError(
-                f"{place} has nothing to validate or test on; set data.validation or data.test "
-                "above 0, such as 0.1, and give every domain enough samples to divide"
+                f"{data.name}, {pool.name!r} ({len(pool.images)} samples) has nothing to "
+                f"{purpose}; set data.validation or data.test above 0, such as 0.1, choose another "
+                "data.split, or make it a target"
             )
         # FedIG and DomainBed test on the unseen domain and keep a validation set only.
         internal.append(Domain(pool.name, training, validating, testing or validating))
@@ -212,12 +208,10 @@ def _part_sizes(count: int, validation: float, test: float) -> list[int]:
 
 
 def _check_shares(split: str, validation: float, test: float) -> None:
-    if split not in _SPLITS:
-        raise ValueError(f"data.split is {split!r}; it must be one of {', '.join(_SPLITS)}")
-    if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
+    if split not in _SPLITS or min(validation, test) < 0 or validation + test >= 1:
         raise ValueError(
-            f"data.validation is {validation} and data.test is {test}; they are shares of a "
-            "domain's samples, at least 0 and together below 1"
+            f"data.split={split}, data.validation={validation}, data.test={test}: a split is one "
+            f"of {', '.join(_SPLITS)}, and shares are at least 0 and together below 1"
         )
 
 

@@ -43,7 +43,7 @@ def read_partition(choice: str) -> tuple[str, int]:
 def read_sizes(listed: str) -> list[int]:
     """Returns the numbers of `data.sizes`; ValueError if it has others than whole ones above 0."""
     numbers = listed.split(",")
-    if not all(number.strip().isdecimal() and int(number) for number in numbers):
+    if not all(number.strip().isdecimal() and 0 < int(number) < 2**31 for number in numbers):
         raise ValueError(f"data.sizes is {brief(listed)}; it must be {SIZES.text}")
     return list(map(int, numbers))
 

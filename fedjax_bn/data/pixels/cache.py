@@ -142,7 +142,7 @@ def _locked(path: Path, size: int) -> Iterator[None]:
 def _write_whole(path: Path, shape: tuple[int, ...], make: _Make) -> None:
     """Writes header, array and notes, and flushes them to the disk before the file gets its name.
 
-    A file that a killed process left half written is written anew.
+    A file that a killed process left half written is written again.
     """
     header, size = _header(shape), math.prod(shape)
     partial, row, one_at_a_time = path.with_suffix(".partial"), size // shape[0], Lock()
