@@ -116,7 +116,8 @@ def load_prostate(
     scans = {}
     for site, folder in folders.items():
         files = [file for file in sorted(folder.iterdir()) if is_volume(file.name)]
-        images, masks = {}, {}
+        images: dict[tuple[str, ...], Path] = {}
+        masks: dict[tuple[str, ...], Path] = {}
         for file in files:
             # BMC writes _Segmentation, the others _segmentation.
             case, ending, _ = stem_of(file).lower().partition("_segmentation")

@@ -419,4 +419,5 @@ def squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:
         middle = slice(top, top + crop), slice(left, left + crop)
         grey, mask = grey[middle], mask[middle]
     image = Image.fromarray(grey).resize(size, Image.Resampling.BILINEAR)
-    return np.stack([image, Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)])
+    classes = Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)
+    return np.stack([np.asarray(image), np.asarray(classes)])
