@@ -17,7 +17,6 @@ from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.datasets import DATASETS, decoding
-from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.serving import folder
 
 TAGS = tuple(range(1, 9))
@@ -203,11 +202,6 @@ def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):
     assert [one.max() for pool in source.pools for one in pool.images] == [40, 200, 40, 200]
 
 
-def test_a_run_before_the_key_read_stored_pixels():
-    assert configuration({}).data.orientation == "stored"
-    assert configuration({"data.orientation": "upright"}).data.orientation == "upright"
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A model of 8 x 8 pixels that was never trained."""
@@ -254,17 +248,12 @@ def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path,
     assert len({tuple(row[2:]) for row in rows}) == 1
     plain = [row[2:] for row in predicted(served, tmp_path / "plain", capsys)]
     about = json.loads((served / "model.json").read_text())
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
-    for kept in ({"orientation": "stored"}, {}):  # and a folder of an earlier version
-        content = {k: v for k, v in about.items() if k != "orientation"} | kept
-        (old / "model.json").write_text(json.dumps(content))
-        rows = predicted(old, tmp_path / "tagged", capsys)
-        assert [row[2:] for row in rows] == plain
-    (old / "model.json").write_text(json.dumps(about | {"orientation": "sideways"}))
-    assert runs.command("predict", "--model", str(old), "--data", str(tmp_path / "tagged")) == 2
-    assert "its orientation cannot be" in capsys.readouterr().err
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    (stored / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
+    (stored / "model.json").write_text(json.dumps(about | {"orientation": "stored"}))
+    rows = predicted(stored, tmp_path / "tagged", capsys)
+    assert [row[2:] for row in rows] == plain
 
 
 def test_predict_names_images_whose_names_are_no_text(served, tmp_path, capsys):

@@ -192,8 +192,8 @@ def test_fundus_has_the_protocol_of_feddgs_code():
     config = read("configs/fundus.py")
     assert (config.method, config.rounds, config.batch_size) == ("feddg", 100, 5)
     assert (config.adaptations[0], config.segmentation.nested) == ("batch", True)
-    centres = read("configs/fundus.py:protocol=centres,method=fedavg")
-    assert (centres.data.name, centres.target, centres.method) == ("fundus_centres", "", "fedavg")
+    official = read("configs/fundus.py:protocol=official,method=fedavg")
+    assert (official.data.split, official.target, official.method) == ("official", "", "fedavg")
 
 
 @pytest.mark.parametrize("name", sorted(packaged_configs()))

@@ -317,25 +317,6 @@ def test_numbers_that_end_in_no_probabilities_are_one_sentence(served, tmp_path,
     assert "probabilities of image '0' are not finite" in line
 
 
-@pytest.mark.parametrize("name", ["model.json", "variables.npz", "programs/tsmobn.stablehlo"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse", "folder"])
-def test_files_that_never_end_are_not_read(served, tmp_path, capfd, name, kind):
-    if name.startswith("programs"):  # a model of one's own, which is its program alone
-        edit(served, model="my_model:Net", adaptations=["tsmobn"])
-    (served / name).unlink()
-    if kind == "pipe":
-        os.mkfifo(served / name)
-    elif kind == "device":
-        (served / name).symlink_to("/dev/zero")
-    elif kind == "folder":
-        (served / name).mkdir()
-    else:
-        with open(served / name, "wb") as file:
-            file.truncate(2**33)
-    trust = ["--trust"] * name.startswith("programs")
-    assert (served / name).name in said_by_predict(served, tmp_path, capfd, *trust)
-
-
 def test_packed_arrays_are_not_unpacked(served, tmp_path, capfd):
     arrays = dict(np.load(served / "variables.npz"))
     np.savez_compressed(served / "variables.npz", **arrays, bomb=np.zeros(10**6))

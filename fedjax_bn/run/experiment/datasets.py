@@ -15,8 +15,7 @@ from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.label_trees import SPACING
-from fedjax_bn.data.masks import own as own_masks
-from fedjax_bn.data.masks import prostate, published
+from fedjax_bn.data.masks import mask_folders, prostate
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (
     abide,
@@ -121,7 +120,6 @@ EMBEDDED: dict[str, _Read] = {
 }
 # The last two are made by launch/convert, and keep their names in reports.
 _BOXES = ("boxes", "bdd100k", "driving")
-_MASKS = published.LAYOUTS
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
     **EMBEDDED,
@@ -142,10 +140,11 @@ DATASETS: dict[str, _Read] = {
     "domainnet": _read_images(domainnet.load_domainnet, "classes"),
     "folders": _read_own,
     "masks": _read_images(
-        own_masks.load, *("domains", "classes", "large", "pairs", "groups", "plane", "window")
+        mask_folders.load_mask_folders,
+        *("domains", "classes", "large", "pairs", "groups", "plane", "window"),
     ),
     "npz": lambda config: npz.load_npz(_path(config), domains=config.data.domains),
-    "prostate": lambda config: prostate.load(
+    "prostate": lambda config: prostate.load_prostate(
         _path(config),
         image_size=config.data.image_size,
         cache=_cache_folder(config),
@@ -154,7 +153,6 @@ DATASETS: dict[str, _Read] = {
         plane=config.data.plane,
         window=config.data.window,
     ),
-    **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
     "tfds": _read_images(tfds_source.load_tfds, "domains", "classes"),
 }
 # Datasets whose readers apply `truncate` and `fraction` themselves.
@@ -162,15 +160,13 @@ _REDUCED = ("digits", "digits_morpho")
 # Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
     "domains": {
-        *("folders", "npz", *_BOXES, "masks", "prostate"),
-        *_MASKS,
-        "tfds",
+        *("folders", "npz", *_BOXES, "masks", "prostate", "tfds"),
     },
     "classes": {"domainnet", "folders", "masks", *_BOXES, "tfds"},
     "corruptions": {"cifar10_c"},
     "severities": {"cifar10_c"},
     "protocol": {"prostate"},
-    "large": {"masks", *_MASKS},
+    "large": {"masks"},
     "pairs": {"masks"},
     "groups": {"folders", "masks"},
     "plane": {"masks", "prostate"},
@@ -181,12 +177,11 @@ _CHOICES = {
 def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
     modules: dict[str, ModuleType] = {"boxes": box_folders, "folders": folders}
-    modules["masks"] = own_masks
+    modules["masks"] = mask_folders
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
     for module in (*named, prostate, scanners, signs, stains, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
-    lines |= {name: f"{row.about.title}: {row.about.about}" for name, row in _MASKS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
     lines["bdd100k"] = "Scenes of BDD100K (Yu et al., CVPR 2020), as launch/convert makes them"
     lines["driving"] = "Cityscapes, Mapillary Vistas and BDD100K, as launch/convert makes them"

@@ -12,7 +12,7 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import check_dataset, splits, whole
 from fedjax_bn.data.label_trees import MASK, VOLUME
-from fedjax_bn.data.masks import own
+from fedjax_bn.data.masks.mask_folders import load_mask_folders
 from fedjax_bn.data.sets import npz
 from fedjax_bn.data.source import TEST, TRAIN
 from fedjax_bn.engine.inputs import UNLABELLED
@@ -21,6 +21,13 @@ from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import check_data_keys
 
 HOW = {"image_size": 8, "progress": False}
+NAMED = {
+    "DRIVE": ("images/{}_training.tif", "masks/{}_manual1.gif", 15),
+    "STARE": ("images/{}.ppm", "masks/{}.ah.pgm", 12),
+    "CHASEDB": ("images/{}.jpg", "masks/{}_1stHO.png", 24),
+    "VEVIO": ("images/{}.png", "masks/bw_{}_black.png", 16),
+}
+PATTERNS = tuple(pattern for *patterns, _ in NAMED.values() for pattern in patterns)
 
 
 def image(path: Path, width: int = 8, height: int = 8, **how) -> Path:
@@ -49,62 +56,38 @@ def written(root: Path, images: str, masks: str, count: int = 12) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "masks", "rule"),
+    ("images", "masks", "patterns"),
     [
-        ("images/{}.png", "masks/{}.png", "the mask of * is *"),
-        ("Images/{}.jpg", "Masks/{}.gif", "the mask of * is *"),
-        ("img/a{:03}.tif", "gt/a{:03}_mask.png", "the mask of * is *_mask"),
-        ("images/{}.ppm", "masks/{}.ah.pgm", "the mask of * is *.ah"),
-        ("images/{}_m.png", "masks/bw_{}_m_black.png", "the mask of * is bw_*_black"),
-        ("images/{}_training.tif", "labels/{}_manual1.gif", "the mask of *training is *manual1"),
-        ("images/img_{}.png", "masks/mask_{}.png", "the mask of img* is mask*"),
-        ("images/img_{}.png", "masks/{}.png", "the mask of img_* is *"),
-        ("{}.tif", "{}_mask.tif", "the mask of * is *_mask"),
-        ("{}.jpg", "masks/{}.png", "the mask of * is *"),
-        ("images/train/{}.png", "masks/train/{}.png", "the mask of * is *"),
-        ("train/images/{}.png", "train/masks/{}_seg.png", "the mask of * is *_seg"),
+        ("images/{}.png", "masks/{}.png", ()),
+        ("Images/{}.jpg", "Masks/{}.gif", ()),
+        ("images/train/{}.png", "masks/train/{}.png", ()),
+        ("train/images/{}.png", "train/masks/{}.bmp", ()),
+        ("images/{}_training.tif", "masks/{}_manual1.gif", ("images/{}_t*", "masks/{}_manual1.*")),
+        ("{}/image.png", "{}/mask.png", ("{}/image.png", "{}/mask.png")),
+        ("x{}.png", "y{}.png", ("none/{}.png", "none/{}.gif", "x{}.*", "y{}.*")),
     ],
 )
-def test_the_rule_pairs_what_is_named_alike(tmp_path, images, masks, rule):
+def test_masks_have_the_names_of_their_images_or_patterns(tmp_path, images, masks, patterns):
     written(tmp_path / "a", images, masks)
     mask(tmp_path / "a/fov/1.png")
-    source = own.load(tmp_path, **HOW)
+    source = load_mask_folders(tmp_path, pairs=patterns, **HOW)
     (pool,) = source.pools
     assert pool.name == "a"
     assert len(pool.images) == 12
     assert (pool.labels[MASK] == [1] * 4 + [0] * 4).all()
     assert pool.names.tolist() == sorted(f"a/{images.format(k)}" for k in range(1, 13))
-    notes = " | ".join(source.notes)
-    assert f"; {rule} |" in notes
-    assert "1 files that are neither images nor masks left out, such as " in notes
-
-
-@pytest.mark.parametrize(
-    ("images", "masks", "patterns"),
-    [
-        ("scans/{}.png", "ground/{}.png", ("scans/{}.png", "ground/{}.png")),
-        ("{}/image.png", "{}/mask.png", ("{}/image.png", "{}/mask.png")),
-        ("x{}.png", "y{}.png", ("none/{}.png", "none/{}.gif", "x{}.*", "y{}.*")),
-    ],
-)
-def test_patterns_replace_the_rule(tmp_path, images, masks, patterns):
-    written(tmp_path / "a", images, masks)
-    with pytest.raises(ValueError, match=r"correct the files, or set data\.pairs"):
-        own.load(tmp_path, **HOW)
-    source = own.load(tmp_path, pairs=patterns, **HOW)
-    assert len(source.pools[0].images) == 12
-    assert f"{patterns[-2]} has the mask {patterns[-1]}" in " ".join(source.notes)
+    assert any("a/fov/1.png" in note for note in source.notes)
 
 
 def test_a_folder_of_images_and_masks_is_one_domain_and_its_parts_are_official(tmp_path):
     written(tmp_path / "eyes", "train/images/{}.png", "train/masks/{}.png", 4)
     written(tmp_path / "eyes", "test/images/{}.png", "test/masks/{}.png", 3)
-    (pool,) = own.load(tmp_path / "eyes", **HOW).pools
+    (pool,) = load_mask_folders(tmp_path / "eyes", **HOW).pools
     assert pool.name == "eyes"
     assert sorted(pool.parts.tolist()) == [TRAIN] * 4 + [TEST] * 3
     image(tmp_path / "eyes/images/more.png")
     mask(tmp_path / "eyes/masks/more.png")
-    source = own.load(tmp_path / "eyes", **HOW)
+    source = load_mask_folders(tmp_path / "eyes", **HOW)
     assert source.pools[0].parts is None
     assert "1 domains whose folders name a part" in " ".join(source.notes)
 
@@ -113,22 +96,21 @@ def test_sides_of_one_person_share_a_name_and_a_pattern_names_other_groups(tmp_p
     for name in ("p1_L", "p1_R", "p2_left", "p2_right", "p3_OD_1", "p3_OS_1", "p4_L", "leftover"):
         image(tmp_path / f"a/images/{name}.png")
         mask(tmp_path / f"a/masks/{name}.png")
-    source = own.load(tmp_path, **HOW)
+    source = load_mask_folders(tmp_path, **HOW)
     names = [Path(name).name.removesuffix(".png") for name in source.pools[0].names]
     assert sorted(names) == ["leftover", "p1_*", "p1_*", "p2_*", "p2_*", "p3_*_1", "p3_*_1", "p4_L"]
-    assert "3 groups that differ only in a side" in " ".join(source.notes)
-    assert "if several are of one patient, set data.groups" in " ".join(source.notes)
-    (pool,) = own.load(tmp_path, groups=r"(p)\d|left", **HOW).pools
+    assert "data.groups" in " ".join(source.notes)
+    (pool,) = load_mask_folders(tmp_path, groups=r"(p)\d|left", **HOW).pools
     assert sorted(set(pool.names)) == ["a/None", "a/p"]
-    with pytest.raises(ValueError, match=r"leftover.png does not fit .*data.groups=p\\d"):
-        own.load(tmp_path, groups=r"p\d", **HOW)
+    with pytest.raises(ValueError, match=r"leftover.png .*data.groups"):
+        load_mask_folders(tmp_path, groups=r"p\d", **HOW)
 
 
 def test_sides_are_a_group_across_parts_and_numbers_are_not(tmp_path):
     for part, name in (("train", "p1_L"), ("test", "p1_R"), ("train", "2"), ("test", "2")):
         image(tmp_path / f"a/{part}/images/{name}.png")
         mask(tmp_path / f"a/{part}/masks/{name}.png")
-    (pool,) = own.load(tmp_path, **HOW).pools
+    (pool,) = load_mask_folders(tmp_path, **HOW).pools
     alone = ["a/test/images/2.png", "a/train/images/2.png"]
     assert sorted(pool.names) == ["a/images/p1_*", "a/images/p1_*", *alone]
 
@@ -136,22 +118,22 @@ def test_sides_are_a_group_across_parts_and_numbers_are_not(tmp_path):
 def test_domains_in_folders_of_parts_are_refused_and_capitals_are_one_folder(tmp_path):
     written(tmp_path / "in", "train/a/images/{}.png", "train/a/masks/{}.png", 1)
     written(tmp_path / "in", "test/b/images/{}.png", "test/b/masks/{}.png", 1)
-    with pytest.raises(ValueError, match=r"test/b is a domain in a folder .*: move it to .*b/test"):
-        own.load(tmp_path / "in", **HOW)
+    with pytest.raises(ValueError, match=r"in/test/b .*in/b/test"):
+        load_mask_folders(tmp_path / "in", **HOW)
     written(tmp_path / "out", "a/train/images/{}.png", "a/train/masks/{}.png", 1)
     written(tmp_path / "out", "a/test/images/{}.png", "a/test/Masks/{}.png", 1)
-    assert len(own.load(tmp_path / "out", **HOW).pools[0].images) == 2
+    assert len(load_mask_folders(tmp_path / "out", **HOW).pools[0].images) == 2
 
 
 def test_values_of_domains_that_store_masks_differently_are_one_class(tmp_path):
     for name, value in (("a", 255), ("b", 1)):
         image(tmp_path / name / "images/1.png")
         mask(tmp_path / name / "masks/1.png", value=value)
-    source = own.load(tmp_path, classes=("rest", "vessel"), **HOW)
+    source = load_mask_folders(tmp_path, classes=("rest", "vessel"), **HOW)
     assert source.classes == ("rest", "vessel")
     assert all((pool.labels[MASK] == [1] * 4 + [0] * 4).all() for pool in source.pools)
-    assert "0 rest, 1 and 255 vessel" in " ".join(source.notes)
-    assert own.load(tmp_path, domains=("b",), **HOW).pools[0].name == "b"
+    assert "0 rest, 1 vessel, 255 vessel" in " ".join(source.notes)
+    assert load_mask_folders(tmp_path, domains=("b",), **HOW).pools[0].name == "b"
 
 
 def test_tiles_show_images_at_their_own_resolution(tmp_path, tmp_path_factory):
@@ -160,7 +142,7 @@ def test_tiles_show_images_at_their_own_resolution(tmp_path, tmp_path_factory):
     mask(tmp_path / "a/masks/large.png", 20, 11)
     image(tmp_path / "a/images/small.png", 4, 8)
     mask(tmp_path / "a/masks/small.png", 4, 8)
-    (pool,) = own.load(tmp_path, large="tiles", cache=cache, **HOW).pools
+    (pool,) = load_mask_folders(tmp_path, large="tiles", cache=cache, **HOW).pools
     masks = pool.labels[MASK]
     assert pool.images.shape == (7, 8, 8, 3)
     assert pool.labels[VOLUME].tolist() == [0] * 6 + [1]
@@ -171,7 +153,7 @@ def test_tiles_show_images_at_their_own_resolution(tmp_path, tmp_path_factory):
     assert labelled.sum((1, 2)).tolist() == [64, 64, 32, 24, 24, 12, 32]
     assert (masks == 1).sum() == 10 * 11 + 2 * 8
     assert pool.images[6, 0, :, 0].tolist() == [0, 1, 2, 3, 3, 3, 3, 3]  # its edge is repeated
-    source = own.load(tmp_path, large="tiles", cache=cache, **HOW)
+    source = load_mask_folders(tmp_path, large="tiles", cache=cache, **HOW)
     assert np.array_equal(source.pools[0].labels[MASK], masks)
     check_dataset(make_clients(source)[0])
 
@@ -181,116 +163,68 @@ def test_an_image_and_its_mask_are_turned_alike(tmp_path):
     exif[274] = 6  # turn by 90 degrees to the right
     image(tmp_path / "a/images/1.png", 12, 8, exif=exif)
     mask(tmp_path / "a/masks/1.png", 8, 12)
-    (pool,) = own.load(tmp_path, **HOW).pools
+    (pool,) = load_mask_folders(tmp_path, **HOW).pools
     assert (np.diff(pool.images[0, :, 0, 0].astype(int)) > 0).all()  # now it rises downwards
-    with pytest.raises(ValueError, match=r"12 x 8: give .* data\.orientation=upright if EXIF"):
-        own.load(tmp_path, orientation="stored", **HOW)
+    with pytest.raises(ValueError, match=r"masks/1\.png .*data\.orientation"):
+        load_mask_folders(tmp_path, orientation="stored", **HOW)
 
 
-BAD = {
-    "no path": (lambda root: None, "masks needs data.path: it must hold images with masks"),
-    "no folder": (lambda root: root / "none", "none is not a folder: it must hold images"),
-    "no masks": (
-        lambda root: shutil.rmtree(root / "a/masks"),
-        r"a has 2 images and 0 masks .*: correct the files, or .*; data\.domains chooses",
-    ),
-    "other names": (
-        lambda root: [
-            file.rename(file.with_stem("xyz"[int(file.stem)]))
-            for file in (root / "a/masks").iterdir()
-        ],
-        "a has 2 images and 2 masks that are not named alike: correct",
-    ),
-    "image without mask": (
-        lambda root: image(root / "a/images/3.png"),
-        r"1 images in .*a have no mask, such as images/3.png, where the mask of \* is \*",
-    ),
-    "mask without image": (
-        lambda root: mask(root / "a/masks/3.png"),
-        "1 masks in .*a have no image, such as masks/3.png",
-    ),
-    "two masks": (
-        lambda root: mask(root / "a/masks/1.gif"),
-        "masks/1.gif and .*masks/1.png have one name, but an image needs one mask: remove",
-    ),
-    "two folders of masks": (
-        lambda root: mask(root / "a/gt/1.png"),
-        r"a has several folders of masks, gt, masks: choose one by data\.pairs, such as images/\{",
-    ),
+def unlink(name: str):
+    return lambda root: (root / name).unlink()
+
+
+BAD = {  # change of a folder -> what the error names
+    "no masks": (lambda root: shutil.rmtree(root / "a/masks"), ["a/images/1.png", "data.pairs"]),
+    "no images": (lambda root: shutil.rmtree(root / "a/images"), ["/a ", "data.pairs"]),
+    "image without mask": (unlink("a/masks/2.png"), ["a/images/2.png", "data.pairs"]),
+    "mask without image": (unlink("a/images/2.png"), ["a/masks/2.png", "data.pairs"]),
+    "two masks": (lambda root: mask(root / "a/masks/1.gif"), ["a/masks/1.gif", "a/masks/1.png"]),
     "another size": (
         lambda root: mask(root / "a/masks/1.png", 8, 9),
-        "a/masks/1.png has 8 x 9 pixels, but its image a/images/1.png has 8 x 8: give a mask of",
+        ["a/masks/1.png", "a/images/1.png", "8 x 9", "8 x 8"],
     ),
     "a damaged mask": (
         lambda root: (root / "a/masks/1.png").write_bytes(b"\x89PNG\r\n\x1a\n"),
-        "masks/1.png cannot be read",
+        ["a/masks/1.png"],
     ),
     "a damaged image": (
         lambda root: (root / "a/images/1.png").write_bytes(b"GIF89a"),
-        "images/1.png cannot be read",
+        ["a/images/1.png"],
     ),
     "an unknown value": (
         lambda root: mask(root / "a/masks/1.png", value=9),
-        "a/masks/1.png has the value 9, and all masks together have 0, 9 and 255: .* which has 2",
+        ["a/masks/1.png", "9", "data.classes"],
     ),
-    "colours": (
-        lambda root: image(root / "a/masks/1.png"),
-        "masks/1.png cannot be read .*colour .*of which no class is known: save it as a PNG",
-    ),
+    "colours": (lambda root: image(root / "a/masks/1.png"), ["a/masks/1.png", "RGB"]),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_wrong_is_named_on_one_line(tmp_path, name):
     written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
-    change, error = BAD[name]
-    found = change(tmp_path)
-    path = tmp_path if name not in ("no path", "no folder") else found
-    with pytest.raises((ValueError, OSError), match=error) as caught:
-        own.load(path, classes=("rest", "cell"), **HOW)
-    assert "\n" not in str(caught.value)
+    change, culprits = BAD[name]
+    change(tmp_path)
+    with pytest.raises(ValueError, match=r"\A.*\Z") as caught:
+        load_mask_folders(tmp_path, classes=("rest", "cell"), **HOW)
+    assert all(culprit in str(caught.value) for culprit in culprits)
 
 
-def test_a_domain_that_does_not_exist_or_is_empty_is_named(tmp_path):
+def test_a_folder_or_domain_that_does_not_exist_is_named(tmp_path):
     written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
-    with pytest.raises(FileNotFoundError, match=r"data\.domains names b, but data\.path .* has a:"):
-        own.load(tmp_path, domains=("b",), **HOW)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        ValueError, match=r"empty has no images with masks: correct the files, or set data"
-    ):
-        own.load(tmp_path, **HOW)
+    with pytest.raises(FileNotFoundError, match=r"data\.domains .* b, .* a:"):
+        load_mask_folders(tmp_path, domains=("b",), **HOW)
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/none"):
+        load_mask_folders(tmp_path / "none", **HOW)
+    with pytest.raises(FileNotFoundError, match=r"data\.path"):
+        load_mask_folders(None, **HOW)
 
 
-def test_numbered_images_alone_are_not_taken_for_masks_of_each_other(tmp_path):
-    for number in range(1, 21):
-        image(tmp_path / f"a/{number}.png")
-    with pytest.raises(ValueError, match=r"a has .* not named alike: correct the files"):
-        own.load(tmp_path, **HOW)
-
-
-def test_all_images_that_the_rule_does_not_fit_are_counted(tmp_path):
-    written(tmp_path, "a/images/{}_x.png", "a/masks/{}_y.png", 4)
-    for name in "pqr":
-        image(tmp_path / f"a/images/{name}.png")
-    with pytest.raises(
-        ValueError, match=r"3 images in .*a have no mask, such as images/p\.png, im"
-    ):
-        own.load(tmp_path, **HOW)
-
-
-def test_a_pattern_that_fits_two_images_or_none_is_refused(tmp_path):
+@pytest.mark.parametrize("pairs", [("images/{}.*", "masks/{}.png"), ("x{}", "y{}")])
+def test_a_pattern_that_fits_two_images_or_none_is_refused(tmp_path, pairs):
     written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
     image(tmp_path / "a/images/1.jpg")
-    with pytest.raises(ValueError, match=r"both fit images/\{\}\.\* of data\.pairs with 1: make"):
-        own.load(tmp_path, pairs=("images/{}.*", "masks/{}.png"), **HOW)
-    with pytest.raises(ValueError, match=r"a has no image and mask of the patterns x\{\}, y\{\}"):
-        own.load(tmp_path, pairs=("x{}", "y{}"), **HOW)
-    (tmp_path / "a/masks/2.png").unlink()
-    with pytest.raises(
-        ValueError, match=r"1 images in .* no mask, such as images/2\.png, where im"
-    ):
-        own.load(tmp_path, pairs=("images/{}.png", "masks/{}.png"), **HOW)
+    with pytest.raises(ValueError, match=r"/a.*data\.pairs"):
+        load_mask_folders(tmp_path, pairs=pairs, **HOW)
 
 
 @pytest.fixture(scope="module")
@@ -303,15 +237,7 @@ def vessels(shared) -> Path:
 
 @pytest.fixture(scope="module")
 def read_vessels(vessels):
-    return own.load(vessels, image_size=64, progress=False)
-
-
-NAMED = {
-    "DRIVE": ("images/{}_training.tif", "masks/{}_manual1.gif", 15),
-    "STARE": ("images/{}.ppm", "masks/{}.ah.pgm", 12),
-    "CHASEDB": ("images/{}.jpg", "masks/{}_1stHO.png", 24),
-    "VEVIO": ("images/{}.png", "masks/bw_{}_black.png", 16),
-}
+    return load_mask_folders(vessels, image_size=64, progress=False, pairs=PATTERNS)
 
 
 def test_the_vessels_of_four_cameras_are_read_as_they_are(vessels, read_vessels):
@@ -347,7 +273,14 @@ def test_the_eyes_of_one_child_are_never_in_two_splits(read_vessels, seed):
 
 
 def test_vessels_in_tiles_have_each_pixel_once(vessels):
-    source = own.load(vessels, image_size=256, domains=("STARE",), large="tiles", progress=False)
+    source = load_mask_folders(
+        vessels,
+        image_size=256,
+        domains=("STARE",),
+        large="tiles",
+        progress=False,
+        pairs=PATTERNS,
+    )
     (pool,) = source.pools
     assert len(pool.images) == 12 * 3 * 3
     seen = pool.labels[MASK] != UNLABELLED
@@ -362,25 +295,21 @@ def test_volumes_of_nifti_are_read_as_scans_whose_slices_stay_together(tmp_path)
     voxels[:4] = 1
     for name in ("p1", "p2_L", "p2_R"):
         for folder, values in (("images", 100 * voxels), ("masks", voxels)):
-            suffix = "_seg" * (folder == "masks")
-            path = tmp_path / "a" / folder / f"{name}{suffix}.nii.gz"
+            path = tmp_path / "a" / folder / f"{name}.nii.gz"
             path.parent.mkdir(parents=True, exist_ok=True)
             nibabel.save(nibabel.Nifti1Image(values, np.diag([1, 1, 2, 1])), path)
-    source = own.load(tmp_path, max_megapixels=1, **HOW)
+    source = load_mask_folders(tmp_path, max_megapixels=1, **HOW)
     (pool,) = source.pools
     assert pool.labels[VOLUME].tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert (pool.labels[MASK] == [1] * 4 + [0] * 4).all()
     assert pool.names.tolist() == ["a/images/p1.nii.gz"] * 3 + ["a/images/p2_*.nii"] * 6
-    assert "0 background, 1 foreground" in " ".join(source.notes)
-    with pytest.raises(ValueError, match=r"data\.large=tiles is for images, but .* NIfTI"):
-        own.load(tmp_path, large="tiles", **HOW)
     voxels[0, 0, 0] = 9
-    nibabel.save(nibabel.Nifti1Image(voxels - 0.5, np.eye(4)), tmp_path / "a/masks/p1_seg.nii.gz")
-    with pytest.raises(ValueError, match=r"p1_seg\.nii\.gz .*value 8\.5"):
-        own.load(tmp_path, **HOW)
+    nibabel.save(nibabel.Nifti1Image(voxels - 0.5, np.eye(4)), tmp_path / "a/masks/p1.nii.gz")
+    with pytest.raises(ValueError, match=r"p1\.nii\.gz .*8\.5"):
+        load_mask_folders(tmp_path, **HOW)
     written(tmp_path / "b", "images/{}.png", "masks/{}.png", 1)
-    with pytest.raises(ValueError, match="'a' has NIfTI volumes and 'b' images: choose"):
-        own.load(tmp_path, **HOW)
+    with pytest.raises(ValueError, match=r"data\.domains"):
+        load_mask_folders(tmp_path, **HOW)
 
 
 def test_classes_that_a_domain_never_shows_are_noted(tmp_path):
@@ -388,22 +317,22 @@ def test_classes_that_a_domain_never_shows_are_noted(tmp_path):
         for number, value in enumerate(values):
             image(tmp_path / domain / f"images/{number}.png")
             mask(tmp_path / domain / f"masks/{number}.png", value=value)
-    source = own.load(tmp_path, classes=("background", "disc", "cup"), **HOW)
+    source = load_mask_folders(tmp_path, classes=("background", "disc", "cup"), **HOW)
     (note,) = (note for note in source.notes if "never show" in note)
     assert note.endswith(": b (cup)")
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "error"),
+    ("key", "value"),
     [
-        ("pairs", "images/{}.png", "must be patterns of an image and of its mask in turn"),
-        ("pairs", "images/{}.png,masks/x.png", "must be patterns of an image and of its mask"),
-        ("groups", "(", "must be a regular expression of Python"),
-        ("large", "crop", "is unknown"),
+        ("pairs", "images/{}.png"),
+        ("pairs", "images/{}.png,masks/x.png"),
+        ("groups", "("),
+        ("large", "crop"),
     ],
 )
-def test_a_key_that_cannot_be_meant_is_refused(key, value, error):
-    with pytest.raises(ConfigError, match=rf"config\.data\.{key}=.* {error}"):
+def test_a_key_that_cannot_be_meant_is_refused(key, value):
+    with pytest.raises(ConfigError, match=rf"config\.data\.{key}"):
         read("configs/masks.py", [(f"data.{key}", value)])
 
 
@@ -412,7 +341,7 @@ def test_a_key_that_cannot_be_meant_is_refused(key, value, error):
 )
 def test_keys_of_masks_are_refused_for_other_data(key, value):
     config = read("quickstart", [(f"data.{key}", value)])
-    with pytest.raises(ConfigError, match=rf"data\.{key}='.*' has no effect with .* for .*masks"):
+    with pytest.raises(ConfigError, match=rf"data\.{key}"):
         check_data_keys(config)
 
 
@@ -445,8 +374,8 @@ def test_masks_in_an_archive_are_renumbered_by_name_and_black_and_white_ones_are
     table[[1, 2]] = 2, 1
     assert np.array_equal(source.pools[0].labels[MASK], table[masks])
     np.savez(path, a__images=images, a__labels=np.uint8(255) * (masks == 1))
-    with pytest.raises(ValueError, match=r"own\.npz: no pixel .* has a region: number regions fro"):
+    with pytest.raises(ValueError, match=r"own\.npz"):
         npz.load_npz(path)
     np.savez(path, a__images=images, a__labels=masks[:, :4])
-    with pytest.raises(ValueError, match=r"a__labels has masks of \[4, 8\] pixels for samples \[8"):
+    with pytest.raises(ValueError, match="a__labels"):
         npz.load_npz(path)

@@ -1,12 +1,11 @@
 """Any folder of images with masks; domains are subfolders, DOMAIN/images and DOMAIN/masks.
 
-    left/images/1.jpg  left/masks/1.png  right/images/a.tif  right/masks/a_mask.gif
+    left/images/1.jpg  left/masks/1.png  right/train/images/a.tif  right/train/masks/a.gif
 
 Files are images, or volumes of NIfTI (.nii, .nii.gz), whose slices `volumes` makes. `pairing` has
-the rule by which an image finds its mask, `values` the rules by which values of masks become
-classes. A folder that itself holds images and masks is one domain, which `data.num_clients`
-divides. If folders name the part (train, val, test) of every image of a domain, the parts are its
-official split.
+the names by which an image finds its mask, `values` how values of masks become classes. A folder
+that itself holds images and masks is one domain, which `data.num_clients` divides. If folders name
+the part (train, val, test) of every image of a domain, the parts are its official split.
 """
 
 from collections.abc import Sequence
@@ -15,16 +14,16 @@ from typing import Any
 
 from fedjax_bn.data.boxes.labelled import Slips, part_of
 from fedjax_bn.data.masks import volumes
-from fedjax_bn.data.masks.assemble import RESIZE, Pair, Squares, to_source
-from fedjax_bn.data.masks.pairing import IMAGES, MASKS, find_pairs, groups_of
+from fedjax_bn.data.masks.assemble import Pair, Squares, to_source
+from fedjax_bn.data.masks.pairing import find_pairs, groups_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.sets.folders import files_below, is_image, subfolders
 from fedjax_bn.data.source import TRAIN, Source
 
 _WHERE = (
-    "it must hold images with masks, or a folder of such for each domain: DOMAIN/images/*.jpg with "
-    "DOMAIN/masks/*.png, one for each image, of its size and of a similar name"
+    "it must hold images with masks, or a folder of such for each domain: DOMAIN/images/NAME.jpg "
+    "with DOMAIN/masks/NAME.png, one for each image and of its size"
 )
 _NO_SPLIT = (
     "domains whose folders name a part (train, val, test) for some images only, or for no training "
@@ -37,7 +36,7 @@ _ALONE = (
 )
 
 
-def load(
+def load_mask_folders(
     path: str | Path | None,
     *,
     image_size: int,
@@ -47,7 +46,7 @@ def load(
     groups: str = "",
     plane: str = volumes.AXIAL,
     window: Sequence[float | str] = (),
-    **how: Any,
+    **options: Any,
 ) -> Source:
     """Reads images as u8[N, image_size, image_size, 3] with their masks, one pool a domain.
 
@@ -55,11 +54,12 @@ def load(
       path: the folder.
       image_size: pixels a side of the squares.
       domains: names of folders in it; empty for all.
-      classes: names of the classes, the background first; empty to find their number.
-      pairs: patterns, see `pairing`; empty for its rule.
+      classes: names of the classes, the background first, with their values if these are not 0 to
+        C - 1, see `values`; empty to find their number.
+      pairs: patterns, see `pairing`; empty for equal names.
       groups: a regular expression, see `pairing.groups_of`.
       plane, window: of scans, see `volumes.Slices`.
-      **how: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
+      **options: `large`, `cache`, `progress`, `max_megapixels` and `orientation` of
         `assemble.Squares`.
 
     Returns:
@@ -71,35 +71,33 @@ def load(
         named.
       OSError: the cache cannot be written.
     """
-    if not path:
-        raise ValueError(f"masks needs data.path: {_WHERE}")
-    root, slips, squares = Path(path), Slips(), Squares(image_size, **how)
-    found, notes, kinds = {}, [f"{root} is read as images with masks"], {}
+    # Without a path no folder is meant, not the current one, which `Path("")` is.
+    root, slips, squares = Path(path or "PATH"), Slips(), Squares(image_size, **options)
+    pairs_by_domain, notes, has_scans = {}, [], {}
     for name, folder in _domain_folders(root, domains).items():
         files = files_below(folder)
         scans = [file for file in files if volumes.is_volume(file.name)]
         images = [file for file in files if is_image(file.name)]
-        kinds[bool(scans)] = name
+        has_scans[bool(scans)] = name
         paired = find_pairs(scans or images, folder, pairs)
         names, note = groups_of(name, folder, paired.images, groups)
-        notes.append(f"{note}; {paired.rule}")
+        notes.append(note)
         parts = [part_of(image.relative_to(folder).parts[:-1]) for image in paired.images]
+        # A split is official only if it says of every image what it is for.
         if None in parts or TRAIN not in parts:
             slips.add(_NO_SPLIT, name, count=int(set(parts) != {None}))
             parts = [None] * len(parts)
-        for file in relative_names([*paired.others, *(images if scans else ())], root):
+        for file in relative_names([*paired.strays, *(images if scans else ())], root):
             slips.add("files that are neither images nor masks left out", file)
-        found[name] = list(map(Pair, paired.images, paired.masks, names, parts))
+        pairs_by_domain[name] = list(map(Pair, paired.images, paired.masks, names, parts))
     notes += [*slips.notes(), *([] if groups else [_ALONE])]
-    if len(kinds) == 2:
+    if len(has_scans) == 2:
         raise ValueError(
-            f"{root}: {kinds[True]!r} has NIfTI volumes and {kinds[False]!r} images: choose "
-            "domains of one kind by data.domains"
+            f"{root}: {has_scans[True]!r} has NIfTI volumes and {has_scans[False]!r} images: "
+            "choose domains of one kind by data.domains"
         )
-    if False in kinds:
-        return to_source("masks", root, found, squares, classes=classes, notes=notes)
-    if squares.large != RESIZE:
-        raise ValueError(f"data.large={squares.large} is for images, but {root} has NIfTI volumes")
+    if False in has_scans:
+        return to_source("masks", root, pairs_by_domain, squares, classes=classes, notes=notes)
     slices = volumes.Slices(
         image_size,
         plane=plane,
@@ -107,7 +105,7 @@ def load(
         cache=squares.cache,
         progress=squares.progress,
     )
-    return volumes.to_source("masks", root, found, slices, classes=classes, notes=notes)
+    return volumes.to_source("masks", root, pairs_by_domain, slices, classes=classes, notes=notes)
 
 
 def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
@@ -118,21 +116,21 @@ def _domain_folders(root: Path, domains: Sequence[str]) -> dict[str, Path]:
       ValueError: domains are in folders of parts.
     """
     if not root.is_dir():
-        raise FileNotFoundError(f"data.path {root} is not a folder: {_WHERE}")
-    inside = subfolders(root)
-    found = {one.name: one for one in inside}
-    parted = all(part_of([one.name]) is not None for one in inside)
-    if parted or any(one.name.lower() in (*IMAGES, *MASKS) for one in inside):
-        found = {root.resolve().name: root}
-    for one in [one for part in inside for one in subfolders(part)] if parted else ():
-        if any(below.name.lower() in IMAGES for below in subfolders(one)):
-            raise ValueError(
-                f"{one} is a domain in a folder of a part: move it to "
-                f"{root / one.name / one.parent.name}, for DOMAIN is around its parts"
-            )
-    if missing := [name for name in domains if name not in found]:
+        raise FileNotFoundError(f"data.path={root} is not a folder: {_WHERE}")
+    folders = {folder.name: folder for folder in subfolders(root)}
+    has_only_parts = all(part_of([name]) is not None for name in folders)
+    if has_only_parts or any(name.lower() in ("images", "masks") for name in folders):
+        for domain in [inner for part in folders.values() for inner in subfolders(part)]:
+            # Else the domains inside of parts would silently become one.
+            if has_only_parts and (domain / "images").is_dir():
+                raise ValueError(
+                    f"{domain} is a domain in a folder of a part: move it to "
+                    f"{root / domain.name / domain.parent.name}, for DOMAIN is around its parts"
+                )
+        folders = {root.resolve().name: root}
+    if missing := [name for name in domains if name not in folders]:
         raise FileNotFoundError(
             f"data.domains names {first_few(missing)}, but data.path {root} has "
-            f"{first_few(list(found))}: {_WHERE}"
+            f"{first_few(list(folders))}: {_WHERE}"
         )
-    return {name: found[name] for name in domains or found}
+    return {name: folders[name] for name in domains or folders}
