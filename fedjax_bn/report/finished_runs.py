@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
-from fedjax_bn.report.tables import part_tested
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten, up_to_date
 from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
@@ -18,6 +17,7 @@ from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.classes_answered import Answered
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.training.records import Record
+from fedjax_bn.training.score_tables import part_tested
 from fedjax_bn.training.workdir import CLAIM, DATA, SUMMARY, read_json, read_lines
 
 # Keys on which no number depends, and keys that a report puts side by side: seeds, targets, tests.

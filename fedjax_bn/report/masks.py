@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report.finished_runs import Run, Variant, samples_scored, sizes_of_masks
 from fedjax_bn.report.html_parts import folded, joined, paragraphs, picture
-from fedjax_bn.report.tables import heading
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training.evaluation.per_sample import of_part
+from fedjax_bn.training.score_tables import heading
 
 _MOST = 6  # runs whose pictures are shown
 _COLUMNS = 16  # clients of a plot, and as many domains with adaptations

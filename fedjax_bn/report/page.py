@@ -6,22 +6,16 @@ from pathlib import Path
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import on_page
-from fedjax_bn.data import label_trees
-from fedjax_bn.data.domain import Dataset, Domain, Split, splits
-from fedjax_bn.report import comparison, data_plots, html_parts, plots
+from fedjax_bn.report import comparison, html_parts, plots
 from fedjax_bn.report.answers import measured, mistakes
 from fedjax_bn.report.curves import convergence, sensitivity
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.masks import masks_section
 from fedjax_bn.report.results import Table, tables_of
 from fedjax_bn.report.sections import about_runs, absences, batch_norms, data_section
-from fedjax_bn.training.evaluation.groups import some_of
-from fedjax_bn.training.evaluation.per_sample import class_names
-from fedjax_bn.training.records import Record
-from fedjax_bn.training.workdir import write_atomically, write_json, write_picture
+from fedjax_bn.training.evaluation.plots import ablations
+from fedjax_bn.training.workdir import write_atomically, write_picture
 
-_CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
-_MOST_SAMPLED = 40  # clients whose images are shown
 _Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which runs are left out
 
 
@@ -40,7 +34,7 @@ def write_report(folder: Path) -> None:
     write_picture(place / "methods.png", lambda: plots.methods([run.summary for run in runs]))
     for key, label in labels.items():
         write_picture(place / f"{key}.png", partial(plots.curves, first.records, key, label))
-    for name, draw in plots.ablations(first.summary["accuracy"]["unseen"], first.score):
+    for name, draw in ablations(first.summary["accuracy"]["unseen"], first.score):
         write_picture(place / f"unseen{name}", draw)
     title = f"{first.method} on {first.summary['dataset']}, seed {first.seed}"
     write_atomically(folder / "report.html", _page(title, _groups(runs), notes))
@@ -72,68 +66,6 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
     for path, text in files.items():
         write_atomically(path, text)
     return list(files)
-
-
-def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> Record:
-    """Returns the content of data.json.
-
-    Args:
-      internal: the clients.
-      unseen: the domains without a client; all their samples count as test samples.
-      most: the most clients that are listed; of more, an evenly spaced selection is.
-
-    Returns:
-      {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
-      without "test" for clients that are tested on their validation samples,
-      "boxes" and "masks": whether boxes or pixels are counted by class, "number": of all clients},
-      where counts are
-      {"samples": n, "classes": [n of each class]}.
-    """
-
-    def counts(parts: Sequence[Split]) -> Record:
-        # an unseen domain may use one split under several names: it is counted once
-        parts = {id(part): part for part in parts}.values()
-        each = sum(label_trees.class_counts(part.labels, number) for part in parts)
-        samples = sum(len(part.images) for part in parts)
-        return {"samples": samples, "classes": [int(count) for count in each]}
-
-    number = internal.num_classes
-    shown = [internal.domains[k] for k in some_of(len(internal.domains), most)]
-    return {
-        "classes": list(internal.classes or map(str, range(number))),
-        "clients": {
-            domain.name: {
-                name: counts([split])
-                for name, split in splits(domain)
-                if name != "test" or domain.test is not domain.validation
-            }
-            for domain in shown
-        },
-        "unseen": {
-            domain.name: {"test": counts([split for _, split in splits(domain)])}
-            for domain in unseen
-        },
-        "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
-        "masks": label_trees.has_masks(internal.domains[0].train.labels),
-        "number": len(internal.domains),
-    }
-
-
-def write_data_plots(
-    folder: Path, internal: Dataset, unseen: Sequence[Domain], most: int = 100
-) -> None:
-    """Writes data.json, and plots of the clients' samples and of their class counts.
-
-    An evenly spaced selection of many clients is shown; data.json lists at most `most` clients.
-    """
-    write_json(folder / "data.json", data_facts(internal, unseen, most))
-    shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
-    options = {"connectomes": True} if internal.name == _CONNECTOMES else {}
-    if label_trees.has_masks(internal.domains[0].train.labels):
-        options = {"classes": class_names(internal)}
-    place = folder / "plots"
-    write_picture(place / "samples.png", lambda: data_plots.samples([*shown, *unseen], **options))
-    write_picture(place / "class_counts.png", lambda: data_plots.class_counts(internal))
 
 
 def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:

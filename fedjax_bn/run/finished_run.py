@@ -23,7 +23,6 @@ from fedjax_bn.data.domain import Dataset, Domain, scored_part, whole
 from fedjax_bn.data.label_trees import form_of_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
-from fedjax_bn.report import plots
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check, flatten
 from fedjax_bn.run.config.trust import recorded_code
@@ -37,7 +36,7 @@ from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.new_data import read_new, stretched
 from fedjax_bn.training import workdir
 from fedjax_bn.training.compilation_cache import keep_compiled
-from fedjax_bn.training.evaluation import evaluate
+from fedjax_bn.training.evaluation import evaluate, plots
 from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of

@@ -19,7 +19,7 @@ from fedjax_bn.data.regular_files import Refused, open_regular, read_text
 from fedjax_bn.data.sets import abide, arrays, cifar10_c, digit_files
 from fedjax_bn.data.sets.files import open_table, read_list
 from fedjax_bn.data.sets.npz import read_archive
-from fedjax_bn.run.predict import _open_samples
+from fedjax_bn.serving.predict import _open_samples
 from fedjax_bn.training.availability import read_trace
 
 SHORT = 600  # characters of a message, paths of tests included

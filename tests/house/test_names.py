@@ -17,14 +17,15 @@ from matplotlib.figure import Figure
 from fedjax_bn.arguments.text import cell, file_name, on_page, shown
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.report import data_plots, page, tables
+from fedjax_bn.report import page
 from fedjax_bn.report.comparison import text_files
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.results import Cell, Row, Table
-from fedjax_bn.run import predict
+from fedjax_bn.serving import predict
 from fedjax_bn.tasks import figures
 from fedjax_bn.tasks.figures import in_lines, on_plot, png
-from fedjax_bn.training import logs
+from fedjax_bn.training import data_plots, logs
+from fedjax_bn.training import score_tables as tables
 from fedjax_bn.training.evaluation.answers import Answers, Kept, predictions_of
 
 ODD = (

@@ -13,10 +13,10 @@ import runs
 from fedjax_bn.arguments.errors import ConfigError, WorkdirError
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sets.abide import _connectomes
-from fedjax_bn.report import data_plots
 from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.report.page import write_comparison
 from fedjax_bn.report.sections import _command
+from fedjax_bn.training import data_plots
 from fedjax_bn.training.evaluation.answers import Answers, Kept, write_answers
 from finished_folders import counted, finished
 from pages import CHROMIUM, Page, in_browser

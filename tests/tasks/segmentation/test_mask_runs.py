@@ -17,11 +17,10 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import global_variables
 from fedjax_bn.models import UNet
-from fedjax_bn.run import predict_masks
 from fedjax_bn.run.files import finished
-from fedjax_bn.run.predict_masks import of_files
 from fedjax_bn.serving import folder as served_folder
-from fedjax_bn.serving import load, predictor
+from fedjax_bn.serving import load, predict_masks, predictor
+from fedjax_bn.serving.predict_masks import of_files
 from fedjax_bn.serving.predictor import from_choice
 from fedjax_bn.serving.program import export, open_program, write_program
 from fedjax_bn.task import segmentation

@@ -2,7 +2,7 @@
 
 It imports no training code, and without `--trust` runs none that the model's folder holds. Rows are
 `image,class,PROBABILITIES...`, one column per class. What a model that segments writes,
-`run.predict_masks` describes.
+`serving.predict_masks` describes.
 """
 
 import csv
@@ -24,8 +24,7 @@ from fedjax_bn.data.pixels.decode import decode, relative_names, resized
 from fedjax_bn.data.pixels.raster import UPRIGHT
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import files_below, is_image
-from fedjax_bn.run import predict_masks
-from fedjax_bn.serving import load
+from fedjax_bn.serving import load, predict_masks
 from fedjax_bn.serving.folder import About, read_about
 
 _STREAM, _IMAGES = "-", "images"

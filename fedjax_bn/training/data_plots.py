@@ -1,23 +1,91 @@
-"""Draws the data of a run: samples of each client, and class counts, as PNG bytes."""
+"""Writes what a run records of its data: data.json, and plots of samples and class counts."""
 
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from fedjax_bn.data import label_trees
-from fedjax_bn.data.domain import Dataset, Domain, splits
+from fedjax_bn.data.domain import Dataset, Domain, Split, splits
 from fedjax_bn.engine.inputs import UNLABELLED
 from fedjax_bn.tasks.detection.found_boxes import draw_box
 from fedjax_bn.tasks.figures import in_lines, on_plot, png
 from fedjax_bn.tasks.segmentation.overlays import class_legend, coloured
 from fedjax_bn.training.evaluation.groups import some_of
+from fedjax_bn.training.evaluation.per_sample import class_names
 from fedjax_bn.training.evaluation.pictures import small_mask, small_picture
+from fedjax_bn.training.records import Record
+from fedjax_bn.training.workdir import write_json, write_picture
 
 _SIDE = 128  # most pixels of a side of an image with a mask
 _MOST_COUNTED = 200  # clients whose labels are shown
+_CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
+_MOST_SAMPLED = 40  # clients whose images are shown
+
+
+def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> Record:
+    """Returns the content of data.json.
+
+    Args:
+      internal: the clients.
+      unseen: the domains without a client; all their samples count as test samples.
+      most: the most clients that are listed; of more, an evenly spaced selection is.
+
+    Returns:
+      {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
+      without "test" for clients that are tested on their validation samples,
+      "boxes" and "masks": whether boxes or pixels are counted by class, "number": of all clients},
+      where counts are
+      {"samples": n, "classes": [n of each class]}.
+    """
+
+    def counts(parts: Sequence[Split]) -> Record:
+        # an unseen domain may use one split under several names: it is counted once
+        parts = {id(part): part for part in parts}.values()
+        each = sum(label_trees.class_counts(part.labels, number) for part in parts)
+        samples = sum(len(part.images) for part in parts)
+        return {"samples": samples, "classes": [int(count) for count in each]}
+
+    number = internal.num_classes
+    shown = [internal.domains[k] for k in some_of(len(internal.domains), most)]
+    return {
+        "classes": list(internal.classes or map(str, range(number))),
+        "clients": {
+            domain.name: {
+                name: counts([split])
+                for name, split in splits(domain)
+                if name != "test" or domain.test is not domain.validation
+            }
+            for domain in shown
+        },
+        "unseen": {
+            domain.name: {"test": counts([split for _, split in splits(domain)])}
+            for domain in unseen
+        },
+        "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
+        "masks": label_trees.has_masks(internal.domains[0].train.labels),
+        "number": len(internal.domains),
+    }
+
+
+def write_data_plots(
+    folder: Path, internal: Dataset, unseen: Sequence[Domain], most: int = 100
+) -> None:
+    """Writes data.json, and plots of the clients' samples and of their class counts.
+
+    An evenly spaced selection of many clients is shown; data.json lists at most `most` clients.
+    """
+    write_json(folder / "data.json", data_facts(internal, unseen, most))
+    shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
+    options = {"connectomes": True} if internal.name == _CONNECTOMES else {}
+    if label_trees.has_masks(internal.domains[0].train.labels):
+        options = {"classes": class_names(internal)}
+    place = folder / "plots"
+    write_picture(place / "samples.png", lambda: samples([*shown, *unseen], **options))
+    write_picture(place / "class_counts.png", lambda: class_counts(internal))
 
 
 def samples(
