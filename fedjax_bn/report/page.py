@@ -5,14 +5,20 @@ from functools import partial
 from pathlib import Path
 
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.text import on_page
-from fedjax_bn.report import comparison, html_parts, plots
-from fedjax_bn.report.answers import measured, mistakes
-from fedjax_bn.report.curves import convergence, sensitivity
+from fedjax_bn.report import plots
+from fedjax_bn.report.answers import measures_section, mistakes_section
+from fedjax_bn.report.blocks import Block, Folded, Heading, Paragraphs, write_page
+from fedjax_bn.report.comparison import first_screen, text_files
+from fedjax_bn.report.curves import convergence_section, sensitivity_section
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.masks import masks_section
 from fedjax_bn.report.results import Table, tables_of
-from fedjax_bn.report.sections import about_runs, absences, batch_norms, data_section
+from fedjax_bn.report.sections import (
+    absences_section,
+    batch_norm_section,
+    data_section,
+    runs_section,
+)
 from fedjax_bn.training.evaluation.plots import ablations
 from fedjax_bn.training.workdir import write_atomically, write_picture
 
@@ -26,17 +32,17 @@ def write_report(folder: Path) -> None:
       WorkdirError: the folder holds no finished run, or a damaged one.
     """
     runs, notes = find_runs([folder])
-    first = runs[0]
-    place, labels = folder / "plots", {"accuracy": f"{first.part()} {first.score}, %"}
+    run, *_ = runs
+    place, labels = folder / "plots", {"accuracy": f"{run.part()} {run.score}, %"}
     labels |= {"loss": "training loss", "weights": "aggregation weight"}
-    if "mask_l1" in first.records[-1]:
+    if "mask_l1" in run.records[-1]:
         labels["mask_l1"] = "L1 norm of the mask"
-    write_picture(place / "methods.png", lambda: plots.methods([run.summary for run in runs]))
+    write_picture(place / "methods.png", lambda: plots.methods([other.summary for other in runs]))
     for key, label in labels.items():
-        write_picture(place / f"{key}.png", partial(plots.curves, first.records, key, label))
-    for name, draw in ablations(first.summary["accuracy"]["unseen"], first.score):
+        write_picture(place / f"{key}.png", partial(plots.curves, run.records, key, label))
+    for name, draw in ablations(run.summary["accuracy"]["unseen"], run.score):
         write_picture(place / f"unseen{name}", draw)
-    title = f"{first.method} on {first.summary['dataset']}, seed {first.seed}"
+    title = f"{run.method} on {run.summary['dataset']}, seed {run.seed}"
     write_atomically(folder / "report.html", _page(title, _groups(runs), notes))
 
 
@@ -62,7 +68,7 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
     title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(groups)}"
     tables = {name: tables for name, (_, _, tables) in groups.items()}
     files = {out: _page(title, groups, notes)}
-    files |= {out.with_suffix(end): text for end, text in comparison.text_files(tables).items()}
+    files |= {out.with_suffix(end): text for end, text in text_files(tables).items()}
     for path, text in files.items():
         write_atomically(path, text)
     return list(files)
@@ -84,25 +90,27 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """Returns the page: first the tables of all data sets, then the other sections of each."""
-    several, first, details = len(groups) > 1, [], []
+    several = len(groups) > 1
+    tables_of_all: list[Block] = []
+    details: list[Block] = []
     for name, (variants, left_out, tables) in groups.items():
-        first += [f"<h2>{on_page(name)}</h2>"] * several
-        first.append(comparison.first_screen(variants, tables))
-        first.append(html_parts.paragraphs(left_out, "missing"))
+        if several:
+            tables_of_all.append(Heading(name, 2))
+        tables_of_all += first_screen(variants, tables)
+        tables_of_all.append(Paragraphs(left_out, "missing"))
         sections = {
-            "Convergence": convergence(variants, tables),
-            "Batch norm": batch_norms(variants),
-            "Sensitivity": sensitivity(variants, tables),
-            f"Beyond {variants[0].runs[0].score}": measured(variants),
-            "What is confused": mistakes(variants),
+            "Convergence": convergence_section(variants, tables),
+            "Batch norm": batch_norm_section(variants),
+            "Sensitivity": sensitivity_section(variants, tables),
+            f"Beyond {variants[0].runs[0].score}": measures_section(variants),
+            "What is confused": mistakes_section(variants),
             "Masks": masks_section(variants),
-            "Who was left out": absences(variants),
+            "Who was left out": absences_section(variants),
             "Data": data_section(variants),
-            "How it was made": about_runs(variants),
+            "How it was made": runs_section(variants),
         }
-        inside = html_parts.joined(
-            *(f"<h2>{head}</h2>\n{part}" for head, part in sections.items() if part)
-        )
-        details.append(html_parts.folded(f"{name} in detail", inside) if several else inside)
-    first.append(html_parts.paragraphs(notes, "missing"))
-    return html_parts.page(title, html_parts.joined(*first, *details))
+        blocks: list[Block] = []
+        for head, inside in sections.items():
+            blocks += [Heading(head, 2), *inside] if inside else []
+        details += [Folded(f"{name} in detail", blocks)] if several else blocks
+    return write_page(title, [*tables_of_all, Paragraphs(notes, "missing"), *details])
