@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from fedjax_bn import __version__
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.arguments.choices import split_choice
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
-from fedjax_bn.arguments.text import brief, nearest, shown
+from fedjax_bn.arguments.text import nearest, shown
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.run.config.keys import assign, check
@@ -20,11 +21,13 @@ from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.experiment.datasets import slices_in
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
-from fedjax_bn.serving import folder as served
-from fedjax_bn.serving.program import export
+from fedjax_bn.serving.folder import FORM, About, is_of_library, write_served
+from fedjax_bn.serving.program import Program, export
+from fedjax_bn.sharing import Variables
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.population import Held
+from fedjax_bn.training.workdir import Record
 
 
 def run(
@@ -52,12 +55,42 @@ def run(
         cannot be written.
     """
     about = finished.read_about(folder)
-    own = finished.remembered(about, trust)
-    own.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
+    trained = finished.remembered(about, trust)
+    trained.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
     clients = about["form"]["clients"]
     if client and client not in clients:
-        raise ConfigError(f"--client {brief(client)} is unknown{nearest(client, clients)}")
-    config = own.copy_and_resolve_references()
+        raise ConfigError(f"--client {client!r} is unknown{nearest(client, clients)}")
+    config = _with_adaptations(trained, changes)
+    check_adaptations(trained, config.adaptations)
+    trained.adaptations = ()  # those of `config` are built below
+    with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
+        experiment, state, number = finished.restore(folder, trained, about["form"])
+        for note in _notes(experiment, state, config.privacy.clip > 0, client):
+            say(note)
+        if client and not changes:
+            config.adaptations = (_as_clients_predict(experiment.method.statistics),)
+        variables = served_variables(state)
+        if client:
+            has_trained = finished.trained_clients(folder, clients, number)
+            variables = variables_of_client(state, clients.index(client), has_trained)
+        facts = _facts(config, experiment, about["form"], number)._replace(client=client)
+        write_served(to, facts, variables, _programs(config, experiment, variables, facts, say))
+    of_client = f", the model of {shown(client)}," if client else ""
+    say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
+    options = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
+    out = ("--out", "FOLDER") if experiment.task.segments else ()
+    adaptation = split_choice(config.adaptations[0], ADAPTATIONS)[0]
+    trust_flag = () if is_of_library(config.model) and adaptation in ADAPTATIONS else ("--trust",)
+    say(shlex.join(("fedjax-bn", "predict", *options, *out, *trust_flag)))
+
+
+def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
+    """Returns a run's configuration with the adaptations to serve.
+
+    Raises:
+      ConfigError: another key is changed, or the user names an adaptation that cannot be served.
+    """
+    config = trained.copy_and_resolve_references()
     for key, text in changes:
         if key != "adaptations":
             raise ConfigError(
@@ -66,73 +99,76 @@ def run(
             )
         assign(config, key, text)
     names = {text: split_choice(text, ADAPTATIONS)[0] for text in config.adaptations}
-    kept = [text for text, name in names.items() if name != ensemble.__name__]
-    if changes and len(kept) < len(names):
+    served = [text for text, name in names.items() if name != ensemble.__name__]
+    if changes and len(served) < len(names):
         raise ConfigError(
             "config.adaptations has ensemble, which needs the batch norms of every client, and "
             "those do not leave: choose other adaptations"
         )
-    config.adaptations = tuple(kept) or ("running",)
+    config.adaptations = tuple(served) or ("running",)
     check(config)
-    check_adaptations(own, config.adaptations)
-    own.adaptations = ()  # those of `config` are built below
-    with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
-        experiment, state, number = finished.restore(folder, own, about["form"])
-        for note in _notes(experiment, state, config.privacy.clip > 0, client):
-            say(note)
-        if client and not changes:
-            config.adaptations = (_as_clients_predict(experiment.method.statistics),)
-        internal, form = experiment.internal, about["form"]
-        facts = served.About(
-            form=served.FORM,
-            library=__version__,
-            model=config.model,
-            compute_dtype=config.compute_dtype,
-            method=config.method,
-            dataset=internal.name,
-            round=number,
-            classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],
-            shape=list(form["shape"]),
-            dtype=form["dtype"],
-            mean=[float(x) for x in internal.mean],
-            std=[float(x) for x in internal.std],
-            adaptations=list(config.adaptations),
-            programs={},
-            batch_size=config.adapt_batch_size,
-            orientation=config.data.orientation,
-            masks=config.data.large if experiment.task.segments else "",
+    return config
+
+
+def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int) -> About:
+    """Returns the content of model.json, without programs, for the state of a round."""
+    internal = experiment.internal
+    facts = About(
+        form=FORM,
+        library=__version__,
+        model=config.model,
+        compute_dtype=config.compute_dtype,
+        method=config.method,
+        dataset=internal.name,
+        round=number,
+        classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],
+        shape=list(form["shape"]),
+        dtype=form["dtype"],
+        mean=[float(x) for x in internal.mean],
+        std=[float(x) for x in internal.std],
+        adaptations=list(config.adaptations),
+        programs={},
+        batch_size=config.adapt_batch_size,
+        orientation=config.data.orientation,
+        masks=config.data.large if experiment.task.segments else "",
+    )
+    if slices := slices_in(config, form):
+        facts = facts._replace(
+            channels=slices.channels,
+            crop=slices.crop,
+            plane=slices.plane,
+            window=tuple(slices.window),
         )
-        if slices := slices_in(config, form):
-            facts = facts._replace(
-                **{"channels": slices.channels, "crop": slices.crop},
-                **{"plane": slices.plane, "window": list(slices.window)},
+    return facts
+
+
+def _programs(
+    config: ConfigDict,
+    experiment: Experiment,
+    variables: Variables,
+    facts: About,
+    say: Callable[[str], None],
+) -> dict[str, Program]:
+    """Returns adaptation -> program; {} without flatbuffers, which a model of one's own needs.
+
+    Raises:
+      ConfigError: flatbuffers is not installed, and the model is not this library's.
+    """
+    programs = {}
+    for text in config.adaptations:
+        choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
+        try:
+            programs[text] = export(
+                choice, variables, experiment.prepare, tuple(facts.shape), facts.dtype
             )
-        variables, shape, programs = served_variables(state), tuple(facts.shape), {}
-        if client:
-            facts = facts._replace(client=client)
-            trained = finished.trained_clients(folder, clients, number)
-            variables = variables_of_client(state, clients.index(client), trained)
-        for text in config.adaptations:
-            choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
-            try:
-                programs[text] = export(choice, variables, experiment.prepare, shape, facts.dtype)
-            except ImportError as error:  # flatbuffers is not installed
-                if not served.is_ours(config.model):
-                    raise ConfigError(
-                        f"config.model={brief(config.model)} is your own, served as a program: "
-                        f"{error}"
-                    ) from error
-                say(f"served without programs: {error}")
-                programs = {}
-                break
-        served.write(to, facts, variables, programs)
-    of_client = f", the model of {shown(client)}," if client else ""
-    say(f"round {number} of {own.method} in {folder}{of_client} is served in {to}")
-    used = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
-    out = ("--out", "FOLDER") if experiment.task.segments else ()
-    adaptation = split_choice(config.adaptations[0], ADAPTATIONS)[0]
-    trust_flag = () if served.is_ours(config.model) and adaptation in ADAPTATIONS else ("--trust",)
-    say(shlex.join(("fedjax-bn", "predict", *used, *out, *trust_flag)))
+        except ImportError as error:
+            if not is_of_library(config.model):
+                raise ConfigError(
+                    f"config.model={config.model!r} is your own, served as a program: {error}"
+                ) from error
+            say(f"served without programs: {error}")
+            return {}
+    return programs
 
 
 def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
@@ -166,11 +202,9 @@ def _notes(
             "the served model is the one before that"
         )
     personal = (state.state if isinstance(state, Held) else state).personal
-    if private and (own := len(jax.tree.leaves(personal))):
-        served_leaves = (
-            f"the model of {shown(client)} with its" if client else "the clients' mean of"
-        )
+    if private and (leaves := len(jax.tree.leaves(personal))):
+        model = f"the model of {shown(client)} with its" if client else "the clients' mean of"
         yield (
-            f"{served_leaves} {own} personal leaves is served without noise: the run's epsilon "
+            f"{model} {leaves} personal leaves is served without noise: the run's epsilon "
             "does not cover it, see docs/privacy.md"
         )

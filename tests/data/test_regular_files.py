@@ -19,7 +19,6 @@ from fedjax_bn.data.regular_files import Refused, open_regular, read_text
 from fedjax_bn.data.sets import abide, arrays, cifar10_c, digit_files
 from fedjax_bn.data.sets.files import open_table, read_list
 from fedjax_bn.data.sets.npz import read_archive
-from fedjax_bn.serving.predict import _open_samples
 from fedjax_bn.training.availability import read_trace
 
 SHORT = 600  # characters of a message, paths of tests included
@@ -66,7 +65,6 @@ READERS = {
     "trace.txt": lambda path: read_trace(str(path), 2),
     "trace.npz": lambda path: read_trace(str(path), 2),
     "image.jpg": of_image,
-    "sample.jpg": lambda path: _open_samples(path, (8, 8, 3))[1](np.array([0])),
 }
 
 
@@ -116,7 +114,7 @@ def test_an_archive_that_unpacks_to_far_more_than_it_has_is_refused(tmp_path, mo
     read = []
     monkeypatch.setattr(np.lib.format, "read_array", lambda *a, **k: read.append(a))
     path = bomb(tmp_path / "a.npz")
-    for reader in (read_archive, lambda path: _open_samples(path, (16, 16, 3))):
+    for reader in (read_archive,):
         with pytest.raises(ValueError, match=r"unpack to 1,5\d\d,000, more than 200 times"):
             reader(path)
     assert not read
@@ -250,7 +248,6 @@ def test_long_names_of_arrays_are_one_short_sentence(tmp_path):
         for reader in (
             read_archive,
             lambda path: read_trace(str(path), 2),
-            lambda path: _open_samples(path, (2, 2, 3)),
         ):
             if reader is not read_archive and len(name) < len(next(iter(arrays_there))):
                 continue
