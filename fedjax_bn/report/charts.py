@@ -125,8 +125,8 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
     if logarithmic:
         ticks = [xs[i] for i in some_of(len(xs), 6)]
     else:
-        whole = all(x == int(x) for x in xs)
-        ticks = _ticks(xs[0], xs[-1], whole) if len(xs) > 1 else xs
+        are_integers = all(x == int(x) for x in xs)
+        ticks = _ticks(xs[0], xs[-1], are_integers) if len(xs) > 1 else xs
     across = partial(_coordinates, ticks=ticks, start=_LEFT, end=_RIGHT, logarithmic=logarithmic)
     ys = [y for line in lines for y in (*line.y, *line.low, *line.high)]
     heights = _ticks(min(ys), max(ys))
@@ -143,12 +143,12 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
 
 def _thinned(lines: Sequence[Line]) -> list[Line]:
     """Returns the lines with points that can be drawn, evenly spaced if there are many."""
-    most = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS_OF_CHART // max(len(lines), 1)))
+    limit = max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS_OF_CHART // max(len(lines), 1)))
     thinned = []
     for line in lines:
         drawable = [i for i, y in enumerate(line.y) if abs(y) < _GREATEST]  # false for NaN
         if drawable:
-            chosen = [drawable[i] for i in some_of(len(drawable), most)]
+            chosen = [drawable[i] for i in some_of(len(drawable), limit)]
             values = ([float(v[i]) for i in chosen] if len(v) else [] for v in line[2:])
             thinned.append(Line(line.name, line.look, *values))
     return thinned

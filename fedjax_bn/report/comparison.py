@@ -78,7 +78,7 @@ def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
     """
     markdown, latex = [], []
     for title, tables in named.items():
-        one, other = [f"## {_in_markdown(title)}"], [f"% {texts.shown(title)}"]
+        markdown_parts, latex_parts = [f"## {_in_markdown(title)}"], [f"% {texts.shown(title)}"]
         for table in tables:
             size = " and ".join(dict.fromkeys(size for row in table.rows for size in row.sizes))
             caption = (
@@ -88,15 +88,15 @@ def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
             )
             head, *rows = _texts(table, _in_markdown, "**{}**", " [{}]")
             lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
-            one += [_in_markdown(caption), "\n".join(lines)]
+            markdown_parts += [_in_markdown(caption), "\n".join(lines)]
             rows = _texts(table, _in_latex, "\\textbf{{{}}}", "$_{{[{}]}}$")
             first, *body = (" & ".join(row) + r" \\" for row in rows)
             inside = "\n".join((r"\toprule", first, r"\midrule", *body, r"\bottomrule"))
             columns = "l" + "r" * (len(head) - 1)
             tabular = f"\\begin{{tabular}}{{{columns}}}\n{inside}\n\\end{{tabular}}"
-            other.append(f"% {texts.shown(caption)}\n{tabular}")
-        markdown.append("\n\n".join(one) + "\n")
-        latex.append("\n\n".join(other) + "\n")
+            latex_parts.append(f"% {texts.shown(caption)}\n{tabular}")
+        markdown.append("\n\n".join(markdown_parts) + "\n")
+        latex.append("\n\n".join(latex_parts) + "\n")
     return {".md": "\n".join(markdown), ".tex": "\n".join(latex), ".csv": _long_csv(named)}
 
 

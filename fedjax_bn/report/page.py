@@ -37,7 +37,9 @@ def write_report(folder: Path) -> None:
     labels |= {"loss": "training loss", "weights": "aggregation weight"}
     if "mask_l1" in run.records[-1]:
         labels["mask_l1"] = "L1 norm of the mask"
-    write_picture(place / "methods.png", lambda: plots.methods([other.summary for other in runs]))
+    write_picture(
+        place / "methods.png", lambda: plots.methods([finished.summary for finished in runs])
+    )
     for key, label in labels.items():
         write_picture(place / f"{key}.png", partial(plots.curves, run.records, key, label))
     for name, draw in ablations(run.summary["accuracy"]["unseen"], run.score):
@@ -68,9 +70,9 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
     title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(groups)}"
     tables = {name: tables for name, (_, _, tables) in groups.items()}
     files = {out: _page(title, groups, notes)}
-    files |= {out.with_suffix(end): text for end, text in text_files(tables).items()}
-    for path, text in files.items():
-        write_atomically(path, text)
+    files |= {out.with_suffix(end): content for end, content in text_files(tables).items()}
+    for path, content in files.items():
+        write_atomically(path, content)
     return list(files)
 
 

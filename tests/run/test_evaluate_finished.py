@@ -217,7 +217,7 @@ def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, c
     keys |= {"target": "each", "adaptations": ("running", "zero_shot_adapter")}
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config(**keys))
     monkeypatch.setattr(commands.train, "run", train)
-    monkeypatch.setattr(commands, "write_report", lambda folder: None)
+    monkeypatch.setattr("fedjax_bn.report.page.write_report", lambda folder: None)
     assert runs.command("--config", "tiny.py", "--workdir", str(tmp_path)) == 0
     expected = [
         run

@@ -106,9 +106,9 @@ def embeddings(
         perplexity = min(30, (len(chosen) - 1) / 3)
         flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values[chosen])
         for label in np.unique(labels):
-            own = labels[chosen] == label
+            of_class = labels[chosen] == label
             name = classes[label] if classes else str(label)
-            axes.plot(*flat[own].T, ".", markersize=3, label=on_plot(name))
+            axes.plot(*flat[of_class].T, ".", markersize=3, label=on_plot(name))
         axes.set(xticks=[], yticks=[], title=on_plot(title))
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5 * len(panels), markerscale=3)
