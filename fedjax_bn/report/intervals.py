@@ -69,9 +69,7 @@ def mean_of_parts(parts: Sequence[Part]) -> Interval:
     reach = np.sqrt(share * (1 - share) * of_z + of_z**2 / 4) / (1 + of_z)
     down = percent - 100 * np.maximum(middle - reach, 0)
     up = 100 * np.minimum(middle + reach, 1) - percent
-    return _around(
-        percent.mean(), *(math.hypot(*distances) / len(parts) for distances in (down, up))
-    )
+    return _around(percent.mean(), math.hypot(*down) / len(parts), math.hypot(*up) / len(parts))
 
 
 def difference_of_parts(parts: Sequence[Part], baseline: Sequence[Part]) -> Interval:

@@ -154,9 +154,9 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
         protocol = training.protocol
         cells = _printed(tuple(protocol.where), training.title)
         cells = {
-            column_here: cells[column_there]
-            for column_here, column_there in protocol.columns.items()
-            if column_there in cells
+            domain: cells[heading]
+            for domain, heading in protocol.columns.items()
+            if heading in cells
         }
         if column in cells:
             mean, std, source = cells[column].mean, cells[column].std, protocol.name
@@ -171,12 +171,9 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
         paper = protocol.where[0]
         if paper not in nearest or rank < nearest[paper][0]:
             if protocol.kind == "internal":
-                column_here, column_there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
-                for missing, where in (
-                    (column_here - column_there, "there"),
-                    (column_there - column_here, "here"),
-                ):
-                    differs += [f"no {', '.join(sorted(missing))} {where}"] * bool(missing)
+                of_run, of_paper = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
+                for missing, place in ((of_run - of_paper, "there"), (of_paper - of_run, "here")):
+                    differs += [f"no {', '.join(sorted(missing))} {place}"] if missing else []
             differences = "; ".join(differs) or "nothing that its config states"
             nearest[paper] = rank, _Printed(paper, protocol.name, source, mean, std, differences)
     return [printed for _, printed in nearest.values()]

@@ -325,16 +325,15 @@ def _difference_of_same(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> I
         return intervals.over_seeds([seeds[seed].value - baseline[seed].value for seed in common])
     if common:
         score, baseline_score = seeds[common[0]], baseline[common[0]]
-        shapes = [[part.shape for part in score.right] for score in (score, baseline_score)]
+        shapes = [[part.shape for part in row.right] for row in (score, baseline_score)]
         # both models find the same samples hard, so a paired difference varies less
         if score.right and score.data == baseline_score.data and shapes[0] == shapes[1]:
             return intervals.paired_difference(score.right, baseline_score.right)
         if proportions and score.parts and baseline_score.parts:
             return intervals.difference_of_parts(score.parts, baseline_score.parts)
         return Interval(score.value - baseline_score.value)
-    score, baseline_score = (
-        [score.value for score in by_seed.values()] for by_seed in (seeds, baseline)
-    )
-    if min(len(score), len(baseline_score)) > 1:
-        return intervals.welch(score, baseline_score)
-    return Interval(float(np.mean(score) - np.mean(baseline_score)))
+    values = [score.value for score in seeds.values()]
+    baseline_values = [score.value for score in baseline.values()]
+    if min(len(values), len(baseline_values)) > 1:
+        return intervals.welch(values, baseline_values)
+    return Interval(float(np.mean(values) - np.mean(baseline_values)))
