@@ -80,11 +80,11 @@ def measures_section(variants: Sequence[Variant]) -> list[Block]:
         columns = {name: form for name, form in forms.items() if name in recorded}
         overview += _table(f"{whom[:1].upper()}{whom[1:]}", means, columns)
     details: list[Block] = []
-    for name, (head, form, more) in forms.items():
+    for name, (head, form, is_gain) in forms.items():
         for whom, rows in ((clients, inside), (domains, outside)):
             scores = {label: values[name] for label, values in rows.items() if name in values}
             columns = {
-                column: (column, form, more) for values in scores.values() for column in values
+                column: (column, form, is_gain) for values in scores.values() for column in values
             }
             details += _table(f"{head[:1].upper()}{head[1:]}, {whom}", scores, columns)
     return [*overview, Folded("By client and domain", details)]
@@ -133,10 +133,10 @@ def _table(
     if not rows:
         return []
     cells: list[list[object]] = [[label] for label in rows]
-    for column, (_, form, more) in columns.items():
+    for column, (_, form, is_gain) in columns.items():
         means = [float(np.mean(row[column])) if column in row else None for row in rows.values()]
         numbers = [mean for mean in means if mean is not None]
-        best = (max if more else min)(numbers) if len(numbers) > 1 else None
+        best = (max if is_gain else min)(numbers) if len(numbers) > 1 else None
         for line, mean in zip(cells, means, strict=True):
             line.append("" if mean is None else TableCell(f"{mean:{form}}", best=mean == best))
     return [SortableTable(caption, ["", *(head for head, _, _ in columns.values())], cells)]
@@ -231,5 +231,5 @@ def _picture(mistake: Mistake, names: Sequence[str]) -> Picture:
     file = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
     answer = f"{names[mistake.answer]} ({100 * mistake.confidence:.0f} %)"
-    text = f"sample {mistake.sample} is {names[mistake.label]}, answered {answer}"
-    return Picture(text, file.getvalue(), (answer, f"is {names[mistake.label]}"))
+    title = f"sample {mistake.sample} is {names[mistake.label]}, answered {answer}"
+    return Picture(title, file.getvalue(), (answer, f"is {names[mistake.label]}"))

@@ -168,12 +168,12 @@ def _coordinates(
     return (start + share * (end - start)).round(1)
 
 
-def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
+def _ticks(low: float, high: float, integer: bool = False) -> list[float]:
     """Returns round numbers, in about five steps, that span the range from low to high."""
     if high <= low:
         margin = abs(low) * 0.05 or 1.0  # draws a constant in the middle
         low, high = low - margin, high + margin
-    locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1)
+    locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer, min_n_ticks=1)
     return locator.tick_values(low, high).tolist()
 
 

@@ -90,8 +90,8 @@ def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
             lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
             markdown_parts += [_in_markdown(caption), "\n".join(lines)]
             rows = _texts(table, _in_latex, "\\textbf{{{}}}", "$_{{[{}]}}$")
-            first, *body = (" & ".join(row) + r" \\" for row in rows)
-            inside = "\n".join((r"\toprule", first, r"\midrule", *body, r"\bottomrule"))
+            heads, *body = (" & ".join(row) + r" \\" for row in rows)
+            inside = "\n".join((r"\toprule", heads, r"\midrule", *body, r"\bottomrule"))
             columns = "l" + "r" * (len(head) - 1)
             tabular = f"\\begin{{tabular}}{{{columns}}}\n{inside}\n\\end{{tabular}}"
             latex_parts.append(f"% {texts.shown(caption)}\n{tabular}")
@@ -100,12 +100,12 @@ def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
     return {".md": "\n".join(markdown), ".tex": "\n".join(latex), ".csv": _long_csv(named)}
 
 
-def _in_markdown(text: str) -> str:
-    return texts.shown(text).replace("|", "\\|")
+def _in_markdown(label: str) -> str:
+    return texts.shown(label).replace("|", "\\|")
 
 
-def _in_latex(text: str) -> str:
-    return "".join(_IN_LATEX.get(letter, letter) for letter in texts.shown(text))
+def _in_latex(label: str) -> str:
+    return "".join(_IN_LATEX.get(letter, letter) for letter in texts.shown(label))
 
 
 def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
@@ -143,7 +143,7 @@ def _limits(interval: Interval, form: str) -> list[str]:
 
 
 def _page_cell(
-    text: str,
+    value: str,
     limits: list[str],
     papers: Sequence[str] = (),
     best: bool = False,
@@ -152,7 +152,7 @@ def _page_cell(
     """Returns a cell; a difference to the baseline gets an arrow if its interval excludes 0."""
     mark, style = ("", "") if sign is None else _MARKS[sign]
     notes = [*([" to ".join(limits)] if limits else []), *papers]
-    return TableCell(mark + text, notes, style, best)
+    return TableCell(mark + value, notes, style, best)
 
 
 def _heads_and_rows(
@@ -198,16 +198,16 @@ def _texts(table: Table, escape: Callable[[str], str], bold: str, brackets: str)
     """Returns heads and rows of a table, with the given formats for bold text and limits."""
 
     def write(
-        text: str,
+        value: str,
         limits: list[str],
         papers: Sequence[str] = (),
         best: bool = False,
         sign: int | None = None,
     ) -> str:
         del sign
-        text = "-" if text in ("", "baseline") else bold.format(text) if best else text
-        text += brackets.format(", ".join(limits)) if limits else ""
-        return text + "".join(f" ({paper})" for paper in papers)
+        value = "-" if value in ("", "baseline") else bold.format(value) if best else value
+        value += brackets.format(", ".join(limits)) if limits else ""
+        return value + "".join(f" ({paper})" for paper in papers)
 
     heads, rows = _heads_and_rows(table, write)
     return [[*map(escape, heads)], *([escape(row[0]), *row[1:]] for row in rows)]
@@ -241,24 +241,24 @@ def _verdict(table: Table) -> str:
     else:
         second, gap, named = table.baseline, best.versus, f"the baseline {table.baseline}"
     tied = [label for label in table.tied if label != second]
-    more = f" Not distinguishable from it: {_named(tied, 3)}." if tied else ""
+    ties = f" Not distinguishable from it: {_named(tied, 3)}." if tied else ""
     if gap is None:
-        return f"{start}{basis}, the best here; the baseline has no number to compare.{more}"
+        return f"{start}{basis}, the best here; the baseline has no number to compare.{ties}"
     start += f", the best here: {gap.mean:+.1f} points to {named}"
     if table.part != "test":
         limits = f" (95 % interval {gap.low:+.1f} to {gap.high:+.1f})" if gap.known else ""
         return (
             f"{start}{limits}{basis}. These samples also chose the round, so they cannot show that "
-            f"it is better on new ones.{more}"
+            f"it is better on new ones.{ties}"
         )
     if not gap.known:
         chance = "Whether that is more than chance is unknown: run other seeds."
-        return f"{start}{basis}. {chance}{more}"
+        return f"{start}{basis}. {chance}{ties}"
     start += f" (95 % interval {gap.low:+.1f} to {gap.high:+.1f}{basis})."
     if gap.sign == 0:
-        return f"{start} The interval holds 0: the difference may be chance.{more}"
+        return f"{start} The interval holds 0: the difference may be chance.{ties}"
     sure = ", as far as one seed can show" if best.seeds == 1 else ""
-    return f"{start} The interval leaves 0 out: the difference is real{sure}.{more}"
+    return f"{start} The interval leaves 0 out: the difference is real{sure}.{ties}"
 
 
 def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[str]:
@@ -293,9 +293,9 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
             "Intervals over two seeds are wide, because two numbers show little of how much seeds "
             "vary: a third makes them a third as wide, or narrower."
         )
-    if (most := max(len(table.rows) for table in tables)) > _MANY:
+    if (rows := max(len(table.rows) for table in tables)) > _MANY:
         yield (
-            f"The best of {most} rows is chosen by the numbers that are compared, which flatters "
+            f"The best of {rows} rows is chosen by the numbers that are compared, which flatters "
             "it; an interval is for one comparison that was planned before."
         )
     # the hash covers the drawn samples and the target, so each such setting may have its own hash
@@ -333,7 +333,7 @@ def _paper_notes(tables: Sequence[Table]) -> Iterator[str]:
         yield f"Beside {table}, {_named(list(labels))} {verb} in {differs}."
 
 
-def _named(labels: Sequence[str], most: int = 6) -> str:
+def _named(labels: Sequence[str], limit: int = 6) -> str:
     """Returns at most `most` labels, and how many more there are."""
-    end = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return ", ".join(labels[:most]) + end
+    end = f" and {len(labels) - limit} more" if len(labels) > limit else ""
+    return ", ".join(labels[:limit]) + end

@@ -206,18 +206,20 @@ def sensitivity_section(variants: Sequence[Variant], tables: Sequence[Table]) ->
     for variant in variants:
         scores = unseen_scores(variant.runs)
         for (name, key), choices in varied(scores).items():
-            numbers = {float(v): text for v, text in choices.items() if _is_number(v)}
+            numbers = {float(v): adaptation for v, adaptation in choices.items() if _is_number(v)}
             domains = scores[next(iter(choices.values()))]
             for domain in domains if len(numbers) >= _LEAST_VALUES else ():
                 points = {
-                    number: over_seeds([score.value for score in scores[text][domain].values()])
-                    for number, text in sorted(numbers.items())
-                    if domain in scores[text]
+                    number: over_seeds(
+                        [score.value for score in scores[adaptation][domain].values()]
+                    )
+                    for number, adaptation in sorted(numbers.items())
+                    if domain in scores[adaptation]
                 }
                 lines = adapted.setdefault((f"{domain}: {key} of {name}", key), {})
                 lines[variant.label] = points
-            for value, text in choices.items():
-                for domain, seeds in scores[text].items() if not _is_number(value) else ():
+            for value, adaptation in choices.items():
+                for domain, seeds in scores[adaptation].items() if not _is_number(value) else ():
                     mean = np.mean([score.value for score in seeds.values()])
                     rows.append((variant.label, name, key, value, domain, f"{mean:.1f}"))
     heads = ("run", "adaptation", "setting", "value", "domain", "%")

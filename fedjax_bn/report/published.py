@@ -79,20 +79,20 @@ def cells() -> tuple[Cell, ...]:
     return tuple(numbers)
 
 
-def published(**where: str) -> tuple[Cell, ...]:
+def published(**fields: str) -> tuple[Cell, ...]:
     """Returns the cells whose fields have given values: published(paper="FedBN", table="11").
 
     Raises:
       ValueError: a name is not a field of `Cell`, or no cell has the given value.
     """
-    for field, value in where.items():
+    for field, value in fields.items():
         if field not in Cell._fields:
             raise ValueError(f"{field!r} is not a field of a cell; fields are {Cell._fields}")
         valid = {getattr(cell, field) for cell in cells()}
         if value not in valid:
             allowed = ", ".join(sorted(map(str, valid)))
             raise ValueError(f"no published {field} is {value!r}; there are {allowed}")
-    return tuple(cell for cell in cells() if all(getattr(cell, f) == v for f, v in where.items()))
+    return tuple(cell for cell in cells() if all(getattr(cell, f) == v for f, v in fields.items()))
 
 
 class _Protocol(NamedTuple):
@@ -200,9 +200,9 @@ def _config(name: str) -> dict[str, Any]:
 
 
 @cache
-def _printed(where: tuple[str, ...], method: str) -> dict[str, Cell]:
+def _printed(table_key: tuple[str, ...], method: str) -> dict[str, Cell]:
     """Returns column heading -> cell in a row of a published table."""
-    return {c.column: c for c in cells() if (*c[:4], c.method) == (*where, method)}
+    return {c.column: c for c in cells() if (*c[:4], c.method) == (*table_key, method)}
 
 
 def _rules(method: str, config: Mapping[str, Any]) -> tuple:

@@ -124,11 +124,11 @@ def _alphas(variants: Sequence[Variant]) -> list[Block]:
             blocks.append(HeatMap(title, list(_QUANTILES), list(alphas), rows.T, ".2f", 1.0))
         unseen = variant.runs[0].summary["accuracy"]["unseen"]
         if not files and any(_ADAPTER in row for row in unseen.values()):
-            text = (
+            hint = (
                 f"{label}: no alphas by layer were recorded; `fedjax-bn evaluate --workdir "
                 f"{shlex.quote(str(folder))} --alphas` does, and then this report shows them."
             )
-            blocks.append(Paragraphs([text], "missing"))
+            blocks.append(Paragraphs([hint], "missing"))
     return [Heading("Alphas of the adapter by layer"), *blocks] if blocks else []
 
 
@@ -141,15 +141,15 @@ def data_section(variants: Sequence[Variant]) -> list[Block]:
     run = variants[0].runs[0]
     scored = samples_scored([Variant("", (run,))]).replace("samples", "images")
     blocks: list[Block] = []
-    for name, text in _PICTURES.items():
-        blocks += picture_of_run(run.folder / "plots" / f"{name}.png", text.format(scored))
+    for name, title in _PICTURES.items():
+        blocks += picture_of_run(run.folder / "plots" / f"{name}.png", title.format(scored))
     if not (data := run.data):  # of a server, which sees no data
         return blocks
     counted = "pixels" if data.get("masks") else "boxes" if data["boxes"] else "samples"
     blocks.append(Heading(f"{counted.capitalize()} by class and client"))
     if len(data["clients"]) < data["number"]:
-        few = f"{len(data['clients'])} of {data['number']:,} clients."
-        blocks.append(Paragraphs([few], "soft"))
+        selection = f"{len(data['clients'])} of {data['number']:,} clients."
+        blocks.append(Paragraphs([selection], "soft"))
     unseen = {f"{name} (unseen)": parts for name, parts in data["unseen"].items()}
     parts_of = data["clients"] | unseen
     for split in ("train", "validation", "test"):
@@ -175,7 +175,7 @@ def absences_section(variants: Sequence[Variant]) -> list[Block]:
             for client, reason in reasons.items():
                 rounds.setdefault((str(run.folder), client, reason), []).append(record["round"])
     rows = [
-        [*(TableCell(text, style="text") for text in key), len(numbers), numbers[0], numbers[-1]]
+        [*(TableCell(value, style="text") for value in key), len(numbers), numbers[0], numbers[-1]]
         for key, numbers in list(rounds.items())[:_MOST_ABSENCES]
     ]
     about = (
@@ -191,8 +191,8 @@ def runs_section(variants: Sequence[Variant]) -> list[Block]:
     runs = [(variant.label, run) for variant in variants for run in variant.runs]
     notes = list(dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ())))
     commands = list(dict.fromkeys(_command(run) for _, run in runs))
-    if (more := len(commands) - _MOST_COMMANDS) > 0:
-        commands[_MOST_COMMANDS:] = [f"... and {more} more"]
+    if (hidden := len(commands) - _MOST_COMMANDS) > 0:
+        commands[_MOST_COMMANDS:] = [f"... and {hidden} more"]
     keys = ["key", *(variant.label for variant in variants)]
     return [
         Heading("Time and traffic"),
@@ -239,7 +239,7 @@ def _changed_keys(variants: Sequence[Variant]) -> list[list[object]]:
         ]
         if len(set(texts)) == 1:
             texts[1:] = ["same"] * (len(texts) - 1)
-        rows.append([key, *(TableCell(text, style="text") for text in texts)])
+        rows.append([key, *(TableCell(value, style="text") for value in texts)])
     return rows
 
 
@@ -265,8 +265,8 @@ def _command(run: Run) -> str:
     name = min(changes, key=lambda packaged: (len(changes[packaged]), packaged))
     parts = []
     for key, value in sorted(changes[name].items()):
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        parts.append(f"--config.{key}={shlex.quote(text)}")
+        value_text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        parts.append(f"--config.{key}={shlex.quote(value_text)}")
     return " ".join(("fedjax-bn", "--config", name, *parts))
 
 

@@ -95,8 +95,8 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         config.method = trained.method
     else:
         config, typed = trained.copy_and_resolve_references(), dict(request.changes)
-        for key, text in request.changes:
-            assign(config, key, text)
+        for key, value in request.changes:
+            assign(config, key, value)
     check(config)
     # This machine may differ from the one that trained, so devices and cache are the test's.
     trained.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
@@ -147,8 +147,8 @@ def _tested(
         )
     tested = _domains_to_test(config, trained, form, request)
     choices = {
-        text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
-        for text in config.adaptations
+        spelling: choose_adaptation(spelling, experiment.model, config.adapt_batch_size)
+        for spelling in config.adaptations
     }
     experiment = experiment._replace(
         unseen=tested.domains,
@@ -271,9 +271,9 @@ def _served_scores(
     served = experiment._replace(unseen=tuple(tests.values()))
     scores, names = evaluate.unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
     rows = {}
-    for text in experiment.adaptations:
-        row = [scores[tests[id(domain.test)].name][text] for domain in domains]
-        rows[text] = by_client(names, row, built.plan.clients_named)
+    for spelling in experiment.adaptations:
+        row = [scores[tests[id(domain.test)].name][spelling] for domain in domains]
+        rows[spelling] = by_client(names, row, built.plan.clients_named)
     return rows
 
 

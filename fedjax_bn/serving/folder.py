@@ -114,8 +114,8 @@ def write_served(
         np.savez(partial / _VARIABLES, **to_named(variables))
         (partial / _PROGRAMS).mkdir()
         written = {
-            text: write_program(partial / _PROGRAMS, text, program)
-            for text, program in programs.items()
+            adaptation: write_program(partial / _PROGRAMS, adaptation, program)
+            for adaptation, program in programs.items()
         }
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")

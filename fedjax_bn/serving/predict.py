@@ -209,10 +209,10 @@ def _write_rows(
     encoding = getattr(file, "encoding", None) or "utf-8"
     table = csv.writer(file, lineterminator="\n")
 
-    def encodable(text: str) -> str:
+    def encodable(value: str) -> str:
         # A byte of a file name that is not text becomes \udcff, and a character that the encoding
         # lacks becomes, for example, \u4eac.
-        return cell(text).encode(encoding, "backslashreplace").decode(encoding)
+        return cell(value).encode(encoding, "backslashreplace").decode(encoding)
 
     head = tuple(map(encodable, head))
     table.writerow(head)

@@ -87,9 +87,9 @@ def export(
     return Program(bytes(program.serialize()), carry, choice.batch_size, choice.order)
 
 
-def write_program(folder: Path, text: str, program: Program) -> dict[str, Any]:
+def write_program(folder: Path, adaptation: str, program: Program) -> dict[str, Any]:
     """Writes NAME.stablehlo and NAME.npz; returns the argument `about` of `open_program`."""
-    name = file_name(text)
+    name = file_name(adaptation)
     (folder / f"{name}.stablehlo").write_bytes(program.content)
     np.savez(folder / f"{name}.npz", **program.carry)
     return {"batch_size": program.batch_size, "order": program.order}
@@ -97,7 +97,7 @@ def write_program(folder: Path, text: str, program: Program) -> dict[str, Any]:
 
 def open_program(
     folder: Path,
-    text: str,
+    adaptation: str,
     about: Mapping[str, Any],
     arrays: Arrays,
     check: Callable[[np.ndarray], None],
@@ -116,7 +116,7 @@ def open_program(
       ImportError: flatbuffers is not installed.
     """
     _require_flatbuffers()
-    path = folder / f"{file_name(text)}.stablehlo"
+    path = folder / f"{file_name(adaptation)}.stablehlo"
     try:
         program = jax_export.deserialize(bytearray(path.read_bytes()))
         with path.with_suffix(".npz").open("rb") as file:

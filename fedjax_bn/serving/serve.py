@@ -91,15 +91,15 @@ def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -
       ConfigError: another key is changed, or the user names an adaptation that cannot be served.
     """
     config = trained.copy_and_resolve_references()
-    for key, text in changes:
+    for key, value in changes:
         if key != "adaptations":
             raise ConfigError(
                 f"config.{key} is the run's own and served as it is: of all keys, `serve` takes "
                 "adaptations alone"
             )
-        assign(config, key, text)
-    names = {text: split_choice(text, ADAPTATIONS)[0] for text in config.adaptations}
-    served = [text for text, name in names.items() if name != ensemble.__name__]
+        assign(config, key, value)
+    names = {value: split_choice(value, ADAPTATIONS)[0] for value in config.adaptations}
+    served = [value for value, name in names.items() if name != ensemble.__name__]
     if changes and len(served) < len(names):
         raise ConfigError(
             "config.adaptations has ensemble, which needs the batch norms of every client, and "
@@ -155,10 +155,10 @@ def _programs(
       ConfigError: flatbuffers is not installed, and the model is not this library's.
     """
     programs = {}
-    for text in config.adaptations:
-        choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
+    for adaptation in config.adaptations:
+        choice = choose_adaptation(adaptation, experiment.model, config.adapt_batch_size)
         try:
-            programs[text] = export(
+            programs[adaptation] = export(
                 choice, variables, experiment.prepare, tuple(facts.shape), facts.dtype
             )
         except ImportError as error:

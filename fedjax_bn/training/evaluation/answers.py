@@ -87,9 +87,12 @@ def measures_of(
     The result has no entry for a score that is a number.
     """
     return {
-        text: {name: v if np.isfinite(v) else None for name, v in one.measures(split).items()}
-        for text, one in scores.items()
-        if isinstance(one, AnyAnswers)
+        adaptation: {
+            name: value if np.isfinite(value) else None
+            for name, value in answers.measures(split).items()
+        }
+        for adaptation, answers in scores.items()
+        if isinstance(answers, AnyAnswers)
     }
 
 
@@ -105,10 +108,11 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
       WorkdirError: a file cannot be written.
     """
     for name in _FILES:
-        of_kind = {key: kept for key, kept in keep.items() if bool(key[1]) == (name == "unseen")}
+        is_unseen = name == "unseen"
+        of_kind = {key: answered for key, answered in keep.items() if bool(key[1]) == is_unseen}
         if not of_kind:
             continue
-        rows = [kept.answers.row(kept.split) for kept in of_kind.values()]
+        rows = [answered.answers.row(answered.split) for answered in of_kind.values()]
         write_atomically(folder / _FOLDER / f"{name}.npz", _packed_rows(of_kind, rows))
         if predictions:
             path = folder / _FOLDER / f"{name}-predictions.{predictions}"
@@ -117,7 +121,7 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
 
 def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
     """Returns a file `.npz` with the number of its row in the name of each array."""
-    parts = [kept.part for kept in keep.values()]
+    parts = [answered.part for answered in keep.values()]
     arrays = {"names": np.array(json.dumps(list(keep))), "parts": np.array(json.dumps(parts))}
     for i, row in enumerate(rows):
         for name, array in row.items():
@@ -159,7 +163,7 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
         `label{i}` i32[N] and `probabilities{i}` f32[N, C], or `predicted{i}` u8[N, H, W].
     """
     if form == "npz":
-        return _packed_rows(keep, [kept.answers.predictions() for kept in keep.values()])
+        return _packed_rows(keep, [answered.answers.predictions() for answered in keep.values()])
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for number, ((name, adaptation), (answers, split, part)) in enumerate(keep.items()):

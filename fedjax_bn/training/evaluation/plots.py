@@ -52,7 +52,7 @@ def ablations(
     baseline = {d: row["running"] for d, row in scores.items() if "running" in row}
     for (name, key), choices in varied(texts).items():
         values = {
-            domain: {value: [row[text]] for value, text in choices.items()}
+            domain: {value: [row[adaptation]] for value, adaptation in choices.items()}
             for domain, row in scores.items()
         }
         label = f"{key} of {name}"
