@@ -178,13 +178,14 @@ def _train(arguments: list[str]) -> None:
             "names all, `fedjax-bn --help` shows what else there is"
         )
     config = read(CONFIG.value, changes)
+    from fedjax_bn.report.page import write_report
     from fedjax_bn.run.commands import train_all
     from fedjax_bn.training.together import join, together
 
     join(_DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
     with together():
-        train_all(config, Path(_WORKDIR.value or f"runs/{name}"))
+        train_all(config, Path(_WORKDIR.value or f"runs/{name}"), write_report)
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -207,7 +208,7 @@ def _serve(arguments: list[str]) -> None:
             "serve needs the workdir of a finished run and a folder to write: --workdir DIR "
             "--export FOLDER"
         )
-    from fedjax_bn.run.serve import run
+    from fedjax_bn.serving.serve import run
 
     run(Path(_WORKDIR.value), Path(_EXPORT.value), changes, print, _TRUST.value, _CLIENT.value)
 
@@ -223,7 +224,7 @@ def _predict(arguments: list[str]) -> None:
             "predict needs a served model and images: --model FOLDER --data IMAGES; `fedjax-bn "
             "serve` writes such a folder"
         )
-    from fedjax_bn.run.predict import Request, run
+    from fedjax_bn.serving.predict import Request, run
 
     run(Request(*(flag.value for flag in OWNED["predict"])))
 

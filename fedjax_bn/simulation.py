@@ -35,7 +35,6 @@ from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
-from fedjax_bn.report import tables
 from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.experiment.build import sample_input
@@ -45,7 +44,7 @@ from fedjax_bn.run.files import finished
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, confusion, require_classifier
-from fedjax_bn.training import workdir
+from fedjax_bn.training import score_tables, workdir
 from fedjax_bn.training.evaluation.evaluate import evaluator, served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.logs import progress
@@ -154,7 +153,7 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         """Returns the table of accuracies, or of Dice, as the command line prints it."""
-        return tables.comparison([{"method": "simulated"} | self.summary])
+        return score_tables.comparison([{"method": "simulated"} | self.summary])
 
 
 def simulate(

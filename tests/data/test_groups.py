@@ -5,9 +5,10 @@ import pytest
 
 import runs
 from fedjax_bn.data.division.partition import share_out_domains
-from fedjax_bn.report import data_plots
-from fedjax_bn.report.page import data_facts, write_report
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run.train import prepare
+from fedjax_bn.training import data_plots
+from fedjax_bn.training.data_plots import data_facts
 from fedjax_bn.training.evaluation.evaluate import clients_tested, evaluator
 from fedjax_bn.training.evaluation.groups import QUANTILES, by_client, some_of
 from fedjax_bn.training.records import have_trained, round_record

@@ -226,9 +226,11 @@ def served(tmp_path_factory):
         std=[0.5],
         adaptations=["running"],
         programs={},
+        batch_size=32,
         orientation="upright",
+        masks="",
     )
-    folder.write(place, about, variables, {})
+    folder.write_served(place, about, variables, {})
     return place
 
 
@@ -248,11 +250,11 @@ def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path,
     assert len({tuple(row[2:]) for row in rows}) == 1
     plain = [row[2:] for row in predicted(served, tmp_path / "plain", capsys)]
     about = json.loads((served / "model.json").read_text())
-    stored = tmp_path / "stored"
-    stored.mkdir()
-    (stored / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
-    (stored / "model.json").write_text(json.dumps(about | {"orientation": "stored"}))
-    rows = predicted(stored, tmp_path / "tagged", capsys)
+    as_stored = tmp_path / "stored"
+    as_stored.mkdir()
+    (as_stored / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
+    (as_stored / "model.json").write_text(json.dumps(about | {"orientation": "stored"}))
+    rows = predicted(as_stored, tmp_path / "tagged", capsys)
     assert [row[2:] for row in rows] == plain
 
 

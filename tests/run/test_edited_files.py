@@ -128,7 +128,7 @@ def test_anything_at_any_place_of_a_file_is_read_or_told_in_a_sentence(
         value = (..., *NOTHING_LIKE_IT)[random.integers(len(NOTHING_LIKE_IT) + bool(path))]
         value = None if value is ... and not path else value
         write(folder, name, changed(content, path, value))
-        said = read_all(folder, build=name == "config.json")
+        said = read_all(folder, build=False)
         assert all("\n" not in text and len(text) < 600 for text in said), (path, value, said)
 
 

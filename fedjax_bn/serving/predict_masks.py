@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.arguments.text import brief, cell
+from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.masks.assemble import TILES
 from fedjax_bn.data.masks.scans import save_mask, shape_of, slices_of, uncropped
 from fedjax_bn.data.masks.volumes import Slices
@@ -72,9 +72,9 @@ def of_files(files: Sequence[Path], root: Path, about: About) -> Pictures:
                 content = read_image(file, MEGAPIXELS)
                 image = np.asarray(open_image(content, orientation=about.orientation)[0])
             target = PurePosixPath(name).with_suffix(".png")
-            found = _samples_of(image, about)
-            pictures.append(Picture(name, image.shape[:2], len(found), target, save))
-            yield found
+            tiles = _samples_of(image, about)
+            pictures.append(Picture(name, image.shape[:2], len(tiles), target, save))
+            yield tiles
 
     stored = _on_disk(samples())
     return pictures, stored
@@ -126,12 +126,12 @@ def _on_disk(samples: Iterable[np.ndarray]) -> np.ndarray:
     Samples are predicted in a random order, so each image is decoded once, and memory stays small.
     """
     with TemporaryFile() as file:
-        for one in samples:
-            file.write(np.ascontiguousarray(one))
-        return np.memmap(file, np.uint8, "r").reshape(-1, *one.shape[1:])
+        for batch in samples:
+            file.write(np.ascontiguousarray(batch))
+        return np.memmap(file, np.uint8, "r").reshape(-1, *batch.shape[1:])
 
 
-def write(pictures: Pictures, predict: Predictor, about: About, out: str) -> None:
+def write_masks(pictures: Pictures, predict: Predictor, about: About, out: str) -> None:
     """Writes the masks of images and `areas.csv` into a new folder, all of them or nothing.
 
     Args:
@@ -166,15 +166,15 @@ def write(pictures: Pictures, predict: Predictor, about: About, out: str) -> Non
 
 def _reserve(folder: Path, images: Sequence[Picture]) -> None:
     """Makes an empty file for each mask; raises ValueError if two need one place."""
-    for name, file in ((one.name, folder / one.file) for one in images if one.file):
+    for name, file in ((image.name, folder / image.file) for image in images if image.file):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch(exist_ok=False)
         # Also a folder a.png beside an image a.jpg, and, on some systems, A.jpg beside a.jpg.
         except (FileExistsError, NotADirectoryError) as error:
             raise ValueError(
-                f"the mask of image {brief(name)} needs the place of another image's mask, "
-                f"{brief(str(file.relative_to(folder)))}: rename one, or predict one folder at a "
+                f"the mask of image {name!r} needs the place of another image's mask, "
+                f"{str(file.relative_to(folder))!r}: rename one, or predict one folder at a "
                 "time"
             ) from error
 
@@ -190,18 +190,18 @@ def predicted(
     images, samples = pictures
     owner = np.repeat(np.arange(len(images)), [image.count for image in images])
     waiting: dict[int, dict[int, np.ndarray]] = {}
-    for index, found in predict.blocks(len(samples), samples.__getitem__):
-        for i, k, probabilities in zip(index, owner[index].tolist(), found, strict=True):
+    for index, batch in predict.blocks(len(samples), samples.__getitem__):
+        for i, k, probabilities in zip(index, owner[index].tolist(), batch, strict=True):
             if not np.isfinite(probabilities).all():
                 raise ValueError(
-                    f"the model's probabilities of image {brief(images[k].name)} are not "
+                    f"the model's probabilities of image {images[k].name!r} are not "
                     "finite: give another model, or images like those that it was trained on"
                 )
             parts = waiting.setdefault(k, {})
             parts[i] = _part(probabilities, images[k].shape, about)
             if len(parts) == images[k].count:
                 ordered = np.stack([part for _, part in sorted(waiting.pop(k).items())])
-                yield k, _whole(ordered, images[k].shape, about)
+                yield k, _assembled(ordered, images[k].shape, about)
 
 
 def _part(probabilities: np.ndarray, shape: Sequence[int], about: About) -> np.ndarray:
@@ -213,7 +213,7 @@ def _part(probabilities: np.ndarray, shape: Sequence[int], about: About) -> np.n
     return uncropped(stretched(probabilities, *inner).argmax(-1).astype(np.uint8), size)
 
 
-def _whole(parts: np.ndarray, shape: Sequence[int], about: About) -> np.ndarray:
+def _assembled(parts: np.ndarray, shape: Sequence[int], about: About) -> np.ndarray:
     """Returns the mask u8 of an image or scan of a shape from those of its samples, u8[n, h, w]."""
     if about.masks == TILES:
         places = cut(np.empty(shape, bool), about.shape[0])[1]  # they depend on the size alone
@@ -257,14 +257,14 @@ def _write_areas(
 ) -> None:
     """Writes pixels i64[N, C] of each image's classes, and their share of the image."""
     # Bytes of a file name that are not text become \udcff.
-    how = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+    encoding = {"encoding": "utf-8", "errors": "backslashreplace"}
     sized = images[0].millilitres is not None
-    with open(path, "x", **how) as file:
+    with open(path, "x", newline="", **encoding) as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("image", "class", "pixels", "share", *["ml"] * sized))
         for image, row in zip(images, areas.tolist(), strict=True):
-            for one, pixels in zip(classes, row, strict=True):
+            for name, pixels in zip(classes, row, strict=True):
                 ml = [f"{pixels * image.millilitres:.6g}"] if sized else []
                 table.writerow(
-                    (cell(image.name), cell(one), pixels, f"{pixels / sum(row):.6g}", *ml)
+                    (cell(image.name), cell(name), pixels, f"{pixels / sum(row):.6g}", *ml)
                 )

@@ -67,9 +67,9 @@ def grid(rows: list[list[str]]) -> str:
     rows = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for first, *rest in rows:
-        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        lines.append("  ".join((first.ljust(widths[0]), *cells)))
+    for name, *values in rows:
+        cells = (cell.rjust(width) for cell, width in zip(values, widths[1:], strict=True))
+        lines.append("  ".join((name.ljust(widths[0]), *cells)))
     lines.insert(1, "-" * len(lines[0]))
     return "\n".join(lines)
 

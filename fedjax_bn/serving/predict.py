@@ -2,7 +2,7 @@
 
 It imports no training code, and without `--trust` runs none that the model's folder holds. Rows are
 `image,class,PROBABILITIES...`, one column per class. What a model that segments writes,
-`run.predict_masks` describes.
+`serving.predict_masks` describes.
 """
 
 import csv
@@ -12,20 +12,17 @@ from contextlib import AbstractContextManager, nullcontext
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
 
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.text import brief, cell, one_line
+from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.masks.volumes import is_volume
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names, resized
-from fedjax_bn.data.pixels.raster import UPRIGHT
-from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import files_below, is_image
-from fedjax_bn.run import predict_masks
-from fedjax_bn.serving import load
+from fedjax_bn.serving import load, predict_masks
 from fedjax_bn.serving.folder import About, read_about
 
 _STREAM, _IMAGES = "-", "images"
@@ -62,29 +59,29 @@ def run(request: Request) -> None:
         written.
     """
     try:
-        folder = Path(request.model)
-        about = read_about(folder)
+        about = read_about(Path(request.model))
         if about.masks:
-            _write_masks(folder, about, request)
-            return
-        if request.data == _STREAM:
-            rows = _stream(folder, request, about)
+            _write_masks(about, request)
         else:
-            data = Path(request.data)
-            names, read = _open_samples(data, about.shape, request.resize, about.orientation)
-            found = load(folder, request.adapt, trust=request.trust).predict(len(names), read)
-            rows = zip(names, found, strict=True)
-        out, head = request.out, ("image", "class", *about.classes)
-        try:
-            with _opened(out) as file:
-                _write(file, head, rows)
-        except OSError as error:  # of a full disk, also when the file is closed
-            reason = error.strerror or error
-            raise ConfigError(
-                f"cannot write {out or 'the standard output'} ({reason}): give another --out"
-            ) from error
+            _write_table(about, request)
     except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
-        raise ConfigError(one_line(error) or "there is too little memory") from error
+        raise ConfigError(str(error) or "there is too little memory") from error
+
+
+def _write_table(about: About, request: Request) -> None:
+    """Writes a row for each image in `request.data`."""
+    if request.data == _STREAM:
+        rows = _stream(about, request)
+    else:
+        predict = load(request.model, request.adapt, trust=request.trust)
+        names, read = _open_samples(about, request)
+        rows = zip(names, predict.predict(len(names), read), strict=True)
+    try:
+        with _opened(request.out) as file:
+            _write_rows(file, ("image", "class", *about.classes), rows)
+    except OSError as error:  # of a full disk, also when the file is closed
+        place, reason = request.out or "the standard output", error.strerror or error
+        raise ConfigError(f"cannot write {place} ({reason}): give another --out") from error
 
 
 def _opened(out: str) -> AbstractContextManager[TextIO]:
@@ -93,27 +90,27 @@ def _opened(out: str) -> AbstractContextManager[TextIO]:
 
 
 def _open_samples(
-    path: Path, shape: Sequence[int], resize: bool = False, orientation: str = UPRIGHT
+    about: About, request: Request
 ) -> tuple[Sequence[str], Callable[[np.ndarray], np.ndarray]]:
-    """Returns the names of the samples in `path`, and `read(index i64[n]) -> images`.
+    """Returns the names of the samples in `request.data`, and `read(index i64[n]) -> images`.
 
-    The path is an image, a folder of images, or a `.npz`. Image files are stretched to the model's
-    square, as in training. Hidden files and folders are left out, as in `evaluate`. An archive has
-    one array `images`, or `NAME__images`, and its samples are named by their numbers. `shape` and
-    `orientation` describe the model's samples.
+    Image files are stretched to the model's square, as in training. Hidden files and folders are
+    left out, as in `evaluate`. The samples of an archive are named by their numbers.
     """
+    path = Path(request.data)
     if path.suffix == ".npz":
         images = _read_archive(path)
-        images = resized(images, shape) if resize else images
+        images = resized(images, about.shape) if request.resize else images
         return [str(i) for i in range(len(images))], images.__getitem__
     files, root = _files_below(path)
-    read = _file_reader(shape, root, orientation)
+    read = _file_reader(about, root)
     return relative_names(files, root), lambda index: read([files[i] for i in index])
 
 
-def _write_masks(folder: Path, about: About, request: Request) -> None:
+def _write_masks(about: About, request: Request) -> None:
     """Writes the masks of the images in `request.data`."""
-    path, predict = Path(request.data), load(folder, request.adapt, trust=request.trust)
+    path = Path(request.data)
+    predict = load(request.model, request.adapt, trust=request.trust)
     if request.data == _STREAM:
         raise ValueError(
             "--data - answers each name in a row, and the masks of a model that segments are "
@@ -129,21 +126,24 @@ def _write_masks(folder: Path, about: About, request: Request) -> None:
     else:
         _check_square(about.shape)
         pictures = predict_masks.of_files(*_files_below(path), about)
-    predict_masks.write(pictures, predict, about, request.out)
+    predict_masks.write_masks(pictures, predict, about, request.out)
 
 
 def _read_archive(path: Path) -> np.ndarray:
     """Returns the images [N, ...] of a `.npz`, its one array `images` or `NAME__images`."""
-    if not path.is_file():
-        raise FileNotFoundError(f"--data {path} is not a file: give images, a folder, or a .npz")
-    names = names_in_npz(path)
-    found = [name for name in names if name == _IMAGES or name.endswith(f"__{_IMAGES}")]
-    if len(found) != 1:
-        raise ValueError(
-            f"{path} has the arrays {first_few(names) or 'none'}: give a .npz with one array "
-            f"{_IMAGES} [N, ...], or NAME__{_IMAGES}"
-        )
-    return read_npz(path, found)[found[0]]
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file)
+            names = [name for name in archive if name == _IMAGES or name.endswith(f"__{_IMAGES}")]
+            if len(names) == 1:
+                return archive[names[0]]
+            arrays = ", ".join(archive) or "none"
+    except (OSError, ValueError, TypeError, BadZipFile) as error:
+        raise ValueError(f"cannot read --data {path} ({error}): give another .npz") from error
+    raise ValueError(
+        f"{path} has the arrays {arrays}: give a .npz with one array {_IMAGES} [N, ...], or "
+        f"NAME__{_IMAGES}"
+    )
 
 
 def _files_below(
@@ -164,13 +164,11 @@ def _files_below(
     return files, root
 
 
-def _file_reader(
-    shape: Sequence[int], root: Path, orientation: str
-) -> Callable[[Sequence[Path]], np.ndarray]:
+def _file_reader(about: About, root: Path) -> Callable[[Sequence[Path]], np.ndarray]:
     """Returns `read(files) -> u8[n, H, H, 3]`; file names in errors are relative to `root`."""
-    _check_square(shape)
-    how = {"root": root, "progress": False, "orientation": orientation}
-    return lambda files: decode(files, shape[0], **how)[0]
+    _check_square(about.shape)
+    options = {"root": root, "progress": False, "orientation": about.orientation}
+    return lambda files: decode(files, about.shape[0], **options)[0]
 
 
 def _check_square(shape: Sequence[int]) -> None:
@@ -182,46 +180,48 @@ def _check_square(shape: Sequence[int]) -> None:
         )
 
 
-def _stream(folder: Path, request: Request, about: About) -> Iterator[tuple[str, np.ndarray]]:
+def _stream(about: About, request: Request) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name, probabilities f[classes]) of each image named on the standard input.
 
     Raises:
       ValueError: the model cannot be used, or an image or the standard input cannot be read.
     """
-    predict, names = load(folder, request.adapt, 1, request.trust), []
+    predict, names = load(request.model, request.adapt, 1, request.trust), []
     if isinstance(sys.stdin, TextIOWrapper):  # file names may not be valid text
         sys.stdin.reconfigure(errors="surrogateescape")
-    read = _file_reader(about.shape, Path(), about.orientation)
+    read = _file_reader(about, Path())
 
     def images() -> Iterator[np.ndarray]:
         try:
             for line in filter(None, map(str.strip, sys.stdin)):
                 names.append(line)
                 yield read([Path(line)])
-        except OSError as error:  # `run` takes an OSError for one of the output
-            raise ValueError(one_line(error)) from error
+        except OSError as error:  # `_write_table` takes an OSError for one of the output
+            raise ValueError(str(error)) from error
 
-    return ((names.pop(), found[0]) for found in predict.stream(images()))
+    return ((names.pop(), batch[0]) for batch in predict.stream(images()))
 
 
-def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
+def _write_rows(
+    file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]
+) -> None:
     """Writes the table, each row before the next is computed."""
     encoding = getattr(file, "encoding", None) or "utf-8"
     table = csv.writer(file, lineterminator="\n")
 
-    def encodable(text: str) -> str:
+    def encodable(value: str) -> str:
         # A byte of a file name that is not text becomes \udcff, and a character that the encoding
         # lacks becomes, for example, \u4eac.
-        return cell(text).encode(encoding, "backslashreplace").decode(encoding)
+        return cell(value).encode(encoding, "backslashreplace").decode(encoding)
 
     head = tuple(map(encodable, head))
     table.writerow(head)
-    for name, found in rows:
-        if not np.isfinite(found).all():
+    for name, probabilities in rows:
+        if not np.isfinite(probabilities).all():
             raise ValueError(
-                f"the model's probabilities of image {brief(name)} are not finite: give another "
+                f"the model's probabilities of image {name!r} are not finite: give another "
                 "model, or images like those that it was trained on"
             )
-        best = head[2 + int(found.argmax())]
-        table.writerow((encodable(name), best, *(f"{p:.6g}" for p in found)))
+        best = head[2 + int(probabilities.argmax())]
+        table.writerow((encodable(name), best, *(f"{p:.6g}" for p in probabilities)))
         file.flush()  # a program that gives one name at a time waits for this row
