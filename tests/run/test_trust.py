@@ -18,7 +18,7 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.models import MLP, SmallCNN
-from fedjax_bn.normalization.adapter import with_gates
+from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder as served_folder
