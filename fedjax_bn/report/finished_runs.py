@@ -13,7 +13,7 @@ from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report.tables import part_tested
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten, up_to_date
-from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
+from fedjax_bn.run.experiment.method import own_rules
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.classes_answered import Answered
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
@@ -221,18 +221,16 @@ def _workdirs(folder: Path) -> Iterator[Path]:
 
 
 def relevant(run: Run) -> Record:
-    """Returns the keys of a run on which its numbers depend, without keys of other methods.
+    """Returns the keys of a run on which its numbers depend.
 
     If `share` or `weigh` is empty, it is replaced with the name of the method's own rule.
     """
-    name = str(run.config["method"]).partition(":")[0]
-    others = set(METHODS) - {group_of(name)}
-    rules = own_rules(name, private=run.config["privacy.clip"] > 0)
+    rules = own_rules(run.config["method"], private=run.config["privacy.clip"] > 0)
     own = {key: rule for key, rule in rules.items() if not run.config[key]}
     return {
         key: value
         for key, value in (run.config | own).items()
-        if key not in APART and key.partition(".")[0] not in others
+        if key not in APART
     }
 
 

@@ -36,11 +36,10 @@ def listing(names: Sequence[str]) -> str:
 def _rows(kind: str) -> Iterable[_Line]:
     """Yields the rows of a list; imports modules where they are read, because most need JAX."""
     if kind == "methods":
-        from fedjax_bn.run.experiment.method import METHODS, group_of
+        from fedjax_bn.run.experiment.method import METHODS, method_options
 
         for name, method in METHODS.items():
-            own = [key for key in keys() if key.startswith(f"{group_of(name)}.")]
-            yield name, _first_line(method), " ".join(own)
+            yield name, _first_line(method), _arguments(method_options(name))
     elif kind == "models":
         from fedjax_bn.run.experiment.task import MODELS, OF_CALLER
 

@@ -1,18 +1,14 @@
 """Defines all keys of the configuration: type, default, range and meaning.
 
-A key means the same everywhere. The keys of methods, such as `fedprox.mu`, come from the methods'
-signatures and docstrings. `fedjax-bn list keys` prints all keys.
+A key means the same everywhere. `fedjax-bn list keys` prints all keys.
 """
 
-import inspect
-import re
-from functools import cache
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from fedjax_bn.arguments.choices import REQUIRED, Argument, plain_arguments
+from fedjax_bn.arguments.choices import Argument
 from fedjax_bn.arguments.ranges import (
     BY_KIND,
     GREYS,
@@ -61,7 +57,7 @@ def _name(meaning: str, *names: str) -> Argument:
 
 
 _KEYS = {
-    "method": _key("", "`list methods`, or your own package.module:function:key=value"),
+    "method": _key("fedbn", "`list methods`, or your own package.module:function:key=value"),
     "baselines": _key((), "methods to run beside it, each in WORKDIR/baselines/NAME"),
     "model": _key("DigitCNN", "`list models`, or your own package.module:Class:key=value"),
     "pretrained": _key("", "weights to start from: a file, or a hub id; empty: none", PATH),
@@ -315,36 +311,10 @@ _KEYS = {
     "abide.atlas": _key("", "such as cc200, where the folder has several"),
 }
 
-# Arguments that other keys set, or that turn the method into another one.
-_ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
 
-
-@cache
 def keys() -> dict[str, Argument]:
-    """Returns all keys, dotted name -> its type, default, range and meaning.
-
-    A method's keys are the keyword arguments whose default is a bool, a number or a text.
-    """
-    from fedjax_bn import methods  # imports JAX; errors in flags need not wait for it
-
-    found = {}
-    for name in methods.__all__:
-        method = getattr(methods, name)
-        meanings = _meanings(inspect.getdoc(method) or "")
-        for key, argument in plain_arguments(method, _ELSEWHERE).items():
-            # An argument without a default value, such as weigh, has a key shared by all methods.
-            if argument.default not in (None, REQUIRED):
-                found[f"{name}.{key}"] = argument._replace(meaning=meanings.get(key, ""))
-    usual = _KEYS["method"]._replace(default=methods.USUAL)
-    return _KEYS | {"method": usual} | dict(sorted(found.items()))
-
-
-def _meanings(docstring: str) -> dict[str, str]:
-    """Returns argument -> its text in the section `Args:` of a docstring, on one line."""
-    section = re.search(r"^Args:\n((?:  .*\n|\n)*)", docstring + "\n", re.MULTILINE)
-    parts = re.split(r"^  (?=\S)", section[1] if section else "", flags=re.MULTILINE)
-    pairs = (part.split(":", 1) for part in parts if ":" in part)
-    return {name: " ".join(text.split()) for name, text in pairs}
+    """Returns all keys, dotted name -> its type, default, range and meaning."""
+    return _KEYS
 
 
 def base() -> ConfigDict:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.arguments.choices import Table, misfit, parsed, read_choice
+from fedjax_bn.arguments.choices import Argument, Table, misfit, parsed, read_choice
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
 from fedjax_bn.arguments.text import brief, nearest, short
 from fedjax_bn.run.config.defaults import base, keys
@@ -284,8 +284,12 @@ def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
 
 
 def choice_of(
-    key: str, text: str, table: Table, given: Collection[str] = ()
+    key: str,
+    text: str,
+    table: Table,
+    given: Collection[str] = (),
+    extra: Mapping[str, Argument] | None = None,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns `choices.read_choice` for the value of a key; its errors become ConfigErrors."""
     with as_config_errors():
-        return read_choice(f"config.{key}={brief(text)}", text, table, given=given)
+        return read_choice(f"config.{key}={brief(text)}", text, table, given=given, extra=extra)
