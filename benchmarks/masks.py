@@ -50,7 +50,12 @@ def main() -> None:
     options, rest = parser.parse_known_args()
     for reading in options.only.split(","):
         changes = {
-            **{"method": f"fedcd{READINGS[reading]}", "weigh": "by_size", "target": "fax", "model": options.model},
+            **{
+                "method": f"fedcd{READINGS[reading]}",
+                "weigh": "by_size",
+                "target": "fax",
+                "model": options.model,
+            },
             **{"rounds": str(options.rounds), "eval_every": str(options.rounds)},
             **{"batch_size": "16", "adaptations": "batch", "share": "all_but_batch_norm"},
             **{"optimizer.learning_rate": RATE, "optimizer.momentum": "0.9"},

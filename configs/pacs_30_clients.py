@@ -6,8 +6,8 @@ Each of the three domains that train is shared out among ten clients. PATH, the 
 to start from (pretrained) and CAFL are as in configs/pacs.py.
 
     iid labels (Table 9)         the default
-    Dirichlet labels (Table 10)  --config.data.partition=dirichlet --config.data.alpha=0.5
-    Dirichlet labels (Table 11)  --config.data.partition=dirichlet --config.data.alpha=0.1
+    Dirichlet labels (Table 10)  --config.data.partition=dirichlet:alpha=0.5
+    Dirichlet labels (Table 11)  --config.data.partition=dirichlet:alpha=0.1
     all four targets in turn     --config.target=each
     the other methods beside it  --config.baselines=fedprox:mu=0.1,fedbn
 

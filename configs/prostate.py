@@ -33,9 +33,9 @@ patients of the parts are drawn by us, and Dice is of a patient's slices togethe
 FedDG (Liu et al., CVPR 2021; github.com/liuquande/FedDG-ELCFS, train_ELCFS.py): 100 rounds of one
 epoch, batches of 5, Adam with learning rate 1e-3, one site unseen. That code trains on fundus
 images; we take its settings for the prostate too. What differs: a tenth of each other site's
-patients validates; a client sends the amplitudes of five slices (feddg:spectra=5), there of all; the
-adaptation `batch` has the statistics of its test, which runs in training mode, but its threshold of
-0.75 and its largest component are not applied.
+patients validates; a client sends the amplitudes of five slices (feddg:spectra=5), there of all;
+the adaptation `batch` has the statistics of its test, which runs in training mode, but its
+threshold of 0.75 and its largest component are not applied.
 """
 
 import re

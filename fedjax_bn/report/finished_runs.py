@@ -12,7 +12,7 @@ from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report.tables import part_tested
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import flatten, up_to_date
+from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import own_rules
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.classes_answered import Answered
@@ -191,7 +191,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             summary = read_json(place / "summary.json", SUMMARY)
             records = read_lines(place / "metrics.jsonl", summary["rounds"])
             about = read_json(place / "config.json", CLAIM)
-            about |= {"config": _lists(up_to_date(about["config"]))}
+            about |= {"config": _lists(about["config"])}
             data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
             kept = read_answers(place).items()
             answers = {key: one for key, one in kept if isinstance(one, Answered)}
@@ -227,11 +227,7 @@ def relevant(run: Run) -> Record:
     """
     rules = own_rules(run.config["method"], private=run.config["privacy.clip"] > 0)
     own = {key: rule for key, rule in rules.items() if not run.config[key]}
-    return {
-        key: value
-        for key, value in (run.config | own).items()
-        if key not in APART
-    }
+    return {key: value for key, value in (run.config | own).items() if key not in APART}
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:

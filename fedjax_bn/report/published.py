@@ -236,10 +236,10 @@ def _differences(one: _Training, row: Row) -> Iterator[str]:
             value = _OF_ORIGINALS.get(key)
         if value != planned[key]:
             yield f"{key}={spell(config[key])} ({spell(planned[key])} there)"
-    options, printed = (option_values(each["method"]) for each in (config, planned))
+    options, printed = map(option_values, (row.method, planned["method"]))
     for key in sorted(options.keys() & printed.keys()):
         if options[key] != printed[key]:
-            option = f"{name_of(config['method'])}:{key}"
+            option = f"{name_of(row.method)}:{key}"
             yield f"{option}={spell(options[key])} ({spell(printed[key])} there)"
     if protocol.start != UNSTATED and bool(config["pretrained"]) != bool(protocol.start):
         start = protocol.start or "random weights"

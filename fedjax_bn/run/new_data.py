@@ -18,8 +18,7 @@ from fedjax_bn.data.pixels.decode import resized, resized_masks
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config.keys import choose
-from fedjax_bn.run.experiment.datasets import DATASETS, decoding
+from fedjax_bn.run.experiment.datasets import dataset_name, decoding, read_data
 from fedjax_bn.training.workdir import Record
 
 _OWN = ("folders", "masks", "npz")  # datasets that are a user's own
@@ -33,39 +32,38 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
         `data.domains` names.
       ValueError, OSError: as the readers.
     """
-    name, path, wanted = config.data.name, Path(config.data.path).expanduser(), config.data.domains
-    load = choose(DATASETS, name, "data.name")
+    name, path = dataset_name(config), Path(config.data.path).expanduser()
     moved = config.data.path and config.data.path != own.data.path
-    if not moved or not (name == own.data.name or name in _OWN):
-        return load(config)
+    if not moved or not (config.data.name == own.data.name or name in _OWN):
+        return read_data(config)
     numbers = [str(label) for label in range(form["num_classes"])]  # if the run recorded no names
     if path.suffix == ".npz":
-        return npz.load(path, domains=wanted, classes=form.get("classes") or numbers)
+        return npz.load(path, domains=config.data.domains, classes=form.get("classes") or numbers)
     if name == "masks":  # new masks need not have all classes, so those of the run are named
         config.data.classes = config.data.classes or tuple(form.get("classes", ()))
-        return load(config)
+        return read_data(config)
     inside, classes = folders.subfolders(path), {}
     if name in IMAGE_FOLDERS:
         domains, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
         for one in (path, *inside):  # a copy of the published folder, or a folder that holds it
             if len(folders.match_folders(folders.subfolders(one), domains)) == len(domains):
-                return load(config)
+                return read_data(config)
     elif name == "folders":
         given = config.data.classes or form.get("classes", ())
         classes = dict.fromkeys(given if given or own.data.name in _OWN else numbers, ())
     if not classes:  # another reader, or an older run, which did not record its classes
-        return load(config)
+        return read_data(config)
     # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
     matching = (one for one in inside if folders.match_folders(folders.subfolders(one), classes))
     found = {one.name: one for one in matching}
     if not found and folders.match_folders(inside, classes):
         found = {path.resolve().name: path}
-    if missing := [one for one in wanted if one not in found]:
+    if missing := [one for one in config.data.domains if one not in found]:
         raise ConfigError(
             f"config.data.domains={missing[0]!r} is not a domain of {path}: it has "
             f"{', '.join(found) or 'none'}"
         )
-    found = {one: found[one] for one in wanted or found}
+    found = {one: found[one] for one in config.data.domains or found}
     if not found:
         raise ConfigError(
             f"config.data.path={path} holds no class of the run: give a folder "

@@ -125,7 +125,7 @@ def _notes(experiment: Experiment, state: FederatedState | Held, private: bool) 
         )
     if experiment.evaluation.personalization:
         yield (
-            "evaluate lets unseen clients adapt to labelled samples first (personalize.samples); "
+            "evaluate lets unseen clients adapt to labelled samples first (personalize_samples); "
             "the served model is the one before that"
         )
     personal = (state.state if isinstance(state, Held) else state).personal

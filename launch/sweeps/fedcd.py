@@ -65,9 +65,7 @@ REA = {
     for value in ETAS
 }
 BOTH = {
-    (one, other): training(
-        f"fedcd:lambda_sci={one}:eta={other}", f"sci-rea-lambda{one}-eta{other}"
-    )
+    (one, other): training(f"fedcd:lambda_sci={one}:eta={other}", f"sci-rea-lambda{one}-eta{other}")
     for one in LAMBDAS
     for other in ETAS
 }

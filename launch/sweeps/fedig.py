@@ -107,9 +107,7 @@ MIXING = {
     "FedBN": FEDBN,
     "FedIG, Global: u = 0.0": plain("fedig:mixing=constant:u=0.0", "fedig-u0"),
     "FedIG, Instance: u = 1.0": plain("fedig:mixing=constant:u=1.0", "fedig-u1"),
-    "FedIG, Global & instance: u = 0.5": plain(
-        "fedig:mixing=constant:u=0.5", "fedig-u0.5"
-    ),
+    "FedIG, Global & instance: u = 0.5": plain("fedig:mixing=constant:u=0.5", "fedig-u0.5"),
     "FedIG, Global & instance: u ~ U(0, 1)": FEDIGA,
 }
 LOSSES = {
@@ -120,9 +118,7 @@ LOSSES = {
 }
 COMPONENTS = {
     "FedBN": FEDBN,
-    "FedBN + FedProx": plain(
-        "fedprox:mu=0.1", "fedbn-fedprox", share="all_but_batch_norm"
-    ),
+    "FedBN + FedProx": plain("fedprox:mu=0.1", "fedbn-fedprox", share="all_but_batch_norm"),
     "FedBN + MixStyle + CAL": plain("fedig:mixing=mixstyle", "fedig-mixstyle"),
     "FedIG": FEDIGA,
     "FedIG + BIN (learned alpha)": Row((BIN,), "learned_alpha"),
@@ -131,15 +127,17 @@ COMPONENTS = {
 UNIFORM = {
     "FedIG-A, u ~ U(0, 1)": Row((FEDIGA,), ADAPTER),
     **{
-        label: Row((adapted(f"fediga:mixing={mixing}", f"fediga-{mixing.replace(':', '-')}"),), ADAPTER)
+        label: Row(
+            (adapted(f"fediga:mixing={mixing}", f"fediga-{mixing.replace(':', '-')}"),), ADAPTER
+        )
         for label, mixing in RANGES.items()
     },
 }
 THIRTY = adapted("fediga")
 CROWDED = {  # folder -> changes of configs/pacs_30_clients.py
     "iid": {},
-    "dirichlet0.5": {"data.partition": "dirichlet", "data.alpha": 0.5},
-    "dirichlet0.1": {"data.partition": "dirichlet", "data.alpha": 0.1},
+    "dirichlet0.5": {"data.partition": "dirichlet:alpha=0.5"},
+    "dirichlet0.1": {"data.partition": "dirichlet:alpha=0.1"},
 }
 
 
@@ -212,7 +210,14 @@ TABLES = (
         for d in ("PACS", "VLCS")
     ),
     table("table7", "Table 7: VLCS", PROTOCOLS["VLCS"], METHODS, where(7), "Avg"),
-    table("table8", "Table 8: OfficeHome", PROTOCOLS["OfficeHome"], methods_on("OfficeHome"), where(8), "Avg"),
+    table(
+        "table8",
+        "Table 8: OfficeHome",
+        PROTOCOLS["OfficeHome"],
+        methods_on("OfficeHome"),
+        where(8),
+        "Avg",
+    ),
     *(crowded(number, folder) for number, folder in zip((9, 10, 11), CROWDED, strict=True)),
     *map(inside, DOMAINS),
 )

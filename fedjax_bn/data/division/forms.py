@@ -1,5 +1,6 @@
 """Reads `data.partition` and `data.sizes`, such as `iid` or `dirichlet:smallest=5`."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
@@ -14,7 +15,8 @@ SMALLEST = 10  # minimum samples of a client whose number is drawn, if there are
 _Sigma = Annotated[float, Range("at least 0.001 and at most 100", lambda s: 0.001 <= s <= 100)]
 
 
-def _dirichlet(smallest: Samples = SMALLEST) -> tuple[str, int]:
+def _dirichlet(alpha: Alpha = 0.5, smallest: Samples = SMALLEST) -> tuple[str, int]:
+    del alpha  # see `read_alpha`
     return "dirichlet", smallest
 
 
@@ -49,6 +51,12 @@ def read_partition(text: str) -> tuple[str, int]:
       ValueError: there is no such partition, or N is not a whole number from 1 to 65536.
     """
     return _read("data.partition", text, _PARTITIONS, PARTITION)
+
+
+def read_alpha(partition: str) -> float:
+    """Returns alpha of `dirichlet:alpha=0.5`, its default for other partitions."""
+    alphas = re.findall(r":alpha=([^:]*)", partition)
+    return float(alphas[-1]) if alphas else 0.5
 
 
 def read_sizes(text: str) -> tuple[str, float, int] | list[int]:

@@ -16,6 +16,7 @@ from fedjax_bn import aggregation, methods, sharing
 from fedjax_bn.adaptation.choice import NEEDS
 from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.engine.images import Prepare, standardize
@@ -63,6 +64,36 @@ PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
     "adam": lambda keys, rate: optax.adam(rate),
+}
+# (the full rate, the rounds of the run after the warm-up) -> the rate by round
+_Schedule = Callable[[float, int], optax.Schedule]
+
+
+def _constant() -> _Schedule:
+    """Stays at the full rate."""
+    return lambda rate, remaining: optax.constant_schedule(rate)
+
+
+def _cosine(rounds: RoundsOr0 = 0, final: Share = 0.0) -> _Schedule:
+    """Falls to `final` of the full rate within some rounds (0: until the run ends)."""
+    return lambda rate, remaining: optax.cosine_decay_schedule(rate, rounds or remaining, final)
+
+
+def _step(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
+    """Is multiplied with `factor` after every so many rounds."""
+    return lambda rate, remaining: optax.exponential_decay(rate, rounds, factor, staircase=True)
+
+
+def _exponential(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
+    """Falls smoothly, by `factor` in so many rounds."""
+    return lambda rate, remaining: optax.exponential_decay(rate, rounds, factor)
+
+
+SCHEDULES: dict[str, Callable[..., _Schedule]] = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "step": _step,
+    "exponential": _exponential,
 }
 # Arguments that keys set for all methods, and one that turns the method into another one.
 _ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
@@ -293,21 +324,15 @@ def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
     """Returns the learning rate as a function of the round, from 0.
 
     During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate. The schedule begins
-    with the full rate in the round after them. A cosine without `decay_rounds` ends with the run.
+    with the full rate in the round after them.
     """
-    warmup, full = keys.warmup_rounds, keys.learning_rate
-    end = keys.decay_rounds or max(rounds - warmup, 1)
-    if keys.schedule == "constant":
-        after = optax.constant_schedule(full)
-    elif keys.schedule == "cosine":
-        after = optax.cosine_decay_schedule(full, end, keys.final_fraction)
-    else:
-        steps = keys.schedule == "step"
-        after = optax.exponential_decay(full, end, keys.decay_factor, staircase=steps)
+    warmup, rate = keys.warmup_rounds, keys.learning_rate
+    make, options = choice_of("optimizer.schedule", keys.schedule, SCHEDULES)
+    schedule = make(**options)(rate, max(rounds - warmup, 1))
     if not warmup:
-        return after
-    rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
-    return optax.join_schedules([rise, after], [warmup])
+        return schedule
+    rise = optax.linear_schedule(rate / (warmup + 1), rate, warmup)
+    return optax.join_schedules([rise, schedule], [warmup])
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
@@ -317,8 +342,9 @@ def local_epochs(config: ConfigDict) -> tuple[int, ...]:
 
 def follows_rounds(config: ConfigDict) -> str:
     """Returns the key whose schedule depends on the number of rounds, such as a cosine; or ""."""
-    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds:
-        return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
+    schedule, options = choice_of("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
+    if schedule is _cosine and not options.get("rounds"):
+        return f"optimizer.schedule={config.optimizer.schedule} (without cosine:rounds=N)"
     plans = weighs_by_validation(config)
     if plans and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]:
         return f"weigh={brief(config.weigh)}"

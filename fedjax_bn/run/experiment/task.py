@@ -1,7 +1,7 @@
 """Builds a configuration's model, its task, and the augmentation of its training images."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -71,8 +71,8 @@ def choose_task(
     model: Any,
     internal: Dataset,
     images: jax.Array,
-    of_boxes: Mapping[str, Any],
-    of_masks: Mapping[str, Any],
+    recipe: Recipe,
+    nested: bool,
 ) -> Task:
     """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
 
@@ -80,7 +80,8 @@ def choose_task(
       text: `config.model`, which made the model.
       model, internal: the model, and the clients that train it.
       images: f[B, ...], such as the model reads.
-      of_boxes, of_masks: the keys of `config.detection` and of `config.segmentation`.
+      recipe: the gains of a detector's loss.
+      nested: whether each class of masks is inside the one before.
 
     Raises:
       ConfigError: the model is not one for such labels.
@@ -93,9 +94,10 @@ def choose_task(
             f"{kind.what} each: choose {kind.remedy}"
         )
     if kind == _BOXES:
-        gains = {key: value for key, value in of_boxes.items() if key != "score"}
-        return detection(model.anchors, recipe=Recipe(**gains), score=of_boxes["score"])
-    return segmentation(internal.num_classes, **of_masks) if kind == _MASKS else classification()
+        return detection(model.anchors, recipe=recipe)
+    if kind == _MASKS:
+        return segmentation(internal.num_classes, nested=nested)
+    return classification()
 
 
 def _made_for(text: str, model: Any, images: jax.Array) -> "_Kind | None":

@@ -16,8 +16,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import is_of_masks, no_labels
 from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.config.defaults import base, keys
-from fedjax_bn.run.config.keys import check, up_to_date
+from fedjax_bn.run.config.defaults import base
+from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.start import make_keys, make_start
@@ -59,13 +59,10 @@ def configuration(flat: Record) -> ConfigDict:
       WorkdirError: the record is not a valid configuration.
     """
     config = base()
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
-    for key in ("compilation_cache", "data.cache"):  # earlier versions accepted any text
-        if type(known.get(key)) is str and not keys()[key].range.holds(known[key]):
-            known[key] = ""
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in flat.items()}
     try:
         with config.unlocked():
-            config.update_from_flattened_dict(known)
+            config.update_from_flattened_dict(values)
         check(config)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise WorkdirError(
