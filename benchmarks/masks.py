@@ -11,6 +11,7 @@ at the last; the share of entries below 1; and the accuracies at the last round.
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.methods import sci
-from fedjax_bn.run.config.file import changes_of, read
+from fedjax_bn.run.config.file import read, split_changes
 from fedjax_bn.run.train import run
 from fedjax_bn.training.workdir import read_json
 
@@ -47,23 +48,20 @@ def main() -> None:
     parser.add_argument("--model", default="SmallCNN")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
-    options, rest = parser.parse_known_args()
+    changes, others = split_changes(sys.argv[1:])
+    options = parser.parse_args(others)
     for reading in options.only.split(","):
-        changes = {
-            **{
-                "method": f"fedcd{READINGS[reading]}",
-                "weigh": "by_size",
-                "target": "fax",
-                "model": options.model,
-            },
+        keys = {
+            **{"method": f"fedcd{READINGS[reading]}", "weigh": "by_size"},
+            **{"target": "fax", "model": options.model},
             **{"rounds": str(options.rounds), "eval_every": str(options.rounds)},
             **{"batch_size": "16", "adaptations": "batch", "share": "all_but_batch_norm"},
             **{"optimizer.learning_rate": RATE, "optimizer.momentum": "0.9"},
-            **dict(changes_of(rest)),
+            **dict(changes),
         }
         align = _only_alignment if reading == "alignment" else sci.align
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(sci, "align", align):
-            row = {"reading": reading, **measure(list(changes.items()), Path(folder))}
+            row = {"reading": reading, **measure(list(keys.items()), Path(folder))}
         print(json.dumps(row), flush=True)
 
 

@@ -27,7 +27,7 @@ sys.path.append(str(ROOT))
 from fedjax_bn.arguments.errors import UserError  # noqa: E402
 from fedjax_bn.arguments.text import shown  # noqa: E402
 from fedjax_bn.report.page import data_facts, write_data_plots  # noqa: E402
-from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
+from fedjax_bn.run.config.file import read, split_changes  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
 
 
@@ -36,9 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Draws samples of a data set.", allow_abbrev=False)
     parser.add_argument("--config", required=True, help="a config, as for fedjax_bn.main")
     parser.add_argument("--workdir", type=Path, required=True, help="folder that is written")
-    options, rest = parser.parse_known_args(arguments)
     try:
-        config = read(options.config, changes_of(rest))
+        changes, others = split_changes(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse_args(others)
+        config = read(options.config, changes)
         internal, unseen = configured_clients(read_data(config), config)
         write_data_plots(options.workdir, internal, unseen)
     except (UserError, ValueError, OSError) as error:

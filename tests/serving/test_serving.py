@@ -168,7 +168,7 @@ for start in range(0, len(images), B):
 np.save(sys.argv[3], np.concatenate(rows)[np.argsort(order)])
 del sys.modules["fedjax_bn"]
 from fedjax_bn import main
-main.main(main.parse_flags(["main", "predict", *sys.argv[4:]]))
+main.main(["main", "predict", *sys.argv[4:]])
 training = ("fedjax_bn.methods", "fedjax_bn.federation", "fedjax_bn.client", "orbax", "grain")
 sys.exit(", ".join(name for name in training if name in sys.modules) or 0)
 """
