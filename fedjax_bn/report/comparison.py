@@ -247,7 +247,7 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
             "chose nothing."
         )
     yield from _other_keys(variants)
-    fednova = [run for run in runs if run.method.partition(":")[0] == "fednova"]
+    fednova = [run for run in runs if run.method == "fednova"]
     if fednova and all(has_equal_steps(run.config, run.data) for run in fednova):
         yield f"{EQUALS_FEDAVG}."
     if {one.seeds for one in cells} == {1}:

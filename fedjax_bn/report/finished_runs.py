@@ -13,7 +13,7 @@ from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.report.tables import part_tested
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.experiment.method import own_rules
+from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.classes_answered import Answered
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
@@ -64,7 +64,7 @@ class Run(NamedTuple):
     @property
     def method(self) -> str:
         """The name of the run's method."""
-        return self.summary["method"]
+        return name_of(self.summary["method"])
 
     @property
     def seed(self) -> int:
@@ -225,9 +225,11 @@ def relevant(run: Run) -> Record:
 
     If `share` or `weigh` is empty, it is replaced with the name of the method's own rule.
     """
-    rules = own_rules(run.config["method"], private=run.config["privacy.clip"] > 0)
+    method = run.config["method"]
+    options = {f"{run.method}:{key}": value for key, value in option_values(method).items()}
+    rules = own_rules(method, private=run.config["privacy.clip"] > 0)
     own = {key: rule for key, rule in rules.items() if not run.config[key]}
-    return {key: value for key, value in (run.config | own).items() if key not in APART}
+    return {key: value for key, value in (run.config | own | options).items() if key not in APART}
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:

@@ -236,11 +236,10 @@ def _differences(one: _Training, row: Row) -> Iterator[str]:
             value = _OF_ORIGINALS.get(key)
         if value != planned[key]:
             yield f"{key}={spell(config[key])} ({spell(planned[key])} there)"
-    options, printed = map(option_values, (row.method, planned["method"]))
-    for key in sorted(options.keys() & printed.keys()):
-        if options[key] != printed[key]:
-            option = f"{name_of(row.method)}:{key}"
-            yield f"{option}={spell(options[key])} ({spell(printed[key])} there)"
+    for key, value in option_values(planned["method"]).items():
+        option = f"{row.method}:{key}"
+        if option in config and spell(config[option]) != spell(value):
+            yield f"{option}={spell(config[option])} ({spell(value)} there)"
     if protocol.start != UNSTATED and bool(config["pretrained"]) != bool(protocol.start):
         start = protocol.start or "random weights"
         yield f"pretrained={spell(config['pretrained'])} ({start} there)"

@@ -196,7 +196,7 @@ def test_only_keys_that_differ_are_told_and_the_command_makes_the_run(report, tm
     from fedjax_bn.run.config.file import read, split_changes
     from fedjax_bn.run.config.keys import flatten
 
-    place = finished(tmp_path, "fedprox", 3, {"ant": 1.0}, None, "pacs", fedprox__mu=0.5)
+    place = finished(tmp_path, "fedprox:mu=0.5", 3, {"ant": 1.0}, None, "pacs")
     ((run,), _) = find_runs([place])
     _, _, name, *told = _command(run).split()
     made = json.loads(json.dumps(dict(flatten(read(name, split_changes(told)[0])))))
@@ -210,10 +210,10 @@ def test_variants_of_a_method_are_told_by_the_keys_that_differ_and_make_a_curve(
     for seed, mu in itertools.product((0, 1), (0.01, 0.1, 1.0)):
         name = f"{seed}-{mu}"
         scores = {"ant": 50 + 10 * mu + seed}
-        finished(tmp_path / "runs", "fedprox", seed, scores, fedprox__mu=mu, name=name)
+        finished(tmp_path / "runs", f"fedprox:mu={mu}", seed, scores, name=name)
     page = written(tmp_path / "runs", tmp_path / "page.html")
     labels = [row[0] for row in page.tables[0][1:]]
-    assert labels == [f"fedprox (fedprox.mu={mu})" for mu in (0.01, 0.1, 1.0)]
+    assert labels == [f"fedprox (fedprox:mu={mu})" for mu in (0.01, 0.1, 1.0)]
     lines = [dict(one) for one in _polylines((tmp_path / "page.html").read_text())]
     (swept,) = (line for line in lines if line["data-x"] == "0.01 0.1 1")
     assert swept["data-y"] == "50.6 51.5 60.5"
@@ -221,7 +221,7 @@ def test_variants_of_a_method_are_told_by_the_keys_that_differ_and_make_a_curve(
 
 def test_runs_that_differ_in_more_than_their_method_are_pointed_out(tmp_path):
     finished(tmp_path / "runs", "fedavg", 0, {"ant": 1.0}, batch_size=8)
-    finished(tmp_path / "runs", "fedbn", 0, {"ant": 2.0}, fedprox__mu=3.0)
+    finished(tmp_path / "runs", "fedbn", 0, {"ant": 2.0})
     said = written(tmp_path / "runs", tmp_path / "page.html").paragraphs
     (one,) = (text for text in said if "differ in more than their method" in text)
     assert one.endswith("batch_size is 8 (fedavg), 32 (fedbn).")

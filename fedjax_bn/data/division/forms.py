@@ -90,7 +90,7 @@ def _reads(read: Callable[[str], Any]) -> Callable[[str], bool]:
 
 
 PARTITION = Range(
-    "iid, dirichlet, dirichlet:smallest=N, drawn:samples=N or pooled", _reads(read_partition)
+    "iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _reads(read_partition)
 )
 SIZES = Range(
     "whole numbers above 0, lognormal:sigma=S (0.001 to 100) or dirichlet:alpha=A (0.001 to 1e6)",

@@ -22,8 +22,8 @@ from fedjax_bn.engine.devices import check_strategy
 from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
-from fedjax_bn.run.config.keys import check
-from fedjax_bn.run.experiment.datasets import check_data_keys, configured_clients, read_data
+from fedjax_bn.run.config.keys import check, choice_of
+from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
     choose_method,
@@ -64,6 +64,7 @@ def build(config: ConfigDict) -> Experiment:
     """
     # All names are looked up before data are read, which may take minutes.
     check(config)
+    load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
     check_data_keys(config)
     for name in config.baselines:
         choose_method("baselines", name)
@@ -74,7 +75,7 @@ def build(config: ConfigDict) -> Experiment:
         choose_adaptation(text, model, config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
 
-    data = read_data(config)
+    data = load(config, **options)
     internal, unseen = configured_clients(data, config)
     notes = data.notes if isinstance(data, Source) else ()
     if config.data.truncate:

@@ -206,8 +206,9 @@ def option_values(method: str) -> dict[str, Any]:
 
 
 def name_of(method: str) -> str:
-    """Returns the name in a text such as `fedprox:mu=0.1`."""
-    return method.partition(":")[0]
+    """Returns the name in a text such as `fedprox:mu=0.1`; of a user's own method the text."""
+    name = method.partition(":")[0]
+    return name if name in METHODS else method
 
 
 def _choose_frozen(text: str) -> sharing.SharingRule:
