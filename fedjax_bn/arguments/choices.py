@@ -33,7 +33,7 @@ class Argument(NamedTuple):
       kind: the type of its values, one of `PLAIN`; a tuple of texts for some keys.
       default: `REQUIRED` if it has no default; if the default is None, None is allowed too.
       range: the allowed values of this type.
-      meaning: a sentence or more, for keys of the configuration.
+      meaning: what it is for, of keys of the configuration.
       is_choice: whether its value may be a choice with arguments of its own.
     """
 

@@ -244,7 +244,7 @@ def _swept(variants: Sequence[Variant], tables: Sequence[Table]) -> _Settings:
         for key in dict.fromkeys(key for variant in variants for key in variant.keys):
             lines: dict[str, dict[float, Interval]] = {}
             for variant in variants:
-                config = variant.runs[0].config
+                config = variant.runs[0].values
                 if key not in variant.keys or not _is_number(config[key]):
                     continue
                 others = [f"{k}={spell(config[k])}" for k in variant.keys if k != key]

@@ -62,6 +62,12 @@ class Run(NamedTuple):
         return defaults() | self.about["config"]
 
     @property
+    def values(self) -> Record:
+        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
+        options = option_values(self.config["method"]).items()
+        return self.config | {f"{self.method}:{key}": value for key, value in options}
+
+    @property
     def method(self) -> str:
         """The name of the run's method."""
         return name_of(self.summary["method"])
@@ -119,6 +125,12 @@ class Variant(NamedTuple):
     label: str
     runs: tuple[Run, ...]
     keys: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> Record:
+        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
+        options = option_values(self.config["method"]).items()
+        return self.config | {f"{self.method}:{key}": value for key, value in options}
 
     @property
     def method(self) -> str:
@@ -225,11 +237,9 @@ def relevant(run: Run) -> Record:
 
     If `share` or `weigh` is empty, it is replaced with the name of the method's own rule.
     """
-    method = run.config["method"]
-    options = {f"{run.method}:{key}": value for key, value in option_values(method).items()}
-    rules = own_rules(method, private=run.config["privacy.clip"] > 0)
+    rules = own_rules(run.config["method"], private=run.config["privacy.clip"] > 0)
     own = {key: rule for key, rule in rules.items() if not run.config[key]}
-    return {key: value for key, value in (run.config | own | options).items() if key not in APART}
+    return {key: value for key, value in (run.values | own).items() if key not in APART}
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:

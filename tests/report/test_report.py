@@ -268,9 +268,9 @@ def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsy
     for arguments in (("report",), ("report", "nowhere"), ("report", "runs", "--workdir", "x")):
         assert runs.command(*arguments) == 2
     said = capsys.readouterr().err
-    assert "report needs folders with finished runs" in said
+    assert "DIR" in said
     assert "nowhere is not a folder" in said
-    assert "--workdir belongs to `train` and `evaluate` and `serve`" in said
+    assert "--workdir" in said
     for wrong in (("report", "runs", "--out", "x.csv"), ("--config", "quickstart", "--out", "x")):
         assert runs.command(*wrong) == 2
 

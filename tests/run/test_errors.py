@@ -39,7 +39,7 @@ MISTAKES = [
     ),
     (["--config.target=faks"], ["'faks'", "did you mean 'fax'?", "flatbed"]),
     (["--config.clients=foo"], ["clients='foo'", "'vmap:at_once=n'"]),
-    (["--config.clients=vmap:0"], ["clients='vmap:at_once=0'", "n >= 1"]),
+    (["--config.clients=vmap:at_once=0"], ["clients='vmap:at_once=0'", "n >= 1"]),
     (["--config.clients=vmap:at_once=9"], ["9 clients at a time", "but there are", "or less"]),
     (["--config.clients_per_round=6"], ["clients_per_round=6", "5 clients"]),
     (["--config.data.clients_per_domain=100"], ["100 clients", "lower data.clients_per_domain"]),
@@ -120,9 +120,9 @@ def test_no_config_a_missing_one_and_a_wrong_one_are_told_apart(tmp_path, capfd)
 @pytest.mark.parametrize(
     ("arguments", "owners"),
     [
-        (["serve", f"--config={QUICK}"], "--config"),
-        (["predict", "--workdir=x"], "--model"),
-        (["evaluate", "--distributed"], "--workdir"),
+        (["serve", "--workdir=x", "--export=y", f"--config={QUICK}"], "--config"),
+        (["predict", "--model=x", "--data=y", "--workdir=x"], "--workdir"),
+        (["evaluate", "--workdir=x", "--distributed"], "--distributed"),
         ([f"--config={QUICK}", "--tsne"], "--tsne"),
     ],
 )

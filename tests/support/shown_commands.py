@@ -1,5 +1,7 @@
 """Whether a command that a page shows is one: its program, its options, its keys and its files."""
 
+import contextlib
+import io
 import re
 import shlex
 import tomllib
@@ -65,7 +67,12 @@ def _check_ours(words: list[str]) -> None:
         return
     if CONFIG in words:
         return
-    options, changes = main.parse(["fedjax-bn", *words])
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            options, changes = main.parse(["fedjax-bn", *words])
+        except SystemExit:
+            assert "are required" in said.getvalue(), said.getvalue()  # a page names a flag alone
+            return
     if options.command in ("train", "config", "evaluate"):
         config = read(options.config) if options.config else base()
         for key, text in changes:

@@ -204,8 +204,8 @@ _KEYS = {
     ),
     "privacy.seed": _key(
         None,
-        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn anew and "
-        "never sent.",
+        "Seed of the noise. By default it follows from `seed`; over Flower it is drawn at "
+        "random and never sent.",
         Seed,
     ),
     "privacy.delta": _key(

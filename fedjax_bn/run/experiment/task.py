@@ -130,16 +130,28 @@ def _kind_of(labels: Any) -> _Kind:
     return _MASKS if has_masks(labels) else _BOXES if has_boxes(labels) else _CLASS
 
 
+def _none(size: int) -> None:
+    """Leaves the images as they are."""
+    del size
+
+
+def _office(size: int) -> augment.Augment:
+    """Turns and flips images at random, as FedBN's code does on Office-Caltech10."""
+    del size
+    return augment.office()
+
+
 def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
+    """Applies random operations to each image (RandAugment)."""
     del size
     return randaug(ops, magnitude)
 
 
 # `make(size, ...) -> augment`, with the side of the images that the model reads
 AUGMENTATIONS = {
-    "none": lambda size: None,
+    "none": _none,
     "domainbed": augment.domainbed,
-    "office": lambda size: augment.office(),
+    "office": _office,
     "randaug": _randaug,
     "boxes": box_augment.of_boxes,
     "masks": mask_augment.of_masks,
