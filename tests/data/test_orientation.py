@@ -17,7 +17,6 @@ from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.datasets import DATASETS, decoding
-from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.serving import folder
 from tiny_digits import TEST, TRAIN, write_originals
 
@@ -225,11 +224,6 @@ def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):
     )
     source = DATASETS["folders"](config)
     assert [one.max() for pool in source.pools for one in pool.images] == [40, 200, 40, 200]
-
-
-def test_a_run_before_the_key_read_stored_pixels():
-    assert configuration({}).data.orientation == "stored"
-    assert configuration({"data.orientation": "upright"}).data.orientation == "upright"
 
 
 @pytest.fixture(scope="module")

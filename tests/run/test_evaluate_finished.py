@@ -171,7 +171,7 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
         ("--config.target=doog", "did you mean 'dog'?"),
         ("--config.target=", "left no domain out"),
         ("--config.data.path=six --config.target=", "shape [8, 8, 3] (uint8) in 3 classes"),
-        ("--config.data.nam=x", "did you mean 'data.name'?"),
+        ("--config.data.nam=x", "did you mean 'data.name'"),
         ("--config.data.name=folder", "config.data.name='folder' is unknown; did you mean"),
         ("--config none.py", "no config file 'none.py'"),
         # Data of another run are not taken for the internal clients.

@@ -92,7 +92,7 @@ def check_key(name: str) -> None:
     likely = [key for key in keys() if key.rpartition(".")[2] == last]
     likely += difflib.get_close_matches(name, keys(), _MOST)
     likely = list(dict.fromkeys(likely))[:_MOST]
-    hint = f"did you mean {' or '.join(map(repr, likely))}? " if likely else ""
+    hint = f"did you mean {', '.join(map(repr, likely))}? " if likely else ""
     raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
 
 
