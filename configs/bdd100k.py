@@ -32,11 +32,11 @@ nothing else, so its numbers cannot be reproduced exactly. What it leaves open i
                             data.augment=boxes:mosaic=1.0 adds
     classes                 the eight that driving datasets share, of ten
     images of a client      data.fraction= all; labels of 2020, or else of 2018
-    CityStreet, Residential of any weather
-    what is masked          fedcd.names=features, the three maps that the prediction layers read
+    CityStreet, Residential of any weather (data.domains)
+    what is masked          fedcd:names=features, the three maps that the prediction layers read
     selection               the round with the best validation mAP50 of the clients, on BDD100K's
                             own validation frames
-    FedProx                 fedprox.mu=0.1, of FedDG-GA's code, as on PACS
+    FedProx                 fedprox:mu=0.1, of FedDG-GA's code, as on PACS
     seed                    seed=0
 
 We have not run it at full size: accelerators and the data were not available.
@@ -60,7 +60,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 5e-4
     config.optimizer.keep = True
-    config.fedprox.mu = 0.1  # of FedDG-GA's code, as in configs/pacs.py
     config.eval_every = 10
     config.eval_unseen = "once"
     config.eval_batch_size = 16

@@ -24,7 +24,7 @@ TsmoBN's Table 1 (200 rounds, 3 runs), accuracy on unseen clients in percent:
 
     types            --config.target=blur    (noise, weather, digital)
     methods          --config.method=fedavg    (fedprox, fednova, fedadam)
-    four more unseen clients (E.2.5)    --config.data.corruptions= --config.target=noise,extra
+    four more unseen clients (E.2.5)    --config.data.domains= --config.target=noise,extra
     samples (Fig. E.2 and E.6)          launch/pictures.py
 
 UniFed's Table 2, all 15 clients internal, divided 0.7, 0.1, 0.2; mean accuracy in percent: FedAvg
@@ -69,7 +69,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.checkpoint_every = 5
     config.data.name = "cifar10_c"
     config.data.image_size = 256  # E.1; AlexNet needs 63
-    config.data.corruptions = INTERNAL
+    config.data.domains = INTERNAL
     config.data.severities = ("1",)
     config.data.split = "holdout"
     config.data.validation = 0.2

@@ -45,7 +45,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 5e-4
     config.optimizer.keep = True
-    config.fedprox.mu = 0.1  # of FedDG-GA's code, as in configs/pacs.py
     config.eval_every = 10
     config.eval_unseen = "once"
     config.eval_batch_size = 16

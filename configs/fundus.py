@@ -16,7 +16,7 @@ paper's table at hand. FL-MedSegBench has fundus images too, but its task there 
 FedDG's settings (github.com/liuquande/FedDG-ELCFS, train_ELCFS.py): 100 rounds of one epoch,
 batches of 5, Adam with learning rate 1e-3, clients weighed by their images. What differs: disc and
 cup are two of three classes with a softmax, theirs two sigmoids; a tenth of each site validates; a
-client sends the amplitudes of five images (feddg.spectra), theirs of all; the adaptation `batch`
+client sends the amplitudes of five images (feddg:spectra=5), theirs of all; the adaptation `batch`
 has the statistics of their test, which runs in training mode, but their threshold of 0.75 and their
 largest component are not applied.
 
@@ -38,7 +38,7 @@ PROTOCOLS = {
 
 def get_config(changes: str = "") -> ConfigDict:
     config = base()
-    config.method = "feddg"
+    config.method = "feddg:spectra=5:order=1"  # at most a batch; the order of FedDG's code
     config.model = "UNet"
     config.rounds = 100
     config.local_epochs = 1
@@ -46,8 +46,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 1e-3
     config.optimizer.keep = True
-    config.feddg.spectra = 5  # at most a batch
-    config.feddg.order = 1  # as in FedDG's code
     config.segmentation.nested = True
     config.eval_every = 5
     config.eval_batch_size = 16

@@ -14,7 +14,7 @@ from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.report.answers import MEASURES, measures_of_classes
 from fedjax_bn.report.blocks import Block, Folded, Group, Heading, Paragraphs, SortableTable
 from fedjax_bn.report.charts import COLOURS, Curves, Line, Look, chart
-from fedjax_bn.report.finished_runs import Run, Variant, relevant, spell
+from fedjax_bn.report.finished_runs import Run, Variant, spell
 from fedjax_bn.report.intervals import Interval, over_seeds
 from fedjax_bn.report.results import MEAN, Table, unseen_scores
 from fedjax_bn.training.evaluation.groups import some_of
@@ -254,13 +254,12 @@ def _charts_of_settings(title: str, curves: _Settings) -> list[Block]:
 def _swept(variants: Sequence[Variant], tables: Sequence[Table]) -> _Settings:
     """Returns scores over the numeric keys that a method's variants vary."""
     curves: _Settings = {}
-    configs = {variant.label: relevant(variant.runs[0]) for variant in variants}
     for table in tables:
         column = table.columns[0]
         for key in dict.fromkeys(key for variant in variants for key in variant.keys):
             lines: dict[str, dict[float, Interval]] = {}
             for variant in variants:
-                config = configs[variant.label]
+                config = variant.runs[0].values
                 if key not in variant.keys or not _is_number(config[key]):
                     continue
                 fixed = [f"{k}={spell(config[k])}" for k in variant.keys if k != key]

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import flatten, up_to_date
-from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
+from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.classes_answered import Answered
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
@@ -62,9 +62,15 @@ class Run(NamedTuple):
         return defaults() | self.about["config"]
 
     @property
+    def values(self) -> Record:
+        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
+        options = option_values(self.config["method"]).items()
+        return self.config | {f"{self.method}:{key}": value for key, value in options}
+
+    @property
     def method(self) -> str:
         """The name of the run's method."""
-        return self.summary["method"]
+        return name_of(self.summary["method"])
 
     @property
     def seed(self) -> int:
@@ -119,6 +125,12 @@ class Variant(NamedTuple):
     label: str
     runs: tuple[Run, ...]
     keys: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> Record:
+        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
+        options = option_values(self.config["method"]).items()
+        return self.config | {f"{self.method}:{key}": value for key, value in options}
 
     @property
     def method(self) -> str:
@@ -191,7 +203,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             summary = read_json(place / "summary.json", SUMMARY)
             records = read_lines(place / "metrics.jsonl", summary["rounds"])
             about = read_json(place / "config.json", CLAIM)
-            about |= {"config": _lists(up_to_date(about["config"]))}
+            about |= {"config": _lists(about["config"])}
             data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
             answered = read_answers(place).items()
             answers = {key: entry for key, entry in answered if isinstance(entry, Answered)}
@@ -221,19 +233,13 @@ def _workdirs(folder: Path) -> Iterator[Path]:
 
 
 def relevant(run: Run) -> Record:
-    """Returns the keys of a run on which its numbers depend, without keys of other methods.
+    """Returns the keys of a run on which its numbers depend.
 
     If `share` or `weigh` is empty, it is replaced with the name of the method's own rule.
     """
-    name = str(run.config["method"]).partition(":")[0]
-    other_methods = set(METHODS) - {group_of(name)}
-    rules = own_rules(name, private=run.config["privacy.clip"] > 0)
+    rules = own_rules(run.config["method"], private=run.config["privacy.clip"] > 0)
     method_rules = {key: rule for key, rule in rules.items() if not run.config[key]}
-    return {
-        key: value
-        for key, value in (run.config | method_rules).items()
-        if key not in APART and key.partition(".")[0] not in other_methods
-    }
+    return {k: value for k, value in (run.values | method_rules).items() if k not in APART}
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:

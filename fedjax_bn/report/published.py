@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_bn.report.finished_runs import APART, as_json, other_samples, spell
 from fedjax_bn.report.results import MEAN, Row, Table
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.method import own_rules
+from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 
 PROTOCOLS = "paper_protocols.json"
 UNSTATED = "unstated"  # a protocol's `start` if the paper does not state the initial weights
@@ -214,6 +214,7 @@ def _rules(method: str, config: Mapping[str, Any]) -> tuple:
     """
     words = {k: str(config[k]).partition(":")[0] for k in ("share", "weigh", "data.perturb")}
     rules = own_rules(method) | {key: word for key, word in words.items() if word}
+    method = name_of(method)
     if method == "randconv":
         rules["data.perturb"] = "randconv"
     name = {"fedbn": "fedavg", "fediga": "fedig", "randconv": "fedavg"}.get(method, method)
@@ -239,6 +240,10 @@ def _differences(training: _Training, row: Row) -> Iterator[str]:
             value = _OF_ORIGINALS.get(key)
         if value != planned[key]:
             yield f"{key}={spell(config[key])} ({spell(planned[key])} there)"
+    for key, value in option_values(planned["method"]).items():
+        option = f"{row.method}:{key}"
+        if option in config and spell(config[option]) != spell(value):
+            yield f"{option}={spell(config[option])} ({spell(value)} there)"
     if protocol.start != UNSTATED and bool(config["pretrained"]) != bool(protocol.start):
         start = protocol.start or "random weights"
         yield f"pretrained={spell(config['pretrained'])} ({start} there)"

@@ -1,15 +1,22 @@
-"""Runs the commands `train`, for one target or for each in turn, and `evaluate`."""
+"""Runs the commands `train`, for one target or for each in turn, `config` and `evaluate`."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import file_name, shown
+from fedjax_bn.data.domain import Domain
+from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.federation import traffic
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
+from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.experiment.build import sample_input
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
+from fedjax_bn.run.experiment.start import batches_of_one, partition_table, prepare
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.training import score_tables, workdir
 from fedjax_bn.training.together import first
@@ -77,6 +84,54 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
         baseline.update(method=method, share="", baselines=())
         baseline.adaptations = served_of(baseline, config.adaptations)
         yield baseline, folder / "baselines" / file_name(method)
+
+
+def describe_run(config: ConfigDict) -> str:
+    """Returns what a configuration trains, as text; nothing is trained, compiled or written.
+
+    Raises:
+      ConfigError: the configuration or the data that it names cannot be used.
+    """
+    experiment, _, start = prepare(config)
+    state, batches = jax.eval_shape(start), batches_of_one(experiment)
+    plan, internal = experiment.plan, experiment.internal
+    steps, size = batches["valid"].shape
+    images = jax.eval_shape(lambda: sample_input(internal, experiment.prepare, size))
+    labels = label_forms(internal.domains[0].train, (size,))
+    shapes = ", ".join(_shape(leaf) for leaf in jax.tree.leaves((images, labels)))
+    # A run of few among many clients has one row here, so the number of clients is the data's.
+    table = partition_table(experiment, state).partition("\n")[2]
+    sent = traffic(experiment.method, state, batches)
+    usual = {name: key.default for name, key in keys().items()}
+    changed = [f"  {name}={value}" for name, value in plan.keys.items() if value != usual[name]]
+    named = internal.domains[: plan.clients_named]
+    return "\n".join(
+        (
+            "keys that differ from their defaults:",
+            *changed,
+            f"{plan.method} on {plan.model}, {len(internal.domains):,} clients of {internal.name}, "
+            f"{plan.rounds} rounds",
+            "samples of clients (training, validation, test):",
+            *(_samples(domain) for domain in named),
+            *(f"  and {rest:,} more" for rest in [len(internal.domains) - len(named)] if rest),
+            *["unseen:"] * bool(experiment.unseen),
+            *(_samples(domain) for domain in experiment.unseen),
+            f"a batch: {shapes}; the largest client makes {steps} steps a round",
+            table,
+            f"a client and round: {sent['down']:,} bytes down, {sent['up']:,} bytes up",
+            *experiment.notes,
+        )
+    )
+
+
+def _samples(domain: Domain) -> str:
+    splits = (domain.train, domain.validation, domain.test)
+    counts = ", ".join("none" if split is None else str(len(split.images)) for split in splits)
+    return f"  {domain.name}: {counts}"
+
+
+def _shape(leaf: jax.ShapeDtypeStruct) -> str:
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
 
 
 def evaluate(folder: Path, request: evaluate_finished.Request) -> None:

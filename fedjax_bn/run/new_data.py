@@ -18,8 +18,7 @@ from fedjax_bn.data.pixels.decode import resized, resized_masks
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config.keys import choose
-from fedjax_bn.run.experiment.datasets import DATASETS, decoding
+from fedjax_bn.run.experiment.datasets import dataset_name, decoding, read_data
 from fedjax_bn.training.workdir import Record
 
 _OF_USERS = ("folders", "masks", "npz")  # datasets that are a user's own
@@ -33,28 +32,31 @@ def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | 
         `data.domains` names.
       ValueError, OSError: as the readers.
     """
-    name, path, domains = config.data.name, Path(config.data.path).expanduser(), config.data.domains
-    load = choose(DATASETS, name, "data.name")
+    name, path, domains = (
+        dataset_name(config),
+        Path(config.data.path).expanduser(),
+        config.data.domains,
+    )
     moved = config.data.path and config.data.path != trained.data.path
-    if not moved or not (name == trained.data.name or name in _OF_USERS):
-        return load(config)
+    if not moved or not (config.data.name == trained.data.name or name in _OF_USERS):
+        return read_data(config)
     numbers = [str(label) for label in range(form["num_classes"])]  # if the run recorded no names
     if path.suffix == ".npz":
         return npz.load_npz(path, domains=domains, classes=form.get("classes") or numbers)
     if name == "masks":  # new masks need not have all classes, so those of the run are named
         config.data.classes = config.data.classes or tuple(form.get("classes", ()))
-        return load(config)
+        return read_data(config)
     inside, classes = folders.subfolders(path), {}
     if name in IMAGE_FOLDERS:
         published, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
         for root in (path, *inside):  # a copy of the published folder, or a folder that holds it
             if len(folders.match_folders(folders.subfolders(root), published)) == len(published):
-                return load(config)
+                return read_data(config)
     elif name == "folders":
         names = config.data.classes or form.get("classes", ())
         classes = dict.fromkeys(names if names or trained.data.name in _OF_USERS else numbers, ())
     if not classes:  # another reader
-        return load(config)
+        return read_data(config)
     # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
     matching = [root for root in inside if folders.match_folders(folders.subfolders(root), classes)]
     roots = {root.name: root for root in matching}

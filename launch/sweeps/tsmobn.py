@@ -57,7 +57,7 @@ SEEDS = 3
 AFFINE = ("running", "tsmobn", "tsmobn:affine=False")
 
 NO_AFFINE = Evaluation("affine", {"adaptations": AFFINE})
-EXTRAS = Evaluation("extra", {"data.corruptions": EXTRA, "target": "extra"})
+EXTRAS = Evaluation("extra", {"data.domains": EXTRA, "target": "extra"})
 
 
 def both(

@@ -8,7 +8,7 @@ the eyes of one child together; the fourth is unseen. Images are stretched to 12
 thin vessels are narrower than a pixel: the scores are below those of the full size. Numbers are
 the Dice of the vessels in percent over 3 seeds. All methods have the same rate and rounds, which
 were not tuned. HarmoFL and FedDG have the options of their authors' code for
-segmentation, but FedDG differentiates its inner step too (feddg.order=2), which that code does not.
+segmentation, but FedDG differentiates its inner step too (feddg:order=2), which that code does not.
 Of FedDG, each client sends the mean amplitudes of 4 images.
 """
 
@@ -41,7 +41,7 @@ METHODS: dict[str, Training] = {
     "FedAvg": training("fedavg"),
     "FedBN": training("fedbn"),
     "HarmoFL": training("harmofl"),
-    "FedDG": training("feddg", feddg__spectra=4),
+    "FedDG": training("feddg:spectra=4"),
 }
 ROWS = {
     label + served: Row((one,), adaptation)

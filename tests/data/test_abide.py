@@ -332,7 +332,7 @@ def test_no_split_separates_the_windows_of_a_subject(real):
 
 def test_the_command_behind_fedbns_table_10_counts_subjects_and_windows(folder, tmp_path, capsys):
     """Subjects by diagnosis, and windows, 31 fewer than the frames of each subject."""
-    given = ["--config", "abide", f"--config.data.path={folder}", "--config.abide.sites="]
+    given = ["--config", "abide", f"--config.data.path={folder}", "--config.data.domains="]
     given += [
         "--config.data.test=0.5",
         "--config.data.cache=",
@@ -340,7 +340,7 @@ def test_the_command_behind_fedbns_table_10_counts_subjects_and_windows(folder, 
         str(tmp_path / "drawn"),
     ]
     for window, counts in ((0, ((1, 1), (1, 1))), (32, ((5, 9), (2, 19)))):
-        assert pictures.main([*given, f"--config.abide.window={window}"]) == 0
+        assert pictures.main([*given, f"--config.data.name=abide:window={window}"]) == 0
         said = capsys.readouterr().out
         for site, (controls, patients) in zip(("NYU", "UM_1"), counts, strict=True):
             total = controls + patients

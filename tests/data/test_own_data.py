@@ -73,7 +73,7 @@ def test_a_tree_of_ones_own_trains_validates_and_serves_an_unseen_domain(tree):
 
 
 def test_a_tree_is_shared_out_among_several_clients_as_any_source(tree):
-    keys = {"data_partition": "dirichlet", "data_num_clients": 6, "data_alpha": 0.5}
+    keys = {"data_partition": "dirichlet:alpha=0.5", "data_num_clients": 6}
     built = build(config_of("folders", tree, **keys))
     names = [domain.name for domain in built.internal.domains]
     assert names == [f"{name}/{k}" for name in DOMAINS for k in range(2)]
@@ -312,7 +312,7 @@ def test_without_a_path_the_sentence_says_what_it_must_be(name):
         build(config_of(name, ""))
 
 
-@pytest.mark.parametrize("key", ["domains", "classes", "corruptions", "severities"])
+@pytest.mark.parametrize("key", ["domains", "classes", "severities"])
 def test_a_choice_that_a_dataset_does_not_have_is_refused(key):
     config = config_of("scanners", "", **{f"data_{key}": ("1",)})
     with pytest.raises(

@@ -27,7 +27,7 @@ from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
-from fedjax_bn.run.experiment.method import check_adaptations, method_maker
+from fedjax_bn.run.experiment.method import check_adaptations, method_maker, option_values
 
 PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (
@@ -202,8 +202,9 @@ def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
     runs = {run.name: run for run in fedcd.SWEEP.runs}
     both = [runs[group[0]].changes for group in rows["FedCD-SCI + REA"][0].parts[0]]
     assert len(both) == 15
-    assert {c["fedcd.lambda_sci"] for c in both} == {0.5, 0.7, 0.8, 0.9, 1.0}
-    assert {c["fedcd.eta"] for c in both} == {0.3, 0.5, 0.8}
+    options = [option_values(changes["method"]) for changes in both]
+    assert {o["lambda_sci"] for o in options} == {0.5, 0.7, 0.8, 0.9, 1.0}
+    assert {o["eta"] for o in options} == {0.3, 0.5, 0.8}
     assert all("weigh" not in c for c in both)  # REA is the method's own
     alone = [runs[group[0]].changes for group in rows["FedCD-SCI"][0].parts[0]]
     assert {c["weigh"] for c in alone} == {"by_size"}
@@ -225,7 +226,7 @@ def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
 def test_fedcds_fedprox_has_the_mu_of_the_code_whose_setting_it_takes():
     runs = [run for run in fedcd.SWEEP.runs if "/fedprox/" in run.name]
     assert {run.name.partition("/")[0] for run in runs} == {"pacs", "driving", "bdd100k"}
-    assert {run.changes["fedprox.mu"] for run in runs} == {0.1}
+    assert {run.changes["method"] for run in runs} == {"fedprox:mu=0.1"}
 
 
 def test_tsmobns_figures_are_those_of_the_text():

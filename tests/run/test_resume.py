@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -206,19 +205,6 @@ def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(
     check_claim(straight, dict(flatten(config)), about | {"machine": {}})  # of an older version
 
 
-@pytest.mark.parametrize(("retired", "taken"), [("table", True), ("measured", False)])
-def test_keys_of_an_earlier_version_differ_only_where_their_value_changes_something(
-    tmp_path, retired, taken
-):
-    now = dict(flatten(runs.config()))
-    then = {key: value for key, value in now.items() if key != "patience"} | {
-        "cpu_kernels": retired
-    }
-    claim(tmp_path, then, {"data": "", "form": {}, "notes": [], "versions": {}})
-    with nullcontext() if taken else pytest.raises(WorkdirError, match="cpu_kernels"):
-        check_claim(tmp_path, now, {"data": ""})
-
-
 @pytest.mark.parametrize("position", [0, 3])
 def test_a_workdir_of_other_data_is_refused_be_it_a_client_or_the_unseen_one(
     straight, monkeypatch, position
@@ -280,7 +266,7 @@ def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_
     follows = follows_rounds(runs.config(rounds=4, **plan))
     with pytest.raises(WorkdirError, match="follows from that number"):
         claim(tmp_path / "a", flat | {"rounds": 4}, {"data": "x"}, follows)
-    fixed = {"optimizer.schedule": "cosine", "optimizer.decay_rounds": 3}
+    fixed = {"optimizer.schedule": "cosine:rounds=3"}
     assert not follows_rounds(runs.config(**fixed))
     assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
 

@@ -80,8 +80,8 @@ NAMED = {
     "adaptations": {"adaptations": ["running", "CODE:adapt"]},
     "augment": {"data__augment": "CODE:method"},
     "perturb": {"data__perturb": "CODE:share"},
-    "mixing": {"method": "fedig", "fedig__mixing": "CODE:share"},
-    "masks": {"method": "fedcd", "fedcd__mask_optimizer": "CODE:share"},
+    "mixing": {"method": "fedig:mixing=CODE:share"},
+    "masks": {"method": "fedcd:mask_optimizer=CODE:share"},
 }
 COMMANDS = ("evaluate", "serve")
 

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
 from fedjax_bn import main
@@ -264,12 +262,10 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def command(*arguments: str) -> int:
     """`python -m fedjax_bn.main ARGUMENTS` in this process; returns the exit status."""
-    with flagsaver.flagsaver():
-        flags.FLAGS.unparse_flags()
-        try:
-            main.main(main.parse_flags(["main", *arguments]))
-        except SystemExit as stop:
-            return stop.code
+    try:
+        main.main(["main", *arguments])
+    except SystemExit as stop:
+        return stop.code
     return 0
 
 

@@ -31,7 +31,7 @@ WAYS = {
     "adapting": {"adaptations": ("running", "tsmobn")},
     "sampled": COHORT | {"eval_clients": 3},
     "disk": DISK | {"method": "scaffold", "eval_clients": 3},
-    "disk, adapting": DISK | {"method": "perfedavg", "personalize__samples": 3},
+    "disk, adapting": DISK | {"method": "perfedavg", "personalize_samples": 3},
     "disk, validating": DISK | {"local_selection": 2, "participation__dropout": 0.3},
 }
 

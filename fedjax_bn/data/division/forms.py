@@ -1,10 +1,11 @@
 """Reads `data.partition` and `data.sizes`, such as `dirichlet:smallest=5` and `743,7943`."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.arguments.ranges import Range, Samples
+from fedjax_bn.arguments.ranges import Alpha, Range, Samples
 from fedjax_bn.arguments.text import brief
 
 # Whose division of `data.name=prostate`; "" divides by patient.
@@ -12,7 +13,8 @@ PROSTATE = ("", "harmofl", "fl_medsegbench")
 SMALLEST = 10  # minimum samples of a client of "dirichlet", if there are enough
 
 
-def _dirichlet(smallest: Samples = SMALLEST) -> tuple[str, int]:
+def _dirichlet(alpha: Alpha = 0.5, smallest: Samples = SMALLEST) -> tuple[str, int]:
+    del alpha  # see `read_alpha`
     return "dirichlet", smallest
 
 
@@ -40,6 +42,12 @@ def read_partition(choice: str) -> tuple[str, int]:
     return make(**options)
 
 
+def read_alpha(partition: str) -> float:
+    """Returns alpha of `dirichlet:alpha=0.5`, its default for other partitions."""
+    alphas = re.findall(r":alpha=([^:]*)", partition)
+    return float(alphas[-1]) if alphas else 0.5
+
+
 def read_sizes(listed: str) -> list[int]:
     """Returns the numbers of `data.sizes`; ValueError if it has others than whole ones above 0."""
     numbers = listed.split(",")
@@ -59,6 +67,6 @@ def _reads(read: Callable[[str], Any]) -> Callable[[str], bool]:
 
 
 PARTITION = Range(
-    "iid, dirichlet, dirichlet:smallest=N, drawn:samples=N or pooled", _reads(read_partition)
+    "iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _reads(read_partition)
 )
 SIZES = Range("whole numbers above 0", lambda text: not text or _reads(read_sizes)(text))

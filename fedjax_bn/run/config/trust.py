@@ -64,7 +64,7 @@ def _names(value: Any) -> set[str]:
     """Returns each `module:name` in the value of a key."""
     if isinstance(value, tuple | list):
         return {name for part in value for name in _names(part)}
-    words = [part.split(":") for part in re.split(r"[\s,'\"()\[\]]+", str(value))]
+    words = [part.split(":") for part in re.split(r"[\s,='\"()\[\]]+", str(value))]
     return {":".join(word[:2]) for word in words if len(word) > 1}
 
 

@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
+from fedjax_bn.arguments.ranges import Steps, StepsOr0
 from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
+from fedjax_bn.data.division.forms import read_alpha
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.label_trees import SPACING
 from fedjax_bn.data.masks import mask_folders, prostate
@@ -35,9 +37,10 @@ from fedjax_bn.data.sets import (
 )
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.defaults import keys
-from fedjax_bn.run.config.keys import choose
+from fedjax_bn.run.config.key_ranges import WINDOW
+from fedjax_bn.run.config.keys import choice_of, choose
 
-_Read = Callable[[ConfigDict], Source | Dataset]
+_Read = Callable[..., Source | Dataset]  # (config) with the options of `data.name`
 
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
     def read(config: ConfigDict) -> Source:
         data = config.data
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
-        if load is not cifar10_c.load_cifar10_c:  # whose images are arrays, not files to decode
+        if load is not _load_cifar10_c:  # whose images are arrays, not files to decode
             options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
         options |= {"image_size": data.image_size, "cache": _cache_folder(config)}
         return load(_path(config) or None, **options)
@@ -102,6 +105,42 @@ def _read_own(config: ConfigDict) -> Source:
     return _read_images(folders.load_folders, "domains", "classes", "groups")(config)
 
 
+def _load_cifar10_c(*arguments: Any, domains: Sequence[str] = (), **options: Any) -> Source:
+    """Reads CIFAR-10-C, whose domains are its corruptions."""
+    chosen = {"corruptions": domains} if domains else {}
+    return cifar10_c.load_cifar10_c(*arguments, **chosen, **options)
+
+
+def _read_abide(
+    config: ConfigDict,
+    atlas: str = "",
+    window: Annotated[int, WINDOW] = 32,
+    stride: Steps = 1,
+    windows_per_subject: StepsOr0 = 0,
+    fisher_z: bool = False,
+) -> Source:
+    """Reads ABIDE I, whose domains are its sites.
+
+    Args:
+      config: the run's.
+      atlas: the atlas, such as cc200, where the folder has several.
+      window: time points of a connectome; 0 for all.
+      stride: time points between the starts of two windows.
+      windows_per_subject: windows of a subject at most; 0 for all.
+      fisher_z: whether correlations r become artanh r.
+    """
+    return abide.load_abide(
+        _path(config),
+        sites=config.data.domains,
+        atlas=atlas,
+        window=window,
+        stride=stride,
+        windows_per_subject=windows_per_subject,
+        fisher_z=fisher_z,
+        cache=_cache_folder(config),
+    )
+
+
 def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
     """Returns how scans became the samples of a form (`domain.form_of`); None for other samples."""
     if SPACING not in form.get("masks", ()):
@@ -125,16 +164,12 @@ DATASETS: dict[str, _Read] = {
     **EMBEDDED,
     **{name: _read_images(partial(image_folders.load_image_folders, name)) for name in _FOLDERS},
     **{
-        name: _read_images(
-            partial(box_folders.load_boxes, name=name), "domains", "classes", "max_boxes"
-        )
+        name: _read_images(partial(box_folders.load_boxes, name=name), "domains", "classes")
         for name in _BOXES
     },
-    "abide": lambda config: abide.load_abide(
-        _path(config), cache=_cache_folder(config), **config.abide
-    ),
+    "abide": _read_abide,
     "camelyon17": _read_images(camelyon17.load_camelyon17),
-    "cifar10_c": _read_images(cifar10_c.load_cifar10_c, "corruptions", "severities"),
+    "cifar10_c": _read_images(_load_cifar10_c, "domains", "severities"),
     "digits": _read_digits,
     "digits_morpho": _read_digits,
     "domainnet": _read_images(domainnet.load_domainnet, "classes"),
@@ -160,10 +195,9 @@ _REDUCED = ("digits", "digits_morpho")
 # Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
     "domains": {
-        *("folders", "npz", *_BOXES, "masks", "prostate", "tfds"),
+        *("abide", "cifar10_c", "folders", "npz", *_BOXES, "masks", "prostate", "tfds"),
     },
     "classes": {"domainnet", "folders", "masks", *_BOXES, "tfds"},
-    "corruptions": {"cifar10_c"},
     "severities": {"cifar10_c"},
     "protocol": {"prostate"},
     "large": {"masks"},
@@ -172,6 +206,19 @@ _CHOICES = {
     "plane": {"masks", "prostate"},
     "window": {"masks", "prostate"},
 }
+
+
+def read_data(config: ConfigDict) -> Source | Dataset:
+    """Reads the data that `data.name` chooses, such as `digits` or `abide:window=0`."""
+    load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
+    return load(config, **options)
+
+
+def dataset_name(config: ConfigDict) -> str:
+    """Returns the name in `data.name`, without its options; a ConfigError if it is unknown."""
+    name = config.data.name.partition(":")[0]
+    choose(DATASETS, name, "data.name")
+    return name
 
 
 def describe_datasets() -> dict[str, str]:
@@ -193,7 +240,7 @@ def describe_datasets() -> dict[str, str]:
 
 def check_data_keys(config: ConfigDict) -> None:
     """Raises ConfigError if a path is missing or useless, or if a selecting key has no effect."""
-    name, path = config.data.name, config.data.path
+    name, path = dataset_name(config), config.data.path
     if name in EMBEDDED and path:
         raise ConfigError(
             f"config.data.path={brief(path)} has no effect, because config.data.name={name!r} is "
@@ -205,7 +252,7 @@ def check_data_keys(config: ConfigDict) -> None:
             missing = config.copy_and_resolve_references()
         missing.data.path, layout = "PATH", f"see the file {name} in fedjax_bn/data/sets"
         try:
-            DATASETS[name](missing)
+            read_data(missing)
         except (ValueError, OSError) as error:
             layout = str(error)
         raise ConfigError(
@@ -255,7 +302,7 @@ def configured_clients(
             f"config.target={config.target!r} does not go with config.data.partition='pooled', "
             "which tests on every domain: leave target empty, or choose iid or dirichlet"
         )
-    reduced = keys.name in _REDUCED
+    reduced = dataset_name(config) in _REDUCED
     internal, unseen = make_clients(
         data,
         target=config.target,
@@ -266,7 +313,7 @@ def configured_clients(
         fraction=1.0 if reduced or keys.fraction is None else keys.fraction,
         partition="iid" if pooled else keys.partition,
         num_clients=keys.num_clients,
-        alpha=keys.alpha,
+        alpha=read_alpha(keys.partition),
         clients_per_domain=keys.clients_per_domain,
         sizes=keys.sizes,
         seed=config.seed,
@@ -310,7 +357,6 @@ def _read_data(config: ConfigDict, target: str) -> Source | Dataset:
     with config.unlocked():
         config = config.copy_and_resolve_references()
     config.target = target
-    load = choose(DATASETS, config.data.name, "data.name")
     check_data_keys(config)
     with as_config_errors():
-        return load(config)
+        return read_data(config)

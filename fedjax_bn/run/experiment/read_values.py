@@ -48,13 +48,11 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 
 
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
-    """Returns how clients are tested; empty `personalize.*` keys take the method's own values."""
-    keys = config.personalize
+    """Returns how clients are tested; an empty `personalize_samples` takes the method's samples."""
     usual = inspect.signature(personalize).parameters["inner_rate"].default
     samples, rate = method.personalize or (0, usual)
-    samples = samples if keys.samples is None else keys.samples
-    rate = rate if keys.rate is None else keys.rate
-    adapts = Personalization(samples, keys.steps, rate, config.seed) if samples else None
+    samples = samples if config.personalize_samples is None else config.personalize_samples
+    adapts = Personalization(samples, 1, rate, config.seed) if samples else None
     return Evaluation(
         batch_size=config.eval_batch_size,
         device_megabytes=config.data.device_megabytes,
