@@ -190,7 +190,7 @@ def _place(
             slips.add(kind, f"{row.place}, row {chosen[k].row}")
     index, limit = np.flatnonzero(has_area), squares.max_boxes
     if len(index) > limit:
-        left_out = f"boxes left out, the smallest of images with more than data.max_boxes={limit}"
+        left_out = f"boxes left out, the smallest of images with more than {limit}"
         slips.add(left_out, str(row.file), len(index) - limit)
         areas = np.prod(inside[index, 2:] - inside[index, :2], axis=1)
         largest = np.argsort(-areas, kind="stable")[:limit]

@@ -95,7 +95,7 @@ def share_out_domains(
     kind, _ = read_partition(partition)
     if kind == "pooled" or (kind != "iid" and len(sizes)) or alpha <= 0:
         raise ValueError(
-            f"data.partition={partition}, data.sizes={sizes} and data.alpha={alpha} do not go "
+            f"data.partition={partition}, data.sizes={sizes} and alpha={alpha} do not go "
             "together: sizes need iid, alpha is above 0, and pooled is `pool_clients`"
         )
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)

@@ -360,7 +360,7 @@ _KEYS = {
     ),
     "data.classes": _key(
         (),
-        "Classes that are read, of boxes, domainnet, folders and tfds_*; of masks the names of "
+        "Classes that are read, of boxes, domainnet, folders and tfds; of masks the names of "
         "the classes, the background first. Empty: all (of domainnet: ten).",
     ),
     "data.large": _name(
