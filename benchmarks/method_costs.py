@@ -35,11 +35,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn import methods, models
+from fedjax_bn import models
 from fedjax_bn.contrib.l2d import _start_stylist, _stylize
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
 from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.run.experiment.method import METHODS
 from interleave import Samples, interleave, paired_ratio, spend
 from machine import announce
 
@@ -109,7 +110,7 @@ SIZES = {
     "DenseNet121": Size(64, 16, 4),
 }
 CLIENTS, CLASSES = 2, 10
-SHARE = 0.6  # of the new style, the default of `methods.l2d`
+SHARE = 0.6  # of the new style, the default of `contrib.l2d`
 
 
 class Dense(nn.Module):
@@ -216,7 +217,7 @@ def started(
     if dense:
         like = jax.eval_shape(model.init, jax.random.key(1), images)
         model = Dense(sizes_of(model, like).features)
-    method = getattr(methods, name)(model, optax.sgd(0.01), **OPTIONS.get(name, {}))
+    method = METHODS[name](model, optax.sgd(0.01), **OPTIONS.get(name, {}))
 
     def start() -> FederatedState:
         variables = model.init(jax.random.key(1), images)

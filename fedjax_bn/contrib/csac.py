@@ -62,7 +62,7 @@ def csac(  # type: ignore[misc] # its own default
 
     t_i and s_j are the outputs of some modules. Bilinear sampling and a learned layer bring each of
     them to [32, 7, 7]; t_i and s_j have separate layers. a passes no gradient, and MMD is
-    `rivals.parts.discrepancy` with ratios 2 * 3^k, k = -3 to 1. In its first round a client
+    `contrib.parts.discrepancy` with ratios 2 * 3^k, k = -3 to 1. In its first round a client
     minimizes CE. `aggregation.by_divergence` (`weigh`) weighs each leaf separately. The learned
     layers, the collection `calibration`, travel with the model and do not predict. The reported
     loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
@@ -81,7 +81,7 @@ def csac(  # type: ignore[misc] # its own default
       model: images -> logits, with batch norms or named modules.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared in addition to logits.
-      names: modules whose outputs are the stages, see `rivals.parts.stages_of`. "" for the first
+      names: modules whose outputs are the stages, see `contrib.parts.stages_of`. "" for the first
         that the model has: the ends of layer2 to layer4, as in the authors' code; a DenseNet's
         last two transitions and its last batch norm; all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.

@@ -66,7 +66,7 @@ def feddg(
     F(w; x). Until another client has sent amplitudes, x' = x.
 
     A task of segmentation adds `boundary` times the contrast of features on and around the borders
-    of regions (`rivals.boundary`), over both passes, in the map that the last layer reads.
+    of regions (`contrib.boundary`), over both passes, in the map that the last layer reads.
 
     Defaults but `order` are those of the authors' released code, whose loader exchanges only the
     means, as a whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and

@@ -64,7 +64,7 @@ def fedfa(
 
     Args:
       model: images -> outputs, with batch norms or named modules that give maps f[B, ..., C].
-      names: modules whose outputs are redrawn if they are maps, see `rivals.parts.stages_of`. ""
+      names: modules whose outputs are redrawn if they are maps, see `contrib.parts.stages_of`. ""
         means the first of these that the model has: encoders and bottleneck of a U-Net; the ends of
         layer1 to layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's
         stage.

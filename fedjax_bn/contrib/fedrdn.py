@@ -17,7 +17,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.sharing import MEASURED, Variables, everything, keeping, without
 from fedjax_bn.state import Received
@@ -75,7 +75,7 @@ def fedrdn(
         images = learned.read(variables, batch, key)
         own_key = stream(key, "normalizing clients")
         images = _by_random_clients(own_key, images, variables[MEASURED], received)
-        # Without the collection, because `hook` would normalize the images again.
+        # Without the collection, because `_hook` would normalize the images again.
         loss, out = learned.trained(without(variables, MEASURED), images, batch, key)
         return loss, (loss, out.moved)
 
@@ -102,7 +102,7 @@ def fedrdn(
     return method._replace(init=init, notes=(shown,))
 
 
-def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`.
 
     Without any, each image is normalized by its own.
@@ -117,13 +117,16 @@ def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     return Hooked(_normalize(images, mean, std))
 
 
-def follow(given: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
+def _follow(given: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
     """Returns an unseen client's statistics with those of its next batch, see `models.hooks`.
 
     Statistics that a client has measured in training (`given`) stay.
     """
     valid = jnp.ones(len(images), bool) if valid is None else valid
     return where_tree(given["count"] > 0, given, _measure(so_far, images, valid))
+
+
+register(MEASURED, _hook, _follow)
 
 
 def _nothing(channels: int, dtype: Any) -> PyTree:

@@ -14,7 +14,7 @@ from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradien
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
@@ -105,7 +105,7 @@ def _simple_representation(
             found.append(_draw(variables[LATENT], features, key))
             return classify(found[-1][0])
 
-        # Drawn here and not by `hook`, because the loss needs z, mean and deviation.
+        # Drawn here and not by `_hook`, because the loss needs z, mean and deviation.
         own = learned._replace(model=ClassifiedBy(learned.model, drawn))
         loss, out = own.trained(without(variables, LATENT), images, batch, key)
         # Inside a model that computes in bfloat16 they have that dtype, and the loss has not.
@@ -146,7 +146,7 @@ def _divergence(
     return (jnp.log(r) - jnp.log(own) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
 
 
-def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Adds the latent between features and classifier, see `models.hooks`."""
 
     def drawn(classify: Classify, features: jax.Array) -> jax.Array:
@@ -162,6 +162,9 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(_DRAWS, logs.dtype))
 
     return Hooked(images, drawn)
+
+
+register(LATENT, _hook)
 
 
 def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from fedjax_bn.federation import FederatedMethod, check_choices
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
@@ -114,10 +114,13 @@ def _norms(variables: Variables) -> PyTree:
     return norms
 
 
-def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Adds instance norms to the batch norms named in the tree, see `models.hooks`."""
     del key
     return Hooked(images, contexts=(_normalizing_instances(tree),))
+
+
+register(COLLECTION, _hook)
 
 
 def _normalizing_instances(norms: PyTree) -> AbstractContextManager:

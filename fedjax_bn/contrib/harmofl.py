@@ -24,7 +24,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.sharing import Variables, everything, keeping
 from fedjax_bn.state import Received
 
@@ -105,10 +105,13 @@ class _Means(NamedTuple):
     known: jax.Array  # f[], the fraction of the K clients that have sent theirs
 
 
-def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Shifts images f[B, H, W, C] to the federation's means, see `models.hooks`."""
     del key
     return Hooked(_harmonize(images, tree["mean"]))
+
+
+register(COLLECTION, _hook)
 
 
 def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.sharing import Variables, without
@@ -64,7 +64,7 @@ def snr(
     Args:
       model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
       weight: weight of the heads' terms, at least 0; 0.01 in the authors' code.
-      names: modules whose outputs are restored, see `rivals.parts.stages_of`. "" means the first
+      names: modules whose outputs are restored, see `contrib.parts.stages_of`. "" means the first
         that the model has: the ends of layer1 to layer3, as in the authors' code; a DenseNet's
         transitions; all batch norms that see maps.
       optimizer, **options: as in `fedavg`.
@@ -92,7 +92,7 @@ def snr(
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
         seen: dict[str, _Restored] = {}
-        # Here and not by `hook`, because the loss needs each layer's n, x+ and x-.
+        # Here and not by `_hook`, because the loss needs each layer's n, x+ and x-.
         with _restoring(variables[COLLECTION], seen):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         if not seen:
@@ -136,10 +136,13 @@ def _head_losses(
     return total + cross_entropy(last, label, valid)
 
 
-def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
     """Restores the outputs of the modules named in the tree, see `models.hooks`."""
     del key
     return Hooked(images, contexts=(_restoring(tree),))
+
+
+register(COLLECTION, _hook)
 
 
 def _restoring(

@@ -59,7 +59,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     with kernels w f[k, k, C, C], k uniform in 1, 3, ..., `largest`, zeros around the images, no
     bias and no clipping; k, w and a are drawn once for each batch. Without `mix`, a is 0: RC_img of
     the paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between
-    three draws is `methods.randconv`. Clients send nothing for it.
+    three draws is `contrib.randconv`. Clients send nothing for it.
 
     Args:
       mix: whether the images are mixed with what the convolution makes of them.

@@ -119,7 +119,7 @@ def _fresh_classifier(
     layers, boxes, place = ["head"], 1, 0
     if isinstance(model, YOLOv5):
         layers = [f"predict{i}" for i in range(len(model.anchors.strides))]
-        boxes, place = model.anchors.each, 5  # a box has five numbers before its classes
+        boxes, place = model.anchors.per_cell, 5  # a box has five numbers before its classes
     head = {names["params", layer, leaf] for layer in layers for leaf in ("kernel", "bias")}
     kernel = "params", layers[0], "kernel"
     ours, theirs = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))

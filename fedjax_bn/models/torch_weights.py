@@ -254,7 +254,7 @@ def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[st
         pixels = (theirs * strides if len(theirs) == len(strides) else theirs).round(2).tolist()
         raise ValueError(
             f"{_ANCHORS} are {pixels} in pixels, but this model's are {model.anchors.sizes}: "
-            "build it with anchors=fedjax_bn.tasks.detection.Anchors(...) of the file's"
+            "build it with anchors=fedjax_bn.models.yolo.Anchors(...) of the file's"
         )
     return {name: tensor for name, tensor in state_dict.items() if name != _ANCHORS}
 

@@ -11,7 +11,7 @@ maxima over growing windows (SPP, He et al. 2015), PANet's two paths through the
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,26 @@ import jax.numpy as jnp
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.models import cpu
 from fedjax_bn.models.layers import Network, Tap, max_pool, require_sides
-from fedjax_bn.tasks.detection import Anchors
+
+
+class Anchors(NamedTuple):
+    """The anchors of a detector's levels, from the finest map of cells to the coarsest.
+
+    A detector predicts the size of a box relative to an anchor (Redmon & Farhadi 2018, YOLOv3).
+
+    Attributes:
+      sizes: for each level, (width, height) in pixels of its A anchors.
+      strides: for each level, the side of a cell in pixels.
+    """
+
+    sizes: tuple[tuple[tuple[float, float], ...], ...]
+    strides: tuple[int, ...]
+
+    @property
+    def per_cell(self) -> int:
+        """A, the number of anchors per cell."""
+        return len(self.sizes[0])
+
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(
@@ -230,15 +249,17 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
         x = Tap(name=f"tap{i}")(x)
         x = net.convolve(
             x,
-            net.anchors.each * depth,
+            net.anchors.per_cell * depth,
             1,
             use_bias=True,
-            bias_init=partial(_prior, anchors=net.anchors.each, stride=stride, fan_in=x.shape[-1]),
+            bias_init=partial(
+                _prior, anchors=net.anchors.per_cell, stride=stride, fan_in=x.shape[-1]
+            ),
             # Never standardized, so that the biases set the predictions at the start.
             conv_general_dilated_cls=lambda: cpu.convolve,
             name=f"predict{i}",
         )
-        outputs.append(x.reshape(*x.shape[:3], net.anchors.each, depth))
+        outputs.append(x.reshape(*x.shape[:3], net.anchors.per_cell, depth))
     return tuple(outputs)
 
 

@@ -26,12 +26,13 @@ from federations import (
 )
 from federations import variables_of as start_of
 from fedjax_bn.aggregation import by_divergence
+from fedjax_bn.contrib import copa, csac, fedadg
 from fedjax_bn.contrib.csac import RATIOS, _brought, _calibrated, _stage_gaps
 from fedjax_bn.contrib.fedadg import _generated, _judged, _pulled
 from fedjax_bn.contrib.parts import discrepancy
 from fedjax_bn.engine.weighing import _distances
 from fedjax_bn.local_step import differentiate
-from fedjax_bn.methods import copa, csac, fedadg, fedavg
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.sharing import nothing
 from fedjax_bn.state import Received

@@ -18,9 +18,10 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import models
+from fedjax_bn.contrib import fedfa
 from fedjax_bn.contrib.fedfa import COLLECTION, _fusion, _redraw
 from fedjax_bn.engine.privacy import gaussian
-from fedjax_bn.methods import fedavg, fedfa
+from fedjax_bn.methods import fedavg
 from fedjax_bn.sharing import all_but_batch_norm
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)

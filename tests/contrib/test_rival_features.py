@@ -20,9 +20,10 @@ from federations import (
     run_rounds,
     variables_of,
 )
+from fedjax_bn.contrib import mixstyle, rsc
 from fedjax_bn.contrib.mixstyle import _chosen_maps, _mixing_styles, _with_styles
 from fedjax_bn.contrib.rsc import _challenge, _self_challenging
-from fedjax_bn.methods import fedavg, mixstyle, rsc
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP, ResNet10
 from fedjax_bn.models.forward import forward

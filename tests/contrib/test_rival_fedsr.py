@@ -20,8 +20,9 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import adaptation
+from fedjax_bn.contrib import fedsr
 from fedjax_bn.contrib.fedsr import _divergence, _moments_of, _simple_representation
-from fedjax_bn.methods import fedavg, fedsr
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward

@@ -26,9 +26,10 @@ from federations import (
 )
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
+from fedjax_bn.contrib import fedsam, harmofl
 from fedjax_bn.contrib.fedsam import _ascend, sharpness_aware
 from fedjax_bn.contrib.harmofl import _harmonize
-from fedjax_bn.methods import fedavg, fedsam, harmofl, scaffold
+from fedjax_bn.methods import fedavg, scaffold
 
 HEAVY = optax.sgd(0.1, momentum=0.5)
 KEY, SIZES = jax.random.key(1), (9, 4, 6)

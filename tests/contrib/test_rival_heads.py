@@ -19,11 +19,12 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import adaptation
+from fedjax_bn.contrib import csd, jigen, selfreg, sfa
 from fedjax_bn.contrib.csd import _decomposed, _gram_penalty
 from fedjax_bn.contrib.jigen import _draw_orders, _orders, _shuffle
 from fedjax_bn.contrib.selfreg import _alike, _project, _self_regularized
 from fedjax_bn.contrib.sfa import _with_noise
-from fedjax_bn.methods import csd, fedavg, jigen, selfreg, sfa
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward

@@ -24,10 +24,10 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn import methods
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.engine.perturb import amplitude_mix
 from fedjax_bn.engine.perturb import randconv as random_convolutions
+from method_table import METHODS
 
 KEY = jax.random.key(1)
 SIZES = (9, 4, 6)
@@ -53,7 +53,7 @@ def method_of(kind):
     name = kind.partition(",")[0]
     options = ON_MAPS.get(name, {}) | KINDS[kind]
     optimizer = optax.sgd(0.1, momentum=0.5)
-    return getattr(methods, name)(net_of(kind), optimizer, clients="map", **options)
+    return METHODS[name](net_of(kind), optimizer, clients="map", **options)
 
 
 def net_of(kind):
@@ -139,7 +139,7 @@ def test_every_client_strategy_gives_the_same_numbers(x64, name):
     variables = in_float64(variables_of(MapNet()))
     states = [
         run_rounds(
-            getattr(methods, name)(MapNet(), optax.sgd(0.1), clients=c, **ON_MAPS.get(name, {})),
+            METHODS[name](MapNet(), optax.sgd(0.1), clients=c, **ON_MAPS.get(name, {})),
             variables,
             batches_of(SIZES),
             rounds=2,

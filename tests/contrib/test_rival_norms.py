@@ -19,7 +19,8 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import models
-from fedjax_bn.methods import fedavg, fedwon
+from fedjax_bn.contrib import fedwon
+from fedjax_bn.methods import fedavg
 from fedjax_bn.models.layers import _GroupNorm, _standardized, _standardized_convolve, norm_of
 
 KEY = jax.random.key(0)

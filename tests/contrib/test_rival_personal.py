@@ -21,7 +21,8 @@ from federations import (
     variables_of,
 )
 from fedjax_bn.aggregation import generalization_adjustment
-from fedjax_bn.methods import apfl, ditto, fedala, fedavg, fedrep, gperxan, singleset
+from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, gperxan
+from fedjax_bn.methods import fedavg, singleset
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.methods.selection import validation_loss
 from fedjax_bn.models.classifier import all_but_head, only_head

@@ -20,10 +20,10 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import adaptation
+from fedjax_bn.contrib import pn
 from fedjax_bn.contrib.pn import _with_variances
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.local_step import LocalStep
-from fedjax_bn.methods import pn
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)

@@ -15,10 +15,10 @@ from federations import (
     run_rounds,
     variables_of,
 )
+from fedjax_bn.contrib import randconv as method_of
 from fedjax_bn.contrib.randconv import _disagreement
 from fedjax_bn.engine.perturb import _random_kernel, randconv
 from fedjax_bn.methods import fedavg
-from fedjax_bn.methods import randconv as method_of
 
 KEY, VALID = jax.random.key(0), jnp.ones(4, bool)
 

@@ -20,6 +20,7 @@ from federations import (
 )
 from federations import variables_of as start_of
 from fedjax_bn import models
+from fedjax_bn.contrib import csac, feddg, l2d, snr
 from fedjax_bn.contrib.feddg import _amplitudes, _with_amplitudes
 from fedjax_bn.contrib.l2d import (
     _by_class,
@@ -31,7 +32,7 @@ from fedjax_bn.contrib.l2d import (
 )
 from fedjax_bn.contrib.parts import stages_of
 from fedjax_bn.contrib.snr import _head_losses, _layer, _restore, _Restored
-from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.state import Received
 

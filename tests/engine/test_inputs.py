@@ -19,7 +19,6 @@ from federations import (
     once,
     variables_of,
 )
-from fedjax_bn import methods
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.drawing import drawing
 from fedjax_bn.data.sets import npz
@@ -29,6 +28,7 @@ from fedjax_bn.federation import broadcast_of, global_variables, own_of
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.serving.predictor import predictor
 from fedjax_bn.task import classification
+from method_table import METHODS
 
 KEY = jax.random.key(1)
 SIZES = (7, 4)
@@ -242,12 +242,12 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("name", methods.__all__)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_refuses_a_choice_that_is_none_at_construction(name):
     for option, (value, sentence) in CHOICES.items():
         options = {"optimizer": optax.sgd(0.1)} | OWN.get(name, {}) | {option: value}
         with pytest.raises(ValueError, match=sentence):
-            getattr(methods, name)(NormNet(), **options)
+            METHODS[name](NormNet(), **options)
 
 
 def test_labels_that_are_a_tree_need_a_task_of_their_own():

@@ -20,19 +20,9 @@ from federations import (
     run_rounds,
     variables_of,
 )
+from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, fedsam, gperxan
 from fedjax_bn.local_step import by_round
-from fedjax_bn.methods import (
-    apfl,
-    ditto,
-    fedala,
-    fedavg,
-    feddc,
-    fednova,
-    fedrep,
-    fedsam,
-    gperxan,
-    scaffold,
-)
+from fedjax_bn.methods import fedavg, feddc, fednova, scaffold
 from fedjax_bn.normalization.batch_instance import keep_gates
 from fedjax_bn.run.experiment.method import _learning_rates
 from fedjax_bn.sharing import nothing

@@ -325,11 +325,12 @@ def keys() -> dict[str, Argument]:
 
     A method's keys are the keyword arguments whose default is a bool, a number or a text.
     """
-    from fedjax_bn import methods  # imports JAX; errors in flags need not wait for it
+    from fedjax_bn import contrib, methods  # imports JAX; errors in flags need not wait for it
 
     found = {}
-    for name in methods.__all__:
-        method = getattr(methods, name)
+    makers = [getattr(module, name) for module in (methods, contrib) for name in module.__all__]
+    for method in makers:
+        name = method.__name__
         meanings = _meanings(inspect.getdoc(method) or "")
         for key, argument in plain_arguments(method, _ELSEWHERE).items():
             # An argument without a default value, such as weigh, has a key shared by all methods.
