@@ -81,7 +81,9 @@ def test_the_bank_has_who_took_part_and_images_are_measured_once(x64):
     expected = own_of_all(batches)
     state, seen = begun(small_method(), KEY, start(), 3), np.zeros(3)
     for present in ((True, False, True), (True, True, True)):
-        state, _ = small_method().round(state, batches | {"participates": jnp.asarray(present)}, KEY)
+        state, _ = small_method().round(
+            state, batches | {"participates": jnp.asarray(present)}, KEY
+        )
         seen = np.maximum(seen, present)
         bank = jax.tree.map(np.asarray, state.server.sent)
         np.testing.assert_array_equal(bank["count"], seen)
