@@ -90,7 +90,7 @@ def csac(  # type: ignore[misc] # its own default
     Raises:
       ValueError: at `init`, the model has no such modules.
     """
-    learned, rest = learning(model, classifier="csac", **options)
+    learned, federate_options = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0
     trained = ("params", COLLECTION) if stages else ("params",)
 
@@ -111,7 +111,7 @@ def csac(  # type: ignore[misc] # its own default
         finish=_remember,
         weigh=weigh or by_divergence(),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -126,16 +126,19 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         layers = variables.get(COLLECTION, {"trained": {}, "frozen": {}})
-        mine: dict[str, jax.Array] = {}
-        theirs: dict[str, jax.Array] = {}
-        with _noting(layers["trained"], mine):
+        stages_trained: dict[str, jax.Array] = {}
+        stages_frozen: dict[str, jax.Array] = {}
+        with _noting(layers["trained"], stages_trained):
             loss, out = learned.trained(without(variables, COLLECTION), images, batch, key)
-        with _noting(layers["frozen"], theirs):
-            first = received.with_frozen(received.memory["model"])
-            frozen = forward(learned.model, first, images)
+        with _noting(layers["frozen"], stages_frozen):
+            round_start = received.with_frozen(received.memory["model"])
+            frozen = forward(learned.model, round_start, images)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
-        if mine:
-            stages = _brought(layers["trained"], mine), _brought(layers["frozen"], theirs)
+        if stages_trained:
+            stages = (
+                _brought(layers["trained"], stages_trained),
+                _brought(layers["frozen"], stages_frozen),
+            )
             gaps += _stage_gaps(*stages, valid).astype(gaps.dtype)
         # In its first round a client has no frozen model: the gaps are computed, but count 0.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
@@ -144,22 +147,24 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
     return objective
 
 
-def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
+def _stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns sum_ij a_ij MMD(t_i, s_j) f[], for stages f[stages, B, D] each; see `csac`."""
-    products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
+    products = jnp.einsum("ibd,jbd->ijb", trained, frozen) * trained.shape[-1] ** -0.5
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
     # One matrix product for all pairs of stages is faster than one for each pair.
-    both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
-    both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
+    distances = squared_distances(
+        *(stages.reshape(-1, stages.shape[-1]) for stages in (trained, frozen))
+    )
+    distances = distances.reshape(len(trained), len(valid), len(frozen), len(valid)).swapaxes(1, 2)
 
     def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
         return by_distances(t, s, between, valid, RATIOS)
 
     # With a gradient, the attention would turn to the pairs that differ least.
-    each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
-    gaps = each(within(mine, mine), within(theirs, theirs), both)
+    gap_of_pairs = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
+    gaps = gap_of_pairs(within(trained, trained), within(frozen, frozen), distances)
     return (jax.lax.stop_gradient(attention) * gaps).sum()
 
 

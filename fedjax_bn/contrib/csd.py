@@ -54,7 +54,7 @@ def csd(
     Raises:
       ValueError: at `init`, the size of the features is not found.
     """
-    learned, rest = learning(model, classifier="csd", **options)
+    learned, federate_options = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
     objective = _decomposed(learned, specific, penalty)
 
@@ -67,8 +67,8 @@ def csd(
         keys = jax.random.split(stream(key, "decomposed head"), 4)
         shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())
         kernel, bias, common = (
-            jax.random.normal(own, shape, sizes.dtype)
-            for own, shape in zip(keys[:3], shapes, strict=True)
+            jax.random.normal(layer_key, shape, sizes.dtype)
+            for layer_key, shape in zip(keys[:3], shapes, strict=True)
         )
         weights = 1e-4 * jax.random.normal(keys[3], (directions,), sizes.dtype)
         layers = {"kernel": 0.1 * kernel, "bias": 0.1 * bias, "common": 0.1 + 1e-4 * common}
@@ -76,9 +76,9 @@ def csd(
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(rest.pop("share", everything), OWN),
+        share=keeping(federate_options.pop("share", everything), OWN),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -94,12 +94,14 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
         # The rows after the batch are the logits of unit vectors and of 0, see `_with_weights`.
         common, kernel = out.outputs[: len(valid)], out.outputs[len(valid) : -1] - out.outputs[-1]
-        layers, own = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
-        others = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
-        others += layers["bias"][:, None]
-        mine = jnp.tanh(layers["common"]) * common + jnp.tensordot(own, others, 1)
+        layers, weights = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
+        specific_logits = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
+        specific_logits += layers["bias"][:, None]
+        client_logits = jnp.tanh(layers["common"]) * common + jnp.tensordot(
+            weights, specific_logits, 1
+        )
         loss, by_domain = (
-            learned.task.loss(logits, batch["label"], valid) for logits in (common, mine)
+            learned.task.loss(logits, batch["label"], valid) for logits in (common, client_logits)
         )
         # W_0 is read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])

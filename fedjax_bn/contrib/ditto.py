@@ -47,14 +47,14 @@ def ditto(
       weight: lambda, strength of the pull, at least 0.
       **options: as in `fedavg`.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
-    own = gradient_step(_pulled(gradient, weight), optimizer)
+    personal_step = gradient_step(_pulled(gradient, weight), optimizer)
     return method_of(
-        in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(own)),
-        share=keeping(rest.pop("share", everything), OWN),
+        in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(personal_step)),
+        share=keeping(federate_options.pop("share", everything), OWN),
         start=lambda key, variables: with_own(variables),
-        **rest,
+        **federate_options,
     )
 
 
@@ -78,8 +78,8 @@ def _of_own(step: LocalStep) -> LocalStep:
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        mine = {**without(variables, OWN), **variables[OWN]["model"]}
-        moved, state, loss = step.update(mine, state, batch, received, key)
+        personal_model = {**without(variables, OWN), **variables[OWN]["model"]}
+        moved, state, loss = step.update(personal_model, state, batch, received, key)
         return with_model(variables, moved), state, loss
 
     return LocalStep(lambda variables: step.init(variables[OWN]["model"]), update)

@@ -85,13 +85,15 @@ def fedadg(
     Raises:
       ValueError: at `init`, the size of the features is not found.
     """
-    learned, rest = learning(model, classifier="fedadg", **options)
+    learned, federate_options = learning(model, classifier="fedadg", **options)
     steps = (
         (_pulled(learned, share_of_loss), "params"),
         (_discriminating(learned), DISCRIMINATOR),
         (_generating, GENERATOR),
     )
-    made = [gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps]
+    adversarial_steps = [
+        gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps
+    ]
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if GENERATOR in variables:
@@ -100,11 +102,11 @@ def fedadg(
         return {**variables, **_start(key, sizes_of(model, variables), *widths)}
 
     return method_of(
-        in_turn(made[0], *map(_unless_alone, made[1:])),
+        in_turn(adversarial_steps[0], *map(_unless_alone, adversarial_steps[1:])),
         around=lambda client: _announcing(client, alone),
-        share=keeping(rest.pop("share", everything), DISCRIMINATOR),
+        share=keeping(federate_options.pop("share", everything), DISCRIMINATOR),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -130,10 +132,10 @@ def _discriminating(learned: Learning) -> Objective:
         del received
         # A new pass, because the network has moved since the pass of its own step.
         _, out = _passed(learned, variables, batch, key)
-        own, label = variables[DISCRIMINATOR], batch["label"]
-        made = _generated(variables[GENERATOR], label, key)
-        sure = jnp.square(_judged(own, made, label))
-        sure += jnp.square(1 - _judged(own, out.features, label))
+        discriminator, label = variables[DISCRIMINATOR], batch["label"]
+        generated = _generated(variables[GENERATOR], label, key)
+        sure = jnp.square(_judged(discriminator, generated, label))
+        sure += jnp.square(1 - _judged(discriminator, out.features, label))
         value = -masked_mean(sure, batch["valid"])
         return value, (value, {})  # moves no statistics: the network's pass has moved them
 
@@ -143,8 +145,8 @@ def _discriminating(learned: Learning) -> Objective:
 def _generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
     """Returns G's objective: (1 - D(g, y))^2, a mean over valid samples."""
     del received
-    made = _generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
-    gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], made, batch["label"]))
+    generated = _generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
+    gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], generated, batch["label"]))
     value = masked_mean(gaps, batch["valid"])
     return value, (value, {})
 
@@ -199,8 +201,8 @@ def _unless_alone(step: LocalStep) -> LocalStep:
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        *new, loss = step.update(variables, state, batch, received, key)
-        return *where_tree(batch[_ALONE], (variables, state), tuple(new)), loss
+        *updated, loss = step.update(variables, state, batch, received, key)
+        return *where_tree(batch[_ALONE], (variables, state), tuple(updated)), loss
 
     return step._replace(update=update)
 

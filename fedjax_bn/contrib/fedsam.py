@@ -56,12 +56,15 @@ def fedsam(
     Raises:
       ValueError: with `variates`, clients keep a momentum.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = sharpness_aware(differentiate(supervised(learned)), rho, eta)
     if variates:
-        check_fresh("fedsam with variates", optimizer, rest)
-        gradient, rest = corrected(gradient), rest | keeping_variates(optimizer)
-    return method_of(gradient_step(gradient, optimizer), **rest)
+        check_fresh("fedsam with variates", optimizer, federate_options)
+        gradient, federate_options = (
+            corrected(gradient),
+            federate_options | keeping_variates(optimizer),
+        )
+    return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
 def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradient:

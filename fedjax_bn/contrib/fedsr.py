@@ -68,7 +68,7 @@ def fedsr(
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
-    learned, rest = learning(model, classifier="fedsr", **options)
+    learned, federate_options = learning(model, classifier="fedsr", **options)
     trained = ("params", LATENT, *([REFERENCE] if cmi else []))
     objective = _simple_representation(learned, l2r, cmi, squared=squared)
 
@@ -85,9 +85,9 @@ def fedsr(
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(rest.pop("share", everything), REFERENCE),
+        share=keeping(federate_options.pop("share", everything), REFERENCE),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -99,17 +99,17 @@ def _simple_representation(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        found = []
+        draws = []
 
         def drawn(classify: Classify, features: jax.Array) -> jax.Array:
-            found.append(_draw(variables[LATENT], features, key))
-            return classify(found[-1][0])
+            draws.append(_draw(variables[LATENT], features, key))
+            return classify(draws[-1][0])
 
         # Drawn here and not by `_hook`, because the loss needs z, mean and deviation.
-        own = learned._replace(model=ClassifiedBy(learned.model, drawn))
-        loss, out = own.trained(without(variables, LATENT), images, batch, key)
+        with_latent = learned._replace(model=ClassifiedBy(learned.model, drawn))
+        loss, out = with_latent.trained(without(variables, LATENT), images, batch, key)
         # Inside a model that computes in bfloat16 they have that dtype, and the loss has not.
-        z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), found[-1])
+        z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), draws[-1])
         squares = jnp.square(z).sum(-1)
         if squared:
             lengths = squares
@@ -141,9 +141,9 @@ def _divergence(
     scale = reference["scale"].astype(mean.dtype)
     m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
     r = jax.nn.softplus(v)
-    own = jnp.abs(scale) * deviation  # training may make C negative
-    distance = jnp.square(own) + jnp.square(scale * mean - m)
-    return (jnp.log(r) - jnp.log(own) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
+    spread = jnp.abs(scale) * deviation  # training may make C negative
+    distance = jnp.square(spread) + jnp.square(scale * mean - m)
+    return (jnp.log(r) - jnp.log(spread) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
 
 
 def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
@@ -196,4 +196,7 @@ def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: boo
     layers = ("mean", "deviation") if noise else ("mean",)
     keys = zip(layers, jax.random.split(key, len(layers)), strict=True)
     size = sizes.features
-    return {**variables, LATENT: {name: dense(own, size, size, sizes.dtype) for name, own in keys}}
+    return {
+        **variables,
+        LATENT: {name: dense(layer_key, size, size, sizes.dtype) for name, layer_key in keys},
+    }

@@ -68,7 +68,7 @@ def gperxan(  # type: ignore[misc] # its own default
         that classifies.
     """
     check_choices(share=share)
-    learned, rest = learning(model, classifier="gperxan", **options)
+    learned, federate_options = learning(model, classifier="gperxan", **options)
     trained = ("params", COLLECTION)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -97,7 +97,7 @@ def gperxan(  # type: ignore[misc] # its own default
         gradient_step(differentiate(objective, trained), optimizer, trained),
         share=keeping(share, COLLECTION, shared=True),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -128,14 +128,14 @@ def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
         y, x = function(*args, **kwargs), args[0] if args else kwargs["x"]
         if not is_spatial(x):
             return y
-        own = norms["/".join(call.path)]
+        norm = norms["/".join(call.path)]
         mean, var = instance_moments(x)
-        own = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), own)
-        factor = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
-        shift = own["bias"] - mean * factor
+        norm = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), norm)
+        factor = norm["scale"] * jax.lax.rsqrt(var + _EPSILON)
+        shift = norm["bias"] - mean * factor
         x = x.astype(mean.dtype)
         instance = x * positioned(factor, x) + positioned(shift, x)
-        batch_share, instance_share = jax.nn.softmax(own["scores"])
+        batch_share, instance_share = jax.nn.softmax(norm["scores"])
         return (batch_share * y.astype(x.dtype) + instance_share * instance).astype(y.dtype)
 
     return intercepting(add, lambda call: call.normalize is not None and call.method == "__call__")

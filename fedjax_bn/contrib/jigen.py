@@ -56,7 +56,7 @@ def jigen(
       ValueError: at `init`, the size of the features is not found; at `round`, samples are not
         images of at least 3x3.
     """
-    learned, rest = learning(model, classifier="jigen", **options)
+    learned, federate_options = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
     table = _orders(permutations)
 
@@ -78,7 +78,7 @@ def jigen(
         return {**variables, COLLECTION: dense(key, sizes.features, permutations + 1, sizes.dtype)}
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
+    return method_of(step, start=start, **federate_options)
 
 
 def _orders(count: int) -> np.ndarray:
@@ -92,15 +92,17 @@ def _orders(count: int) -> np.ndarray:
     number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
     # Two such maps agree in at most one x, because a x + b = c x + d has at most one solution.
-    maps.sort(key=lambda one: one != list(range(9)))  # stable: the identity comes first
+    maps.sort(
+        key=lambda permutation: permutation != list(range(9))
+    )  # stable: the identity comes first
     return np.asarray(maps[: count + 1], np.int32)
 
 
-def _draw_orders(key: jax.Array, size: int, whole: float, count: int) -> jax.Array:
-    """Draws i32[size]: 0 with probability `whole`, else any of 0, ..., count - 1."""
+def _draw_orders(key: jax.Array, size: int, unshuffled: float, count: int) -> jax.Array:
+    """Draws i32[size]: 0 with probability `unshuffled`, else any of 0, ..., count - 1."""
     order_key, whole_key = jax.random.split(key)
     order = jax.random.randint(order_key, (size,), 0, count, jnp.int32)
-    return jnp.where(jax.random.bernoulli(whole_key, whole, (size,)), 0, order)
+    return jnp.where(jax.random.bernoulli(whole_key, unshuffled, (size,)), 0, order)
 
 
 def _shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:

@@ -49,9 +49,9 @@ def rsc(
     Raises:
       ValueError: at `round`, the model's features are not found.
     """
-    learned, rest = learning(model, classifier="rsc", **options)
+    learned, federate_options = learning(model, classifier="rsc", **options)
     objective = _self_challenging(learned, features, batch)
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
+    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
 def _self_challenging(learned: Learning, features: float, share: float) -> Objective:
@@ -63,9 +63,9 @@ def _self_challenging(learned: Learning, features: float, share: float) -> Objec
         options = {"train": True, "valid": valid, "key": key}
         out = forward(learned.model, variables, images, wanted=["features"], **options)
 
-        def classify(given: jax.Array) -> jax.Array:
+        def classify(muted: jax.Array) -> jax.Array:
             # The pass replaces the features, so that XLA computes the classifier alone.
-            replaced = ClassifiedBy(learned.model, lambda classify, features: classify(given))
+            replaced = ClassifiedBy(learned.model, lambda classify, features: classify(muted))
             return forward(replaced, variables, images, **options).outputs
 
         fixed = jax.lax.stop_gradient(out.features)

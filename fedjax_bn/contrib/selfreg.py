@@ -57,7 +57,7 @@ def selfreg(
     Raises:
       ValueError: at `init`, the size of the features is not found.
     """
-    learned, rest = learning(model, classifier="selfreg", **options)
+    learned, federate_options = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
     objective = _self_regularized(learned, feature, beta)
 
@@ -77,11 +77,14 @@ def selfreg(
                 "bias": jnp.zeros(outputs, sizes.dtype),
             }
 
-        layers = {f"layer{i + 1}": layer(own, *widths[i : i + 2]) for i, own in enumerate(keys)}
+        layers = {
+            f"layer{i + 1}": layer(layer_key, *widths[i : i + 2])
+            for i, layer_key in enumerate(keys)
+        }
         return {**variables, COLLECTION: layers}
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
+    return method_of(step, start=start, **federate_options)
 
 
 def _self_regularized(learned: Learning, feature: float, beta: float) -> Objective:
@@ -93,7 +96,7 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, images, batch, key, wanted=["features"])
         first_key, second_key, share_key = jax.random.split(stream(key, "pairs"), 3)
-        pair = [_alike(own, label, valid) for own in (first_key, second_key)]
+        pair = [_alike(pair_key, label, valid) for pair_key in (first_key, second_key)]
         share = jax.random.beta(share_key, beta, beta, (), loss.dtype)
         projected = _project(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
@@ -105,11 +108,11 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
     return objective
 
 
-def _gap(x: jax.Array, others: jax.Array, pair: list[jax.Array], share: jax.Array) -> jax.Array:
+def _gap(x: jax.Array, partners: jax.Array, pair: list[jax.Array], share: jax.Array) -> jax.Array:
     """Returns l (x - o2)^2 + (1 - l) (x - (l o2 + (1 - l) o3))^2, mean over entries, f[B]."""
-    two, three = (others[index] for index in pair)
+    two, three = (partners[index] for index in pair)
     mixed = share * two + (1 - share) * three
-    near, far = (jnp.square(x - other).mean(-1) for other in (two, mixed))
+    near, far = (jnp.square(x - target).mean(-1) for target in (two, mixed))
     return share * near + (1 - share) * far
 
 

@@ -42,7 +42,7 @@ def sfa(
     Raises:
       ValueError: the task is segmentation; at `round`, the features are not found.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     if learned.task.segments:  # refused here, while the outputs of other tasks may be dense
         require_classifier("sfa", learned.task)
 
@@ -56,7 +56,7 @@ def sfa(
         loss, out = learned._replace(model=noisy).trained(variables, images, batch, key)
         return loss, (loss, out.moved)
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
+    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
 def _with_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:

@@ -72,7 +72,7 @@ def snr(
     Raises:
       ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
     """
-    learned, rest = learning(model, classifier="snr", **options)
+    learned, federate_options = learning(model, classifier="snr", **options)
     trained = ("params", COLLECTION, HEADS)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -82,8 +82,8 @@ def snr(
         layers, heads, key = {}, {}, stream(key, "restitution")
         for name, size in places.items():
             # By the name's checksum, so that a place draws the same whatever the other places are.
-            own = jax.random.fold_in(key, crc32(name.encode()))
-            layer_key, head_key = jax.random.split(own)
+            place_key = jax.random.fold_in(key, crc32(name.encode()))
+            layer_key, head_key = jax.random.split(place_key)
             layers[name] = _layer(layer_key, size, sizes.dtype)
             heads[name] = dense(head_key, size, sizes.classes, sizes.dtype)
         return {**variables, COLLECTION: layers, HEADS: heads}
@@ -106,13 +106,13 @@ def snr(
         return value, (loss, out.moved)
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
+    return method_of(step, start=start, **federate_options)
 
 
 class _Restored(NamedTuple):
     """The result of a layer for one map."""
 
-    kept: jax.Array  # x+ f[B, ..., C], which replaces the map
+    restored: jax.Array  # x+ f[B, ..., C], which replaces the map
     means: jax.Array  # of n, x+ and x- over positions, f[3, B, C]
 
 
@@ -126,14 +126,14 @@ def _head_losses(
         return -(jnp.exp(logs) * logs).sum(-1)
 
     total: Any = 0.0
-    last: Any = None
+    last_logits: Any = None
     for name, parts in seen.items():
         head = heads[name]
         logits = parts.means @ head["kernel"] + head["bias"]
-        normalized, kept, left = (masked_mean(entropy(x), valid) for x in logits)
-        total += jax.nn.softplus(kept - normalized) + jax.nn.softplus(normalized - left)
-        last = logits[1]
-    return total + cross_entropy(last, label, valid)
+        normalized, restored, complement = (masked_mean(entropy(x), valid) for x in logits)
+        total += jax.nn.softplus(restored - normalized) + jax.nn.softplus(normalized - complement)
+        last_logits = logits[1]
+    return total + cross_entropy(last_logits, label, valid)
 
 
 def _hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
@@ -159,7 +159,7 @@ def _restoring(
         parts = _restore(layers[name], x)
         if seen is not None:
             seen[name] = parts
-        return parts.kept.astype(x.dtype)
+        return parts.restored.astype(x.dtype)
 
     return changing_outputs(layers, restored)
 
@@ -177,16 +177,16 @@ def _restore(layer: PyTree, x: jax.Array) -> _Restored:
             "(snr.names)"
         )
     x = x.astype(promote(x.dtype, jnp.float32))
-    own = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
+    weights = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
     mean, var = instance_moments(x)
-    scale = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
-    shift = own["bias"] - mean * scale
+    scale = weights["scale"] * jax.lax.rsqrt(var + _EPSILON)
+    shift = weights["bias"] - mean * scale
     # The mean of n over positions is the instance norm's bias, whatever x is.
-    rest = mean - own["bias"]  # the mean of r over positions
-    hidden = jax.nn.relu(rest @ own["down"] + own["down_bias"])
-    gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"])
+    residual_mean = mean - weights["bias"]  # the mean of r over positions
+    hidden = jax.nn.relu(residual_mean @ weights["down"] + weights["down_bias"])
+    gate = jax.nn.sigmoid(hidden @ weights["up"] + weights["up_bias"])
     scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
-    means = own["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * rest
+    means = weights["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * residual_mean
     return _Restored(x * scale + shift, means)
 
 

@@ -109,7 +109,7 @@ def fedcd(  # type: ignore[misc] # its own default
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
         of_masks = _mask_optimizer_of(of_masks)
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     trained = ("params", COLLECTION)
     low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives strings
 
@@ -122,7 +122,7 @@ def fedcd(  # type: ignore[misc] # its own default
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
         _masked_step(gradient, each, within),
-        share=keeping(rest.pop("share", everything), COLLECTION),
+        share=keeping(federate_options.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
         server=averaging(
             _no_gradient,
@@ -131,7 +131,7 @@ def fedcd(  # type: ignore[misc] # its own default
         ),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
-        **rest,
+        **federate_options,
     )
 
 

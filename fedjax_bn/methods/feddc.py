@@ -68,18 +68,18 @@ def feddc(
     check_rate("feddc", optimizer, learning_rate)
     if correction and learning_rate is None:
         check_fresh("feddc", optimizer, options)
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     objective = supervised(learned)
     if not correction:
         gradient = differentiate(proximal(objective, alpha))
-        return method_of(gradient_step(gradient, optimizer), **rest)
-    rest["train"] = _pulled(alpha, rest.get("train") or run_steps)
+        return method_of(gradient_step(gradient, optimizer), **federate_options)
+    federate_options["train"] = _pulled(alpha, federate_options.get("train") or run_steps)
     return method_of(
         gradient_step(_penalized(differentiate(objective), alpha), optimizer),
         server=averaging_with_variate(),
         memory=lambda *start: _Drift(no_variate(*start), no_variate(*start)),
         finish=_renew_drift(optimizer, learning_rate),
-        **rest,
+        **federate_options,
     )
 
 

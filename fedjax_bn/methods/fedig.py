@@ -97,7 +97,7 @@ def fedig(  # type: ignore[misc] # its own default
     """
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
-    learned, rest = learning(model, classifier="fedig", **options)
+    learned, federate_options = learning(model, classifier="fedig", **options)
     mixing = choose_mixing(mixing) if isinstance(mixing, str) else mixing
     if gates:
         optimizer = keep_gates(optimizer)
@@ -128,7 +128,7 @@ def fedig(  # type: ignore[misc] # its own default
         ),
         finish=send_statistics,
         start=start,
-        **{"statistics": rule} | rest,
+        **{"statistics": rule} | federate_options,
     )
     notes: tuple[str, ...] = ()
     if isinstance(cafl, str) and lambda_2:

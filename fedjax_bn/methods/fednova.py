@@ -49,9 +49,9 @@ def fednova(
     """
     check_fresh("fednova", optimizer, options)
     finish = _upload_direction(optimizer, momentum)
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     step = gradient_step(differentiate(supervised(learned)), optimizer)
-    return method_of(step, server=_normalized_averaging(), finish=finish, **rest)
+    return method_of(step, server=_normalized_averaging(), finish=finish, **federate_options)
 
 
 def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:

@@ -32,9 +32,9 @@ def fedprox(
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
       model, optimizer, **options: as in `fedavg`.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))
-    return method_of(gradient_step(gradient, optimizer), **rest)
+    return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
 def proximal(objective: Objective, mu: float) -> Objective:

@@ -51,7 +51,7 @@ def moon(
     Raises:
       ValueError: at `round`, the model's features are not found.
     """
-    learned, rest = learning(model, classifier="moon", **options)
+    learned, federate_options = learning(model, classifier="moon", **options)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
@@ -78,7 +78,7 @@ def moon(
             split_like(trained.variables, received.shared)[0],
             (),
         ),
-        **rest,
+        **federate_options,
     )
 
 

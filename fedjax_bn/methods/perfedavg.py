@@ -51,9 +51,9 @@ def perfedavg(
       second_order: whether to differentiate through the adapting step (the paper's Eq. 6).
       model, **options: as in `fedavg`.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
-    method = method_of(gradient_step(gradient, optimizer), **rest)
+    method = method_of(gradient_step(gradient, optimizer), **federate_options)
     return method._replace(personalize=(_LABELLED, inner_rate))
 
 

@@ -56,10 +56,10 @@ def scaffold(
     check_rate("scaffold", optimizer, learning_rate)
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = corrected(differentiate(supervised(learned)))
-    rest |= keeping_variates(optimizer, learning_rate)
-    return method_of(gradient_step(gradient, optimizer), **rest)
+    federate_options |= keeping_variates(optimizer, learning_rate)
+    return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
 def keeping_variates(
