@@ -119,9 +119,9 @@ def fedcd(  # type: ignore[misc] # its own default
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     # One transformation, but each collection has its own state, even with the same optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
-    each = optax.multi_transform(optimizers, {name: name for name in trained})
+    by_collection = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
-        _masked_step(gradient, each, within),
+        _masked_step(gradient, by_collection, within),
         share=keeping(federate_options.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
         server=averaging(
@@ -166,26 +166,30 @@ def _masked_step(
         variables: Variables, state: _Progress, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, _Progress, jax.Array]:
         gradients, (loss, aligned) = gradient(variables, batch, received, key)
-        trained, kept = descend(
+        trained, optimizer_state = descend(
             optimizer, gradients, state.optimizer, variables, received.round, loss
         )
         # Clipped after the optimizer, because its step may leave the bounds.
         trained[COLLECTION] = within(trained[COLLECTION])
         rounds = received.server.rounds
         # A client that keeps its local state still holds the sum of an earlier round: restart it.
-        old = state.rounds == rounds
+        same_round = state.rounds == rounds
         # Earlier epochs get weight 0, not a branch, so that all steps share one program.
         count = jnp.where(batch["last_epoch"], batch["valid"].sum(dtype=jnp.int32), 0)
 
         def add(total: jax.Array, g: jax.Array) -> jax.Array:
-            return jnp.where(old, total, 0) + jnp.where(count > 0, g, 0) * count.astype(g.dtype)
+            return jnp.where(same_round, total, 0) + jnp.where(count > 0, g, 0) * count.astype(
+                g.dtype
+            )
 
         total = jax.tree.map(add, state.total, aligned.gradient)
-        progress = _Progress(kept, total, jnp.where(old, state.count, 0) + count, rounds)
+        progress = _Progress(
+            optimizer_state, total, jnp.where(same_round, state.count, 0) + count, rounds
+        )
         return {**variables, **aligned.moved, **trained}, progress, loss
 
-    def check(variables: Variables, *rest: Any) -> None:
-        check_rounds(optimizer, trained_of(variables), *rest)
+    def check(variables: Variables, *arguments: Any) -> None:
+        check_rounds(optimizer, trained_of(variables), *arguments)
 
     return LocalStep(init, update, check)
 

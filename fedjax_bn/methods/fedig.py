@@ -132,14 +132,14 @@ def fedig(  # type: ignore[misc] # its own default
     )
     notes: tuple[str, ...] = ()
     if isinstance(cafl, str) and lambda_2:
-        why = (
+        reason = (
             "as the paper prints it; at the paper's rate the sum diverges or makes all features "
             "equal, and fedig.cafl=mean does not"
             if cafl == "sum"
             else "which trains; the paper prints the sum (fedig.cafl=sum), which diverges at the "
             "paper's rate"
         )
-        notes = (f"CAFL is the {cafl} over features (fedig.lambda_2={lambda_2:g} of it), {why}",)
+        notes = (f"CAFL is the {cafl} over features (fedig.lambda_2={lambda_2:g} of it), {reason}",)
     serves = ("zero_shot_adapter",) * adapter + ("learned_alpha",) * gates
     return method._replace(serves=serves, notes=notes)
 

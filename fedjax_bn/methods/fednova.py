@@ -67,14 +67,14 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         else:
             work = _momentum_work(trained.steps.astype(dtype), momentum)
         start = received.shared["params"]
-        now, personal = split_like(trained.variables["params"], start)
+        params, personal = split_like(trained.variables["params"], start)
 
         def normalized(y: jax.Array, x: jax.Array, work: jax.Array) -> jax.Array:
             # A client without a step has work 0, and adds nothing to the direction.
             inverse = jnp.where(work > 0, 1 / jnp.where(work > 0, work, 1), 0)
             return (y - x) * inverse.astype(x.dtype)
 
-        direction = jax.tree.map(normalized, now, start, for_each(work, start))
+        direction = jax.tree.map(normalized, params, start, for_each(work, start))
         uploaded = {**trained.variables, "params": join(direction, personal)}
         # A tree if masks of the optimizer give parameters different work.
         sent = work if isinstance(work, jax.Array) else for_each(work, start)
@@ -85,8 +85,8 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
 
 def _momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
     """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form, for steps tau f[...]."""
-    rest = momentum * (1 - momentum**steps) / (1 - momentum)
-    return (steps - rest) / (1 - momentum)
+    decay = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - decay) / (1 - momentum)
 
 
 def _normalized_averaging() -> ServerUpdate:

@@ -44,8 +44,8 @@ def proximal(objective: Objective, mu: float) -> Objective:
         value, reported = objective(variables, batch, received, key)
         # Parameters that stay with the client are None here, so they have no penalty.
         start = received.shared["params"]
-        now, _ = split_like(variables["params"], start)
-        distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), now, start)
+        params, _ = split_like(variables["params"], start)
+        distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), params, start)
         return value + mu / 2 * sum(jax.tree.leaves(distances)), reported
 
     return penalized

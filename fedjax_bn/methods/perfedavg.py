@@ -92,7 +92,7 @@ def personalize(
       The adapted collections.
     """
     key, statistics = options.pop("key", None), options.pop("statistics", None)
-    given, variables = variables, predicting(variables)
+    received, variables = variables, predicting(variables)
     if frozen:
         variables = {**trainable(variables, frozen), FROZEN: frozen}
     learned, unknown = learning(model, **options)
@@ -108,8 +108,10 @@ def personalize(
     if frozen:
         variables = complete(variables)
     # Zeros, so that the adapted collections predict and not the client's own model.
-    own = {name: jax.tree.map(jnp.zeros_like, given[name]) for name in (OWN,) if name in given}
-    return {**variables, **own}
+    zero_models = {
+        name: jax.tree.map(jnp.zeros_like, received[name]) for name in (OWN,) if name in received
+    }
+    return {**variables, **zero_models}
 
 
 def _adapt(
@@ -134,9 +136,13 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
     def inner(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Batch, jax.Array]:
-        first, second = _split_valid(batch)
-        ours, theirs = jax.random.split(key)
-        return _adapt(gradient, inner_rate, variables, first, received, ours), second, theirs
+        support, query = _split_valid(batch)
+        support_key, query_key = jax.random.split(key)
+        return (
+            _adapt(gradient, inner_rate, variables, support, received, support_key),
+            query,
+            query_key,
+        )
 
     def first_order(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
@@ -170,5 +176,5 @@ def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
         )
         return batch | chosen | {"valid": position < end}
 
-    first = part(0, middle, (size + 1) // 2)
-    return first, part(jnp.where(count > 1, middle, 0), count, max(size // 2, 1))
+    support = part(0, middle, (size + 1) // 2)
+    return support, part(jnp.where(count > 1, middle, 0), count, max(size // 2, 1))
