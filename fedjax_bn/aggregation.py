@@ -326,7 +326,7 @@ def early_weights(
     _, (sizes, participates) = meeting.together((), (sizes, participates))
     weights = rule(sizes[:num_clients], jnp.zeros(num_clients))
     weights = normalize(jnp.where(participates[:num_clients], weights, 0))
-    return meeting.mine(weights)
+    return meeting.local_rows(weights)
 
 
 def weigh_uploads(

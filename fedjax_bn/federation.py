@@ -420,7 +420,7 @@ def _train_all(
         weights, combined, weighing = weigh_uploads(
             plan.weigh, weighing, real_uploads, state.shared
         )
-        weights = meeting.mine(weights)
+        weights = meeting.local_rows(weights)
         if leaves:
             norms = update_norms(uploads.shared, state.shared, uploads.counts)
             extra_metrics["norm"] = jnp.where(uploads.counts, norms, jnp.nan)

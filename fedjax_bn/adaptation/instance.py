@@ -92,10 +92,10 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
     def predict(
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        key, now = jax.random.split(key)
+        key, noise_key = jax.random.split(key)
 
         def draw(layer: Layer, size: int, dtype: Any) -> jax.Array:
-            return jax.random.uniform(key_for(layer, now), (size,), dtype)
+            return jax.random.uniform(key_for(layer, noise_key), (size,), dtype)
 
         rule = _mixed_statistics(draw)
         # The batch passes whole, because every chunk would draw the same alphas.
@@ -200,7 +200,7 @@ def mixnorm(
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)
         var = weight * own_var + (1 - weight) * layer.var.astype(own_var.dtype)
-        mean, var = (positioned(jnp.tile(one, (views, 1)), x) for one in (mean, var))
+        mean, var = (positioned(jnp.tile(moment, (views, 1)), x) for moment in (mean, var))
         return Statistics(mean, var)
 
     def predict(
@@ -208,7 +208,7 @@ def mixnorm(
     ) -> tuple[jax.Array, jax.Array]:
         del valid  # padding cannot change the statistics of other samples
         key, *keys = jax.random.split(key, views)
-        stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
+        stacked = jnp.concatenate([images, *(view(view_key, images) for view_key in keys)])
         outputs = forward(model, variables, stacked, statistics=rule).outputs
         return jax.tree.map(lambda leaf: leaf[: len(images)], outputs), key
 

@@ -102,7 +102,7 @@ class _Means(NamedTuple):
     """What the server keeps and sends."""
 
     total: jax.Array  # f[C], the sum of the means that clients have sent, divided by K
-    fraction: jax.Array  # f[], the fraction of the K clients that have sent theirs
+    known: jax.Array  # f[], the fraction of the K clients that have sent theirs
 
 
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
@@ -138,7 +138,7 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
             federation_mean.dtype
         )
         # In the first round the federation has no mean yet.
-        mean = jnp.where(received.server.fraction > 0, federation_mean, client_mean)
+        mean = jnp.where(received.server.known > 0, federation_mean, client_mean)
         shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
         is_first_message = ~sent & valid.any()
@@ -172,8 +172,8 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
         # The method's own step comes first, because it averages the collection like any leaf; its
         # result is then replaced.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
-        any_sent = means.fraction > 0
-        mean = jnp.where(any_sent, means.total / jnp.where(any_sent, means.fraction, 1), 0)
+        any_sent = means.known > 0
+        mean = jnp.where(any_sent, means.total / jnp.where(any_sent, means.known, 1), 0)
         return {**shared, COLLECTION: {"mean": mean}}, ServerState(sent=means, kept=inner)
 
     return ServerUpdate(init, update, message_weight=equal_messages)

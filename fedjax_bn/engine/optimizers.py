@@ -129,8 +129,8 @@ def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
         if not typed and not (named and leaf.shape[-1:] in ((2,), (4,))):
             return leaf
         words = jax.random.key_data(leaf) if typed else leaf
-        own = jax.random.fold_in(stream(key, "local optimizer"), number)
-        words ^= jax.random.bits(own, words.shape, words.dtype)
+        part_key = jax.random.fold_in(stream(key, "local optimizer"), number)
+        words ^= jax.random.bits(part_key, words.shape, words.dtype)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf)) if typed else words
 
     leaves, form = jax.tree_util.tree_flatten_with_path(state)
@@ -202,7 +202,9 @@ def check_rounds(
             f"{', '.join(sorted(trained))}"
         ) from error
     try:
-        jax.eval_shape(lambda *given: _step(optimizer, *given), _seen_by(optimizer, trained), state)
+        jax.eval_shape(
+            lambda *arguments: _step(optimizer, *arguments), _seen_by(optimizer, trained), state
+        )
     except Exception as error:
         reason = textwrap.shorten(str(error), 120)
         raise ValueError(
@@ -267,9 +269,9 @@ def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyT
 
 def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
     """Returns whether a state holds one of `kinds`, outside of states of `but_in`."""
-    found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
     # If the state holds the hyperparameters, only scheduled ones count.
-    return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in found)
+    return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in parts)
 
 
 def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> tuple:
@@ -294,11 +296,11 @@ def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: in
     moved = False
     # Evaluated at once, even while a round is traced: the result decides whether to raise an error.
     with jax.ensure_compile_time_eval():
-        one = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
-        one = _seen_by(optimizer, one)
-        state = optimizer.init(one)
+        ones = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
+        ones = _seen_by(optimizer, ones)
+        state = optimizer.init(ones)
         for _ in range(steps):
-            updates, state = _step(optimizer, one, state)
+            updates, state = _step(optimizer, ones, state)
             moved = moved or any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(updates))
         parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _GATHERING))
         return all(acted(part) for part in parts if isinstance(part, _GATHERING))

@@ -102,12 +102,14 @@ def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.
     return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
 
 
-def _mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `other`."""
-    own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
-    # Cosine and sine of the phase, not own / |own|, which is NaN at 0.
-    amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)
-    spectrum = jax.lax.complex(*(amplitude * part(jnp.angle(own)) for part in (jnp.cos, jnp.sin)))
+def _mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Array:
+    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `style`."""
+    own_spectrum, style_spectrum = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, style))
+    # Cosine and sine of the phase, not x / |x|, which is NaN at 0.
+    amplitude = (1 - share) * jnp.abs(own_spectrum) + share * jnp.abs(style_spectrum)
+    spectrum = jax.lax.complex(
+        *(amplitude * part(jnp.angle(own_spectrum)) for part in (jnp.cos, jnp.sin))
+    )
     return jnp.fft.ifft2(spectrum, axes=(1, 2)).real
 
 

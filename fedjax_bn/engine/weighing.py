@@ -157,7 +157,7 @@ def by_divergence() -> Weighing:
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
         shares = _distances(stacked, weights)
-        return sum_over(lambda *one: jax.tree.map(weighted, *one), stacked, shares), weights
+        return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 
@@ -241,22 +241,24 @@ def generalization_adjustment(
         return {"received": measure(start, received), "trained": measure(variables, received)}
 
     def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, told: PyTree
+        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
     ) -> tuple[jax.Array, PyTree]:
         del risks
         present, times = sizes > 0, state["rounds"]
-        old = told["received"].astype(state["trained"].dtype)
+        received = messages["received"].astype(state["trained"].dtype)
         # In a client's first round there is no earlier trained model to compare with.
-        gaps = jnp.where(present & (times > 0), sign * (old - state["trained"]), 0)
+        gaps = jnp.where(present & (times > 0), sign * (received - state["trained"]), 0)
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
         weights = _adjust(state["weight"], gaps, steps, present)
-        new = {
+        renewed = {
             "weight": weights,
-            "trained": jnp.where(present, told["trained"].astype(old.dtype), state["trained"]),
+            "trained": jnp.where(
+                present, messages["trained"].astype(received.dtype), state["trained"]
+            ),
             "rounds": times + present.astype(times.dtype),
         }
-        return jnp.where(present, weights, 0), new
+        return jnp.where(present, weights, 0), renewed
 
     def init(num_clients: int) -> dict[str, jax.Array]:
         return {

@@ -96,8 +96,8 @@ def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> S
     # As in PyTorch: the biased variance normalizes, but the running variance is unbiased.
     spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
 
-    def moved(old: jax.Array, new: jax.Array) -> jax.Array:
-        return layer.momentum * old + (1 - layer.momentum) * new.astype(old.dtype)
+    def moved(tracked: jax.Array, of_batch: jax.Array) -> jax.Array:
+        return layer.momentum * tracked + (1 - layer.momentum) * of_batch.astype(tracked.dtype)
 
     pair = (moved(layer.mean, mean), moved(layer.var, spread))
     return Statistics(mean, var, pair if layer.training else None)
@@ -114,8 +114,8 @@ def statistics_of(
     for name, kind in _RANGES.items():
         value, allowed = getattr(layer, name), stated_range(kind)
         # Outside its range a momentum makes running variances negative, and they stay finite.
-        if isinstance(value, float | int) and allowed and (why := refusal(value, allowed)):
-            raise ValueError(f"the batch norm {layer.name!r} has {name}={value}, which {why}")
+        if isinstance(value, float | int) and allowed and (problem := refusal(value, allowed)):
+            raise ValueError(f"the batch norm {layer.name!r} has {name}={value}, which {problem}")
     if rule is None:
         rule = batch_statistics if layer.training else running_statistics
     return Statistics(*rule(layer, x, valid))
@@ -148,7 +148,7 @@ def normalize(
     offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
     if not (by_channel(mean, x) and by_channel(factor, x)):
         columns = 1  # statistics of positions
-    mean, factor, offset = (repeated(one, columns) for one in (mean, factor, offset))
+    mean, factor, offset = (repeated(statistic, columns) for statistic in (mean, factor, offset))
     x = pack(x, columns).astype(dtype)
     return unpack(_scaled(x, mean, factor, offset, bias is not None), columns)
 
