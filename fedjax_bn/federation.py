@@ -387,7 +387,7 @@ def _train_all(
     plan: _Plan, meeting: Meeting, common: tuple, rows: tuple
 ) -> tuple[tuple[Sums, PyTree, Metrics], Own]:
     """Trains the clients of one device, and sums their uploads over the clients of all devices."""
-    (state, key), (old, batches) = common, rows
+    (state, key), (rows_before, batches) = common, rows
     broadcast, divided = broadcast_of(state), divides_clients(plan.mesh)
     num_clients = state.weights.shape[0]
     # If weights are known before training, the trained models need not all be held at once.
@@ -407,7 +407,9 @@ def _train_all(
         return part, client_state, (upload._replace(shared=(), message=()), losses)
 
     # The rows come before the other trees, because `map_and_sum` updates them in place.
-    sums, rows_after, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
+    sums, rows_after, (uploads, losses) = map_and_sum(
+        one, plan.clients, rows_before, early, batches
+    )
     weights: PyTree = early
     weighing, combined, extra_metrics = state.weighing, None, {}
     if early is None:

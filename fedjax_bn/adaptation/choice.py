@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     order: int
 
 
-def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
+def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
     """Builds the adaptation of a text `name:key=value`, such as `tsmobn:momentum=0.5:order=3`.
 
     Keys are the adaptation's own arguments, such as `momentum` of tsmobn or `rate` of tent. Every
@@ -60,7 +60,7 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     statistics of batches.
 
     Args:
-      text: the choice; a name without keys takes all defaults.
+      choice: the choice; a name without keys takes all defaults.
       model: as in `adaptation.stateless`, images -> logits.
       batch_size: the batch size if the text has none.
 
@@ -68,8 +68,8 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
       ValueError: a name or key is unknown, or a value has the wrong type; the message lists the
         valid ones.
     """
-    named = f"adaptation {brief(text)}"
-    make, options = read_choice(named, text, ADAPTATIONS, extra=STREAM)
+    named = f"adaptation {brief(choice)}"
+    make, options = read_choice(named, choice, ADAPTATIONS, extra=STREAM)
     stream = {key: argument.default for key, argument in STREAM.items()}
     stream["batch_size"] = batch_size
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
@@ -90,15 +90,15 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
       (name, key) -> value -> text.
     """
     groups: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
-    for text in texts:
-        name, changes = split_choice(text, ADAPTATIONS)
+    for choice in texts:
+        name, changes = split_choice(choice, ADAPTATIONS)
         if not any(change.startswith("affine=") for change in changes):
-            groups.setdefault((name, "affine", tuple(changes)), {})["with affine"] = text
+            groups.setdefault((name, "affine", tuple(changes)), {})["with affine"] = choice
         for change in changes:
             key, _, written = change.partition("=")
             fixed = tuple(entry for entry in changes if entry != change)
             value = "without affine" if key == "affine" else parsed(written)
-            groups.setdefault((name, key, fixed), {})[value] = text
+            groups.setdefault((name, key, fixed), {})[value] = choice
     return {
         (name, key): values
         for (name, key, _), values in groups.items()

@@ -34,8 +34,8 @@ class Range(NamedTuple):
 
 def one_of(*names: str) -> Range:
     """Returns the range that allows these names; "" means that the value may be empty."""
-    text = " or ".join(name or "empty" for name in names)
-    return Range(text, names.__contains__, tuple(filter(None, names)))
+    statement = " or ".join(name or "empty" for name in names)
+    return Range(statement, names.__contains__, tuple(filter(None, names)))
 
 
 def _between(low: int, high: int) -> Range:
@@ -44,10 +44,10 @@ def _between(low: int, high: int) -> Range:
     return Range(f"at least {low}{upper}", lambda value: low <= value <= high)
 
 
-def printable(text: str) -> bool:
+def printable(value: str) -> bool:
     """Returns whether a text has at most 4096 characters, without controls or lone surrogates."""
-    odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
-    return len(text) <= _LONGEST and not odd
+    odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
+    return len(value) <= _LONGEST and not odd
 
 
 def _is_window(ends: Sequence[Any]) -> bool:

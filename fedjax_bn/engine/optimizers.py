@@ -6,7 +6,6 @@ local step passes `round` i32[], `value` (the loss f[]) and `grad` to the optimi
 optax passes extra arguments.
 """
 
-import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.arguments.text import one_line
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.sharing import Variables, path_names
 
@@ -195,7 +195,7 @@ def check_rounds(
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
     except Exception as error:
-        reason = textwrap.shorten(str(error), 120)
+        reason = one_line(error)
         raise ValueError(
             f"the local optimizer does not take these variables ({reason}): its masks and labels "
             "must have the form of the parameters, or of {collection: tree} with "
@@ -206,7 +206,7 @@ def check_rounds(
             lambda *arguments: _step(optimizer, *arguments), _seen_by(optimizer, trained), state
         )
     except Exception as error:
-        reason = textwrap.shorten(str(error), 120)
+        reason = one_line(error)
         raise ValueError(
             f"the local optimizer cannot make a local step ({reason}): it gets the gradient, the "
             "parameters, value, grad and round; choose one that needs nothing else"

@@ -73,14 +73,14 @@ def _torch_layer(name: str) -> str:
     """Torchvision's name of an array's layer: "layer1.0.bn1" for "bn2a_branch2a/gamma"."""
     layer, _, leaf = name.rpartition("/")
     usual = {"conv1": "conv1", "bn_conv1": "bn1", "fc1000": "fc"}.get(layer)
-    found = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
-    if leaf not in _LEAVES or not (usual or found):
+    match = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
+    if leaf not in _LEAVES or not (usual or match):
         raise ValueError(
             f"{name} is not an array of a ResNet of Keras: give the folder of a ResNet50"
         )
-    if usual or not found:
+    if usual or not match:
         return usual or ""
-    kind, stage, block, branch = found.groups()
+    kind, stage, block, branch = match.groups()
     part = _BRANCHES[branch]
     if kind == "bn":
         part = part.replace("conv", "bn").replace("downsample.0", "downsample.1")

@@ -116,8 +116,8 @@ class YOLOv5(Network):
         self, x: jax.Array, i: int, nominal: int, repeats: int, shortcut: bool = True
     ) -> jax.Array:
         """Applies layer number i, a stage of bottlenecks."""
-        given = self._channels(nominal), max(round(repeats * self.depth), 1), shortcut
-        return self.part(_CrossStage, *given, name=f"layer{i}")(x)
+        sizes = self._channels(nominal), max(round(repeats * self.depth), 1), shortcut
+        return self.part(_CrossStage, *sizes, name=f"layer{i}")(x)
 
 
 def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
@@ -159,17 +159,17 @@ class TinyDetector(Network):
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for both levels."""
         require_sides(images, self.anchors.strides[-1], type(self).__name__)
-        first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))
+        width2, width4, width8, width16 = (self.width * times for times in (1, 2, 4, 8))
         make = partial(self.part, _ConvNorm, kernel=3)
-        x = make(first, strides=2, name="conv1")(images)
-        x = make(second, strides=2, name="conv2")(x)
-        x = make(second, name="conv3")(x)
-        x = make(third, strides=2, name="conv4")(x)
-        fine = make(third, name="conv5")(x)
-        x = make(fourth, strides=2, name="conv6")(fine)
-        coarse = make(fourth, name="conv7")(x)
-        x = _doubled(make(third, kernel=1, name="conv8")(coarse))
-        fine = make(third, name="conv9")(jnp.concatenate([x, fine], -1))
+        x = make(width2, strides=2, name="conv1")(images)
+        x = make(width4, strides=2, name="conv2")(x)
+        x = make(width4, name="conv3")(x)
+        x = make(width8, strides=2, name="conv4")(x)
+        fine = make(width8, name="conv5")(x)
+        x = make(width16, strides=2, name="conv6")(fine)
+        coarse = make(width16, name="conv7")(x)
+        x = _doubled(make(width8, kernel=1, name="conv8")(coarse))
+        fine = make(width8, name="conv9")(jnp.concatenate([x, fine], -1))
         return _read_out(self, (fine, coarse))
 
 

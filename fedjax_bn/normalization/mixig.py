@@ -152,7 +152,7 @@ def mixstyle_statistics(
     return rule
 
 
-def choose_mixing(text: str) -> Mixing:
+def choose_mixing(choice: str) -> Mixing:
     """Builds the rule that a text such as `uniform:low=0:high=0.5` or `mixstyle` names.
 
     `uniform` is MixIG with u ~ U(low, high), and `constant` is MixIG with a fixed u (FedIG, Tables
@@ -165,7 +165,7 @@ def choose_mixing(text: str) -> Mixing:
     """
     draws: dict[str, Callable[..., Any]] = {"uniform": uniform, "constant": constant}
     makers = draws | {"mixstyle": mixstyle_statistics}
-    make, options = read_choice(f"mixing {brief(text)}", text, makers)
+    make, options = read_choice(f"mixing {brief(choice)}", choice, makers)
     if make in draws.values():
         return partial(mixed_statistics, draw=make(**options))
     return partial(make, **options)

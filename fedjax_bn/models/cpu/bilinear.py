@@ -60,8 +60,8 @@ def tiled_convolution(
     ]
     (down_in, down_out), (across_in, across_out) = axes
     r, s, channels, features = kernel.shape
-    both = np.kron(_transforms(TILE, s)[1], _transforms(TILE, r)[1])
-    filters = _constant_product(both, kernel.swapaxes(0, 1).reshape(1, s * r, -1))
+    transform = np.kron(_transforms(TILE, s)[1], _transforms(TILE, r)[1])
+    filters = _constant_product(transform, kernel.swapaxes(0, 1).reshape(1, s * r, -1))
     filters = filters.reshape(-1, channels, features)
 
     def convolve(images: jax.Array) -> jax.Array:
