@@ -36,7 +36,7 @@ from fedjax_bn.engine.weighing import Weighing as Weighing
 from fedjax_bn.engine.weighing import by_divergence as by_divergence
 from fedjax_bn.engine.weighing import by_size as by_size
 from fedjax_bn.engine.weighing import generalization_adjustment as generalization_adjustment
-from fedjax_bn.engine.weighing import normalize, relative_weights, restore, weighted
+from fedjax_bn.engine.weighing import in_dtypes_of, normalized, relative_weights, weighted
 from fedjax_bn.engine.weighing import uniform as uniform
 from fedjax_bn.engine.weighing import weighted_mean as weighted_mean
 from fedjax_bn.sharing import STATISTICS, Variables, path_names
@@ -325,7 +325,7 @@ def early_weights(
         return relative
     _, (sizes, participates) = meeting.together((), (sizes, participates))
     weights = rule(sizes[:num_clients], jnp.zeros(num_clients))
-    weights = normalize(jnp.where(participates[:num_clients], weights, 0))
+    weights = normalized(jnp.where(participates[:num_clients], weights, 0))
     return meeting.local_rows(weights)
 
 
@@ -374,7 +374,7 @@ def conclude(
     message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
     count = counts.sum(dtype=float)
     share = count / jnp.asarray(population, float)
-    aggregate = Aggregate(restore(mean, state.shared), message, share, count)
+    aggregate = Aggregate(in_dtypes_of(mean, state.shared), message, share, count)
     stepped = server.update(state.shared, aggregate, state.server)
     counted = sums.weight > 0
     # If no client counts, the mean is 0 / 0, which is not a failure of the server.
@@ -421,5 +421,5 @@ def last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:
     A server has no metrics, so NaN stays, and only where the rule gave it.
     """
     total = weights.sum()
-    scaled = jnp.where(jnp.isnan(total), weights, normalize(weights))
+    scaled = jnp.where(jnp.isnan(total), weights, normalized(weights))
     return jnp.where(total == 0, state.weights, scaled)

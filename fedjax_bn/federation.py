@@ -51,7 +51,7 @@ from fedjax_bn.engine.devices import (
 from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.engine.robust import update_norms
-from fedjax_bn.engine.weighing import normalize
+from fedjax_bn.engine.weighing import normalized
 from fedjax_bn.sharing import (
     FROZEN,
     SharingRule,
@@ -309,7 +309,7 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
         shared=shared,
         # Copies, because a donated state must not hold one array twice.
         server=jax.tree.map(jnp.copy, plan.server.init(shared, personal)),
-        weights=normalize(jnp.ones(num_clients)),
+        weights=normalized(jnp.ones(num_clients)),
         weighing=jax.tree.map(jnp.copy, weighing),
         personal=(),
         memory=(),
@@ -364,7 +364,7 @@ def _round(
     everybody = rows if population is None else population
     # The server's step runs once, not on each device: the sums are the same on all of them.
     after, finite = conclude(plan.server, state, sums, seen["counts"], everybody)
-    weights = normalize(seen["weights"])
+    weights = normalized(seen["weights"])
     # A round in which no client counts keeps the last weights; > is False for NaN too.
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),

@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, bounded
 from fedjax_bn.client import Train, Trained, run_steps
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.optimizers import descend
 from fedjax_bn.engine.optimizers import start as start_optimizer
@@ -63,7 +63,7 @@ def apfl(
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         share = jnp.asarray(alpha, parameter_dtype(variables))
-        return with_own(variables, alpha=share, local={"params": variables["params"]})
+        return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
     federate_options["train"] = _beginning(federate_options.get("train") or run_steps)
     gradient = differentiate(supervised(learned))

@@ -14,8 +14,8 @@ from fedjax_bn.contrib.parts import (
     affine,
     by_distances,
     changing_outputs,
-    dense,
     discrepancy,
+    draw_dense,
     squared_distances,
     stages_of,
 )
@@ -226,6 +226,6 @@ def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
     """Draws a dense layer from each stage's channels to 32, in the default dtype."""
     keys, dtype = jax.random.split(key, len(places)), jnp.result_type(float)
     return {
-        name: dense(k, size, _CHANNELS, dtype)
+        name: draw_dense(k, size, _CHANNELS, dtype)
         for k, (name, size) in zip(keys, places.items(), strict=True)
     }

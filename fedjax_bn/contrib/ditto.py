@@ -6,7 +6,7 @@ import jax
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
     Batch,
@@ -53,7 +53,7 @@ def ditto(
     return method_of(
         in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(personal_step)),
         share=keeping(federate_options.pop("share", everything), OWN),
-        start=lambda key, variables: with_own(variables),
+        start=lambda key, variables: with_own_model(variables),
         **federate_options,
     )
 

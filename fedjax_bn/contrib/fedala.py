@@ -9,7 +9,7 @@ import optax
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.arguments.text import names_in
 from fedjax_bn.client import Load, Train, Trained, run_steps
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -69,7 +69,7 @@ def fedala(
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         last_layers, _ = split(variables, chosen(variables))
-        return with_own(variables, weights=jax.tree.map(jnp.ones_like, last_layers["params"]))
+        return with_own_model(variables, weights=jax.tree.map(jnp.ones_like, last_layers["params"]))
 
     epochs = federate_options.get("local_epochs", 1)
     federate_options["train"] = _weighed_first(

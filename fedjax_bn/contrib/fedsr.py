@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.parts import affine, dense
+from fedjax_bn.contrib.parts import affine, draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
@@ -198,5 +198,5 @@ def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: boo
     size = sizes.features
     return {
         **variables,
-        LATENT: {name: dense(layer_key, size, size, sizes.dtype) for name, layer_key in keys},
+        LATENT: {name: draw_dense(layer_key, size, size, sizes.dtype) for name, layer_key in keys},
     }

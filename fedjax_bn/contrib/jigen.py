@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, Puzzles, UpTo1, bounded
-from fedjax_bn.contrib.parts import dense
+from fedjax_bn.contrib.parts import draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
@@ -75,7 +75,10 @@ def jigen(
         if COLLECTION in variables:
             return variables
         sizes, key = sizes_of(model, variables), stream(key, "puzzle head")
-        return {**variables, COLLECTION: dense(key, sizes.features, permutations + 1, sizes.dtype)}
+        return {
+            **variables,
+            COLLECTION: draw_dense(key, sizes.features, permutations + 1, sizes.dtype),
+        }
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **federate_options)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, Channels, UpTo1, bounded
-from fedjax_bn.contrib.parts import affine, dense, kernel, squared_distances
+from fedjax_bn.contrib.parts import affine, draw_dense, kernel, squared_distances
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -101,7 +101,9 @@ def l2d(
         return {
             **variables,
             STYLIST: _start_stylist(own_key, channels, parameter_dtype(variables)),
-            LIKELIHOOD: {name: dense(layer_key, size, size, dtype) for name, layer_key in keys},
+            LIKELIHOOD: {
+                name: draw_dense(layer_key, size, size, dtype) for name, layer_key in keys
+            },
         }
 
     return method_of(

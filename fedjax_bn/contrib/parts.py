@@ -1,4 +1,4 @@
-"""Parts of several rivals: dense layers, places inside a network, and a distance of features."""
+"""Parts of several methods: dense layers, places inside a network, and a distance of features."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ _STAGES = (
 Change = Callable[[str, jax.Array], jax.Array]
 
 
-def dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
+def draw_dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
     """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch initializes a layer.
 
     All entries are drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)).

@@ -17,7 +17,7 @@ from fedjax_bn.state import Received
 PyTree = Any
 
 
-def with_own(variables: Variables, **collections: PyTree) -> Variables:
+def with_own_model(variables: Variables, **collections: PyTree) -> Variables:
     """Returns the variables with an own model that equals the shared one, and more of its own."""
     variables = without(variables, OWN)
     present = jnp.ones((), parameter_dtype(variables))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, AtLeast0, bounded
-from fedjax_bn.contrib.parts import dense
+from fedjax_bn.contrib.parts import draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
@@ -69,7 +69,7 @@ def selfreg(
         widths = (sizes.features, wide, wide, sizes.features)
 
         def layer(key: jax.Array, inputs: int, outputs: int) -> PyTree:
-            linear = dense(key, inputs, outputs, sizes.dtype)
+            linear = draw_dense(key, inputs, outputs, sizes.dtype)
             return {
                 "kernel": linear["kernel"],
                 "dense_bias": linear["bias"],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.parts import changing_outputs, dense, stages_of
+from fedjax_bn.contrib.parts import changing_outputs, draw_dense, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -85,7 +85,7 @@ def snr(
             place_key = jax.random.fold_in(key, crc32(name.encode()))
             layer_key, head_key = jax.random.split(place_key)
             layers[name] = _layer(layer_key, size, sizes.dtype)
-            heads[name] = dense(head_key, size, sizes.classes, sizes.dtype)
+            heads[name] = draw_dense(head_key, size, sizes.classes, sizes.dtype)
         return {**variables, COLLECTION: layers, HEADS: heads}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

@@ -50,7 +50,7 @@ def repeated(values: jax.Array, columns: int) -> jax.Array:
     return values if columns == 1 else jnp.concatenate([values] * columns, axis=-1)
 
 
-def joined(mean: jax.Array, var: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
+def unpacked_moments(mean: jax.Array, var: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
     """Returns mean and variance f[..., C] of channels from those of packed columns."""
     if columns == 1:
         return mean, var
@@ -59,7 +59,7 @@ def joined(mean: jax.Array, var: jax.Array, columns: int) -> tuple[jax.Array, ja
     return total_mean.squeeze(-2), (var + jnp.square(mean - total_mean)).mean(-2)
 
 
-def convolve(
+def convolve_packed(
     x: jax.Array,
     kernel: jax.Array,
     strides: Sequence[int],

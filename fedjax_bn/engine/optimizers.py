@@ -134,7 +134,8 @@ def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf)) if typed else words
 
     leaves, form = jax.tree_util.tree_flatten_with_path(state)
-    return form.unflatten([mixed(number, *leaf) for number, leaf in enumerate(leaves)])
+    mixed_leaves = [mixed(number, *leaf) for number, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(form, mixed_leaves)
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:

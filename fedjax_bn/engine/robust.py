@@ -24,7 +24,7 @@ import numpy as np
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import Weighing, normalize, weighted
+from fedjax_bn.engine.weighing import Weighing, normalized, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
@@ -94,7 +94,7 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
         # Clients that do not count come last, even if scores are infinite.
         rank = jnp.argsort(jnp.lexsort((scores, ~counts)))
         chosen = counts & (rank < jnp.minimum(keep, count - malicious)) & (count >= least_clients)
-        weights = normalize(chosen)
+        weights = normalized(chosen)
         return sum_over(weighted, stacked, weights), weights
 
     return _rule(combine)
@@ -130,7 +130,7 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
             # Of two middle distances the smaller one, which an attacker cannot make large.
             middle = jnp.sort(jnp.where(counts, far, jnp.inf))[(counts.sum() - 1) // 2]
             floor = jnp.maximum(jnp.where(number == 0, middle, 0), smoothing)
-            weights = normalize(jnp.where(counts, 1 / jnp.maximum(far, floor), 0))
+            weights = normalized(jnp.where(counts, 1 / jnp.maximum(far, floor), 0))
             return sum_over(weighted, stacked, weights), weights
 
         initial = jax.tree.map(wide, start), weights
@@ -167,7 +167,7 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
         shares = scales / jnp.maximum(count, 1).astype(scales.dtype)
         # A mean of x and all y, not x plus updates, which rounding could make a negative variance.
         start_part, moved = weighted(start, 1 - shares.sum()), sum_over(weighted, stacked, shares)
-        return jax.tree.map(jnp.add, start_part, moved), normalize(scales)
+        return jax.tree.map(jnp.add, start_part, moved), normalized(scales)
 
     return _rule(combine)
 
@@ -201,7 +201,7 @@ def _rule(combine: _Combine) -> Weighing:
                 "one client could move as far as it likes in spite of a robust rule: choose a "
                 "method that sends none, such as fedavg, fedbn, fedprox or fedadam"
             )
-        return normalize(sizes > 0), state
+        return normalized(sizes > 0), state
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 
@@ -233,7 +233,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
         averaged = jnp.maximum(count - 2 * low, 1)
         means = [total / averaged.astype(total.dtype) for total in sums]
         shares = sum(n.astype(weights.dtype) for n in taken)
-        return jax.tree.unflatten(form, means), normalize(shares) if leaves else weights
+        return jax.tree.unflatten(form, means), normalized(shares) if leaves else weights
 
     return combine
 

@@ -26,7 +26,7 @@ def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
     `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
     """
     del risks
-    return normalize(sizes)
+    return normalized(sizes)
 
 
 def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
@@ -35,7 +35,7 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
     `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
     """
     del risks
-    return normalize(sizes > 0)
+    return normalized(sizes > 0)
 
 
 def relative_weights(
@@ -53,7 +53,7 @@ def relative_weights(
     return None
 
 
-def normalize(weights: jax.Array) -> jax.Array:
+def normalized(weights: jax.Array) -> jax.Array:
     """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; 0 stays 0.
 
     One NaN makes all weights NaN.
@@ -80,7 +80,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
     shares = weights / weights.sum()
     # Not a dot product, in which TPUs would multiply float32 in bfloat16.
-    return restore(sum_over(weighted, stacked, shares), stacked)
+    return in_dtypes_of(sum_over(weighted, stacked, shares), stacked)
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
@@ -100,7 +100,7 @@ def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
     return jax.tree.map(scale, tree)
 
 
-def restore(total: PyTree, like: PyTree) -> PyTree:
+def in_dtypes_of(total: PyTree, like: PyTree) -> PyTree:
     """Returns a sum of `weighted` leaves in the dtypes of `like`; integers are rounded."""
 
     def cast(x: jax.Array, leaf: jax.Array) -> jax.Array:

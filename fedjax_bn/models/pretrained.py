@@ -50,7 +50,7 @@ _RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
-def load(
+def load_pretrained(
     source: str | Path, model: nn.Module, variables: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the variables of `model` with pretrained weights.

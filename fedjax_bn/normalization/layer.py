@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, refusal, stated_range
 from fedjax_bn.engine.backend import computed_once, on_cpu
-from fedjax_bn.engine.columns import joined, pack, repeated, unpack
+from fedjax_bn.engine.columns import pack, repeated, unpack, unpacked_moments
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization import channels, cpu
 
@@ -200,7 +200,7 @@ def moments(
     if not on_cpu():
         # A packed column has a part of the positions.
         mean, var = channels.moments(x, keep, inverse * columns, rounded)
-        return *joined(mean, var, columns), count
+        return *unpacked_moments(mean, var, columns), count
     if cpu.few_channels(x):
         return *cpu.channel_moments(x, keep, inverse), count
     axes = tuple(range(x.ndim - 1))

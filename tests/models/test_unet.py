@@ -79,7 +79,7 @@ def test_the_state_dict_goes_to_pytorch_and_back_and_starts_a_federation(write):
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
         jax.eval_shape(four.init, jax.random.key(0), images),
     )
-    found, notes = pretrained.load(write(arrays(network)), four, fresh)
+    found, notes = pretrained.load_pretrained(write(arrays(network)), four, fresh)
     np.testing.assert_allclose(
         found["params"]["up1"]["kernel"], variables["params"]["up1"]["kernel"], rtol=1e-6
     )

@@ -151,7 +151,7 @@ def test_the_way_back_serves_the_other_networks_too():
 
 def test_a_file_of_other_classes_fills_all_but_the_predictions(write):
     state_dict = to_torch(small(), drawn(small()))
-    variables, notes = pretrained.load(write(state_dict), small(2), abstract(small(2)))
+    variables, notes = pretrained.load_pretrained(write(state_dict), small(2), abstract(small(2)))
     assert any("the file's has 3 classes and this model 2" in note for note in notes)
     leaves = flatten_dict(variables)
     fresh = {path[1] for path, leaf in leaves.items() if isinstance(leaf, jax.ShapeDtypeStruct)}
@@ -166,10 +166,10 @@ def test_a_file_with_other_anchors_or_none_is_refused_with_them(write):
     sizes = (((1, 2), (3, 4), (5, 6)), *ANCHORS.sizes[1:])
     other = small(anchors=Anchors(sizes, ANCHORS.strides))
     with pytest.raises(ValueError, match=re.escape("[[[10.0, 13.0],")):
-        pretrained.load(write(state_dict), other, abstract(small()))
+        pretrained.load_pretrained(write(state_dict), other, abstract(small()))
     del state_dict["model.24.anchors"]
     with pytest.raises(ValueError, match=r"lacks model\.24\.anchors"):
-        pretrained.load(write(state_dict), small(), abstract(small()))
+        pretrained.load_pretrained(write(state_dict), small(), abstract(small()))
 
 
 def test_a_pickle_of_a_package_is_not_run_and_says_what_to_save(tmp_path, monkeypatch):
@@ -186,4 +186,4 @@ def test_a_pickle_of_a_package_is_not_run_and_says_what_to_save(tmp_path, monkey
     with pytest.raises(
         ValueError, match=r"best\.pt .*would run code.*model\.float\(\)\.state_dict"
     ):
-        pretrained.load(tmp_path / "best.pt", small(), abstract(small()))
+        pretrained.load_pretrained(tmp_path / "best.pt", small(), abstract(small()))
