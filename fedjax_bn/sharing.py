@@ -172,6 +172,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
       ValueError: no parameter would be trained, or none is frozen.
     """
     network = ("params", STATISTICS)
+    # Collections that a method adds are trained, whatever the rule says of them.
     mask = {
         name: tree if name in network else jax.tree.map(lambda _: False, tree)
         for name, tree in mask.items()
@@ -254,6 +255,7 @@ def norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
         *module, name = path_names(path)
         modules.setdefault(tuple(module), set()).add((name, leaf.ndim))
     only = {("scale", 1), ("bias", 1)}
+    # A scale is necessary; anything beside scale and bias makes it another kind of layer.
     norms = {path for path, leaves in modules.items() if ("scale", 1) in leaves <= only}
     return batch_norm_paths(variables) | norms
 

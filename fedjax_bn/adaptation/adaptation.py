@@ -161,6 +161,7 @@ def tsmobn(
         # With momentum 0 the first batch uses its own statistics, in the program of later batches.
         batch_momentum = jnp.where(carry.started, momentum, 0)
         tracking = {**variables, STATISTICS: carry.statistics}
+        # Running statistics hold the tracked ones here, and the pass moves them.
         rule = tracked_statistics(batch_momentum, about=about)
         output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
         any_valid = jnp.ones((), bool) if valid is None else valid.any()
@@ -260,6 +261,7 @@ def ensemble(model: Any) -> Adaptation:
         received = {name: variables[name] for name in clients}
 
         def member(client_norms: Variables) -> jax.Array:
+            # Norms of one client, everything else as received.
             client_model = without(variables, *clients) | join(client_norms, received)
             outputs = predict_each(model, None, client_model, images)
             if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation

@@ -52,6 +52,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
             layer = layer[name]
         rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
         logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
+        # The classifier's own rows are the first supports of their classes.
         is_first = jnp.arange(supports) == 0
         features = jnp.where(is_first[:, None], _unit(rows)[:, None], 0)
         return _Supports(features, jnp.where(is_first, entropy(logits)[:, None], jnp.inf))
@@ -66,11 +67,13 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
         entropies = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
         entropies = jnp.concatenate([carry.entropy, entropies], 1)
+        # Numbers below M are stored supports, the others are samples of this batch.
         best = jnp.argsort(entropies, axis=1)[:, :supports]  # i[C, M]
         entropies = jnp.take_along_axis(entropies, best, 1)
         stored = jnp.take_along_axis(carry.features, jnp.minimum(best, supports - 1)[..., None], 1)
         of_batch = _unit(features)[jnp.maximum(best - supports, 0)]
         supports_after = jnp.where((best < supports)[..., None], stored, of_batch)
+        # Unused places have infinite entropy and must add nothing to a class's sum.
         supports_after = jnp.where((entropies < jnp.inf)[..., None], supports_after, 0)
         outputs = features @ _unit(supports_after.sum(1)).T
         return outputs.astype(passed.outputs.dtype), _Supports(supports_after, entropies)

@@ -153,8 +153,10 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         if not is_spatial(x) or n == 1:
             return running_statistics(layer, x)
         own_mean, own_var = instance_moments(x, layer.columns)
+        # Unbiased, because its standard error below is that of the unbiased variance.
         own_var = own_var * (n / (n - 1))
         mean, var = layer.mean.astype(own_mean.dtype), layer.var.astype(own_var.dtype)
+        # With epsilon, so that a channel of variance 0 still has a standard error.
         floor = var + layer.epsilon
         mean = mean + psi(own_mean - mean, strength * jnp.sqrt(floor / n))
         var = var + psi(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
@@ -210,6 +212,7 @@ def mixnorm(
         key, *keys = jax.random.split(key, views)
         stacked = jnp.concatenate([images, *(view(view_key, images) for view_key in keys)])
         outputs = forward(model, variables, stacked, statistics=rule).outputs
+        # The originals come first in the stacked batch.
         return jax.tree.map(lambda leaf: leaf[: len(images)], outputs), key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)

@@ -185,8 +185,10 @@ def sar(
         point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), learned, gradient)
         (level, (_, counted)), gradient = jax.value_and_grad(certain, has_aux=True)(point, counted)
         level = level.astype(carry.average.dtype)
+        # 0 means that there was no batch yet.
         average = jnp.where(carry.average == 0, level, 0.9 * carry.average + 0.1 * level)
         moved = _Guarded(_stepped(optimizer, gradient, carry.learned), average)
+        # Low entropy for long means collapse, so the client starts again.
         moved = where_tree(average < reset, init(variables), moved)
         return outputs, where_tree(counted.any(), moved, carry)
 

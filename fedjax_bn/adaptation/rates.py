@@ -74,6 +74,7 @@ def atp(
         images = without_padding(images, valid)
 
         def averaged(mean_before: jax.Array, h: jax.Array) -> jax.Array:
+            # The mean over all samples so far, updated without their sum.
             return mean_before + (batch_count / jnp.maximum(size, 1) * (h - mean_before)).astype(
                 mean_before.dtype
             )
@@ -139,6 +140,7 @@ def learn_rates(
             return mean(losses, seen)
 
         def stepped(leaf_rate: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
+            # A leaf's gradient grows with the root of its size, as in the authors' code.
             return leaf_rate - (rate / leaf.size**0.5 * g).astype(leaf_rate.dtype)
 
         return jax.tree.map(stepped, rates, jax.grad(loss)(rates), towards), None

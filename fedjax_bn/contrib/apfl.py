@@ -63,6 +63,7 @@ def apfl(
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         share = jnp.asarray(alpha, parameter_dtype(variables))
+        # The local model v starts as the shared one, so the mixture does too.
         return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
     federate_options["train"] = _beginning(federate_options.get("train") or run_steps)
@@ -112,16 +113,19 @@ def _of_mixture(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         personal, alpha = variables[OWN], variables[OWN]["alpha"]
+        # The gradient is taken at the mixture, whose collections replace the shared model's.
         mixed = {**without(variables, OWN), **personal["model"]}
         gradients, (loss, moved) = gradient(mixed, batch, received, key)
         # alpha moves in the first step alone, before which w is the received model.
         slopes = jax.tree.map(
+            # dF(mixture)/dalpha, leaf by leaf.
             lambda g, v, w: jnp.vdot(g, v - w).astype(alpha.dtype),
             gradients["params"],
             personal["local"]["params"],
             join(received.shared, received.personal)["params"],
         )
         new_alpha = jnp.clip(alpha - alpha_rate * sum(jax.tree.leaves(slopes)), 0, 1)
+        # dF(mixture)/dv is alpha times dF/d(mixture).
         scaled = jax.tree.map(lambda g: alpha.astype(g.dtype) * g, gradients)
         local, state = descend(optimizer, scaled, state, personal["local"], received.round, loss)
         new_alpha = jnp.where(batch[_FIRST], new_alpha, alpha)

@@ -122,6 +122,7 @@ def _send_classifier(model: Any) -> Finish:
             everyone = jnp.zeros((count, *leaf.shape), leaf.dtype)
             return everyone.at[received.client].set(leaf)
 
+        # A one in the client's row: its mean shows the server which rows were sent.
         sent = jnp.ones((), classifier["kernel"].dtype)
         message = {"classifiers": jax.tree.map(placed, classifier), "sent": placed(sent)}
         return trained.variables, received.memory, message

@@ -131,6 +131,7 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
         with _noting(layers["trained"], stages_trained):
             loss, out = learned.trained(without(variables, COLLECTION), images, batch, key)
         with _noting(layers["frozen"], stages_frozen):
+            # The memory has only trained leaves; the frozen ones come from the state.
             round_start = received.with_frozen(received.memory["model"])
             frozen = forward(learned.model, round_start, images)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
@@ -151,6 +152,7 @@ def _stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.
     """Returns sum_ij a_ij MMD(t_i, s_j) f[], for stages f[stages, B, D] each; see `csac`."""
     products = jnp.einsum("ibd,jbd->ijb", trained, frozen) * trained.shape[-1] ** -0.5
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
+    # Padding has no product, so that it adds nothing to the mean.
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
     # One matrix product for all pairs of stages is faster than one for each pair.

@@ -117,11 +117,13 @@ def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
     This reads the weights of any affine classifier, whatever the names of its parameters.
     """
     size = features.shape[-1]
+    # The last row is 0, whose logits are the bias alone.
     units = jnp.eye(size + 1, size, dtype=features.dtype)
     return classify(jnp.concatenate([features, units]))
 
 
 def _gram_penalty(kernels: jax.Array) -> jax.Array:
     """Returns the mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
+    # One Gram matrix for each class.
     gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)
     return jnp.square(gram - jnp.eye(len(kernels), dtype=gram.dtype)).mean()

@@ -63,6 +63,7 @@ def _pulled(gradient: Gradient, weight: float) -> Gradient:
 
     def pulled(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
+        # w is the received model, which stays the same in all steps of a round.
         start = join(received.shared, received.personal)["params"]
         params = jax.tree.map(
             lambda g, v, w: g + weight * (v - w), gradients["params"], variables["params"], start
@@ -78,6 +79,7 @@ def _of_own(step: LocalStep) -> LocalStep:
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
+        # The step sees the own model in the places of the shared one.
         personal_model = {**without(variables, OWN), **variables[OWN]["model"]}
         moved, state, loss = step.update(personal_model, state, batch, received, key)
         return with_model(variables, moved), state, loss

@@ -137,8 +137,10 @@ def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs
         variables = run_steps(
             weighing, received, variables, (), first_batches, own_key, load
         ).variables
+        # Training starts at the weighed model.
         variables |= _weighed(variables, variables[OWN]["weights"])
         trained_model = train(step, received, variables, state, batches, key, load)
+        # What the client has trained is its own model in the next round.
         return trained_model._replace(
             variables=with_model(trained_model.variables, trained_model.variables)
         )

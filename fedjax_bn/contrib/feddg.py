@@ -179,6 +179,7 @@ def _episodic(
         with differentiated_twice() if order == 2 else nullcontext():
             step = jax.value_and_grad(loss_of, has_aux=True)
             (loss, (moved, maps)), gradients = step(params, images)
+        # First order: the outer loss sees the inner step as a constant shift.
         if order == 1:
             gradients = jax.lax.stop_gradient(gradients)
         inner = jax.tree.map(

@@ -98,6 +98,7 @@ def fedfa(
             keys = jax.random.split(place_key)
             acts = jax.random.bernoulli(keys[0], probability)
             redrawn_map, measured = _redraw(keys[1], x, batch["valid"], received.server[name])
+            # A batch that is not redrawn moves no average.
             past = jnp.where(acts, momentum, 1)
             seen[name] = jax.tree.map(
                 lambda before, update: (past * before + (1 - past) * update).astype(before.dtype),
@@ -148,6 +149,7 @@ def _redraw(
     statistics = {"mean": mean, "std": std}
     for own_key, (name, statistic) in zip(jax.random.split(key), statistics.items(), strict=True):
         means[name], spread, count = moments(statistic, valid)
+        # Unbiased over the valid samples, as PyTorch's `var` is.
         spread = spread * (count / jnp.maximum(count - 1, 1)) + _EPSILON
         wider = 1 + _fusion(over_clients[name].astype(statistic.dtype))
         noise = jax.random.normal(own_key, statistic.shape, statistic.dtype)

@@ -167,6 +167,7 @@ def _normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
     mean, std = (
         jnp.broadcast_to(t, (len(images), t.shape[-1])).astype(images.dtype) for t in (mean, std)
     )
+    # A constant channel has nothing to scale, and 1 / 0 would spoil all others.
     std = jnp.where(std < _LEAST, 1, std)
     return (images - positioned(mean, images)) / positioned(std, images)
 
@@ -178,6 +179,7 @@ def _by_random_clients(
     bank = received.server
     is_this_client = jnp.arange(len(bank["count"]), dtype=jnp.int32) == received.client
     has_sent = is_this_client | (bank["count"] > 0)
+    # Uniform over the clients that have sent: the logits are 0 or minus infinity.
     chosen = jax.random.categorical(key, jnp.where(has_sent, 0.0, -jnp.inf), shape=(len(images),))
 
     def of_chosen(name: str) -> jax.Array:

@@ -131,6 +131,7 @@ def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
         norm = norms["/".join(call.path)]
         mean, var = instance_moments(x)
         norm = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), norm)
+        # Scale and shift of the instance norm as one affine map of x.
         factor = norm["scale"] * jax.lax.rsqrt(var + _EPSILON)
         shift = norm["bias"] - mean * factor
         x = x.astype(mean.dtype)

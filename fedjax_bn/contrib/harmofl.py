@@ -121,6 +121,7 @@ def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
             f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "
             "their number of channels (harmofl.channels)"
         )
+    # A shift alone: the window of the spectrum holds nothing but the mean.
     return images - images.mean((1, 2), keepdims=True) + mean.astype(images.dtype)
 
 

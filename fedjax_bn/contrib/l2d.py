@@ -179,6 +179,7 @@ def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> ja
     logs = near - jax.nn.logsumexp(near, axis=1, keepdims=True)
     positive = (is_contrasted & (label[:, None] == label)).astype(z.dtype)
     count = positive.sum(1)
+    # A sample without another one of its class has no contrast, and count 1 avoids 0 / 0.
     losses = -(jnp.where(is_contrasted, logs, 0) * positive).sum(1) / jnp.maximum(count, 1)
     return masked_mean(losses, valid & (count > 0))
 

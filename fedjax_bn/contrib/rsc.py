@@ -68,6 +68,7 @@ def _self_challenging(learned: Learning, features: float, share: float) -> Objec
             replaced = ClassifiedBy(learned.model, lambda classify, features: classify(muted))
             return forward(replaced, variables, images, **options).outputs
 
+        # The mask is chosen at fixed features, so that no gradient passes through the choice.
         fixed = jax.lax.stop_gradient(out.features)
         mask = jax.lax.stop_gradient(
             _challenge(classify, fixed, out.outputs, batch["label"], valid, features, share)

@@ -44,6 +44,7 @@ def proximal(objective: Objective, mu: float) -> Objective:
         value, reported = objective(variables, batch, received, key)
         # Parameters that stay with the client are None here, so they have no penalty.
         start = received.shared["params"]
+        # Personal parameters have no server's value to stay near.
         params, _ = split_like(variables["params"], start)
         distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), params, start)
         return value + mu / 2 * sum(jax.tree.leaves(distances)), reported

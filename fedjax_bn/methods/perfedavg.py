@@ -137,6 +137,7 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Batch, jax.Array]:
         support, query = _split_valid(batch)
+        # Dropout of the query must not repeat that of the support.
         support_key, query_key = jax.random.split(key)
         return (
             _adapt(gradient, inner_rate, variables, support, received, support_key),

@@ -47,6 +47,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     ) -> Trained:
         steps = batches["valid"].shape[0]
         chunks, leftover = divmod(steps, every)
+        # Below every score, so that the first scored model is taken.
         worst = jnp.asarray(-jnp.inf, jnp.result_type(float))
         best = (variables, worst, jnp.zeros((), jnp.int32))
         source = {name: leaf for name, leaf in batches.items() if name == "source"}

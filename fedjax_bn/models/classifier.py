@@ -260,6 +260,7 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
         output = function(*args, **kwargs)
         if not call.is_dense:
             return output
+        # A layer that is called twice is two sources.
         source = call.path, sum(path == call.path for path, _ in called)
         called[source] = output.shape
         return checkpoint_name(output, f"{_MARK}{len(called) - 1}")

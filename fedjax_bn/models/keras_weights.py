@@ -51,10 +51,12 @@ def read_keras(folder: Path) -> dict[str, np.ndarray]:
         if leaf == "bias" and layer != "fc":
             biases[layer.replace("conv", "bn").replace("downsample.0", "downsample.1")] = array
             continue
+        # Keras' kernels end in (inputs, outputs), PyTorch's begin with (outputs, inputs).
         kernel = array if array.ndim < 2 else np.moveaxis(array, (-2, -1), (1, 0))
         tensors[f"{layer}.{_LEAVES[leaf]}"] = kernel
     for layer, bias in biases.items():
         mean = tensors[f"{layer}.running_mean"]
+        # norm(x + bias) with mean m is norm(x) with mean m - bias.
         tensors[f"{layer}.running_mean"] = mean.astype(np.float64) - bias
     _read_rgb(tensors)
     return tensors
@@ -63,6 +65,7 @@ def read_keras(folder: Path) -> dict[str, np.ndarray]:
 def _read_rgb(tensors: dict[str, np.ndarray]) -> None:
     """Makes the first kernel f[F, 3, h, w] read standardized RGB instead of BGR less its means."""
     kernel = tensors["conv1.weight"].astype(np.float64)[:, ::-1]
+    # In grey levels: what ImageNet's means differ by from those that Keras subtracts.
     offset = 255 * _MEAN - _BGR_MEANS[::-1]
     mean = tensors["bn1.running_mean"] - kernel.sum((2, 3)) @ offset
     kernel = kernel * (255 * _STD)[:, None, None]

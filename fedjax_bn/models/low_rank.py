@@ -108,6 +108,7 @@ def with_factors(
     for factor_key, path in zip(keys, chosen, strict=True):
         (inputs, outputs), dtype = kernels[path].shape, kernels[path].dtype
         params[*path, FACTORS[0]] = fan_in_uniform(factor_key, (inputs, model.rank), dtype)
+        # B is 0, so that the model starts as the pretrained one.
         params[*path, FACTORS[1]] = jnp.zeros((model.rank, outputs), dtype)
     return {**variables, "params": unflatten_dict(params)}
 

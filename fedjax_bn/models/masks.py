@@ -78,6 +78,7 @@ def with_masks(
         channels = dict(taps)
         for path, leaf in jax.tree_util.tree_leaves_with_path(plain["params"]):
             *module, kind = path_names(path)
+            # Their last axis is the layer's number of output channels.
             if kind in ("kernel", "scale", "bias"):
                 channels["/".join(module)] = leaf.shape[-1]
     else:

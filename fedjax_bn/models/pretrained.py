@@ -106,6 +106,7 @@ def load_pretrained(
         else:
             fresh, notes = _fresh_classifier(model, leaves, names, tensors)
         used = {name: tensor for name, tensor in tensors.items() if name not in fresh}
+        # What starts fresh keeps the values that it was drawn with.
         loaded_leaves = {path: leaf for path, leaf in leaves.items() if names[path] not in fresh}
         loaded = convert(model, used, loaded_leaves)
     except ValueError as error:

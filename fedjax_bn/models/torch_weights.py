@@ -149,6 +149,7 @@ def convert(
         state_dict = _without_anchors(model, state_dict)
     expected = set(names.values())
     means = [name for name in expected if name.endswith(_LEAVES["mean"])]
+    # Counters of batches mean nothing here, whether a file has them or not.
     names_in_file = set(state_dict) - {name.replace(_LEAVES["mean"], _COUNTER) for name in means}
     for problem, unfit in (
         ("lacks", expected - names_in_file),

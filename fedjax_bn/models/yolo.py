@@ -88,6 +88,7 @@ class YOLOv5(Network):
     def _maps(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """The maps f[B, H / s, W / s, F] that the prediction layers read, for s = 8, 16 and 32."""
         down = partial(self._convolve, kernel=3, strides=2)
+        # The numbers of layers are those of YOLOv5's own table, by which its files name tensors.
         x = self._convolve(images, 0, 64, kernel=6, strides=2, padding=2)
         x = self._stage(down(x, 1, 128), 2, 128, 3)
         fine = self._stage(down(x, 3, 256), 4, 256, 6)

@@ -102,6 +102,7 @@ class BatchNorm(nn.Module):
         given_for = (layer_statistics, self.epsilon, scale, bias, self.columns)
         if pool is None:
             return normalize(x, *given_for).astype(x.dtype)
+        # Normalizing is monotonic for each channel then, so pooling may come first.
         if all(by_channel(moment, x) for moment in layer_statistics[:2]):
             return normalize(pool(turned) * sign, *given_for).astype(x.dtype)
         return pool(normalize(x, *given_for).astype(x.dtype))

@@ -139,6 +139,7 @@ def mixstyle_statistics(
             partner = jnp.where(valid[partner], partner, jnp.arange(x.shape[0]))
         shape = (x.shape[0], 1)
         weight = jax.random.beta(keys[1], concentration, concentration, shape, own_mean.dtype)
+        # Weight 1 keeps the sample's own style.
         weight = jnp.where(jax.random.bernoulli(keys[2], probability), weight, 1)
         mean, std = mix_statistics(style, (style[0][partner], style[1][partner]), weight)
 

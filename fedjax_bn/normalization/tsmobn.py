@@ -49,6 +49,7 @@ def update(
         # E (x - m)^2 = var + (mean - m)^2, a sum of squares and so safe in any precision.
         var = var + jnp.square(mean - moved)
     spread = momentum * old_var.astype(var.dtype) + (1 - momentum) * var
+    # A batch of padding moves nothing.
     any_valid = count > 0
     return (
         jnp.where(any_valid, moved.astype(old_mean.dtype), old_mean),

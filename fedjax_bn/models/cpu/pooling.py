@@ -40,6 +40,7 @@ def _max_pool_forward(
     for k, value in enumerate(more_elements, 1):
         wins = (value > best) | jnp.isnan(value)  # NaN propagates, as in `jnp.maximum`
         best = jnp.where(wins, value, best)
+        # The first of equal values keeps the place, as in PyTorch.
         place = jnp.where(wins, k, place)
     return best, (place, x[:, :, :, :0])  # an empty array passes on the height and width of x
 
