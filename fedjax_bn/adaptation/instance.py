@@ -191,7 +191,7 @@ def mixnorm(
         to 1 of each side, resized to the whole image, and a flip with probability 1/2.
       seed: seed of the random key in the carry.
     """
-    view = view or _crop_and_flip
+    view = view or crop_and_flip
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
@@ -218,7 +218,7 @@ def mixnorm(
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def _crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+def crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
     """The default view of images f[B, H, W, C]; see `mixnorm`."""
     side_key, corner_key, flip_key = jax.random.split(key, 3)
     count, height, width, _ = images.shape

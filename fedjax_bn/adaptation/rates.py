@@ -140,7 +140,7 @@ def learn_rates(
             return mean(losses, seen)
 
         def stepped(leaf_rate: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
-            # A leaf's gradient grows with the root of its size, as in the authors' code.
+            # Large leaves have large gradients: the root of the size keeps rates comparable.
             return leaf_rate - (rate / leaf.size**0.5 * g).astype(leaf_rate.dtype)
 
         return jax.tree.map(stepped, rates, jax.grad(loss)(rates), towards), None

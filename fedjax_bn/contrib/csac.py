@@ -105,7 +105,7 @@ def csac(  # type: ignore[misc] # its own default
 
     return method_of(
         gradient_step(
-            differentiate(_calibrated(learned, calibration), trained), optimizer, trained
+            differentiate(calibrated_objective(learned, calibration), trained), optimizer, trained
         ),
         memory=_start_memory,
         finish=_remember,
@@ -115,7 +115,7 @@ def csac(  # type: ignore[misc] # its own default
     )
 
 
-def _calibrated(learned: Learning, weight: float) -> Objective:
+def calibrated_objective(learned: Learning, weight: float) -> Objective:
     """Returns the objective of `csac`, for the memory of `_start_memory`.
 
     It compares stages if the variables hold `calibration`.
@@ -137,10 +137,10 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
         if stages_trained:
             stages = (
-                _brought(layers["trained"], stages_trained),
-                _brought(layers["frozen"], stages_frozen),
+                stages_brought(layers["trained"], stages_trained),
+                stages_brought(layers["frozen"], stages_frozen),
             )
-            gaps += _stage_gaps(*stages, valid).astype(gaps.dtype)
+            gaps += stage_gaps(*stages, valid).astype(gaps.dtype)
         # In its first round a client has no frozen model: the gaps are computed, but count 0.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
@@ -148,7 +148,7 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
     return objective
 
 
-def _stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.Array:
+def stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns sum_ij a_ij MMD(t_i, s_j) f[], for stages f[stages, B, D] each; see `csac`."""
     products = jnp.einsum("ibd,jbd->ijb", trained, frozen) * trained.shape[-1] ** -0.5
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
@@ -178,7 +178,7 @@ def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
     return changing_outputs(places, note)
 
 
-def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
+def stages_brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
     """Returns all stages f[B, ..., C] at one size, after their layers: f[stages, B, 7 * 7 * 32]."""
 
     def one(name: str) -> jax.Array:

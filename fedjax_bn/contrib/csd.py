@@ -56,7 +56,7 @@ def csd(
     """
     learned, federate_options = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
-    objective = _decomposed(learned, specific, penalty)
+    objective = decomposed_objective(learned, specific, penalty)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if SPECIFIC in variables:
@@ -82,7 +82,7 @@ def csd(
     )
 
 
-def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
+def decomposed_objective(learned: Learning, specific: float, penalty: float) -> Objective:
     """Returns the objective of `csd`, for variables with `specific` and `domain`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -105,7 +105,7 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         )
         # W_0 is read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
-        value = loss + specific * by_domain + penalty * _gram_penalty(kernels)
+        value = loss + specific * by_domain + penalty * gram_penalty(kernels)
         return value, (loss, out.moved)
 
     return objective
@@ -122,7 +122,7 @@ def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
     return classify(jnp.concatenate([features, units]))
 
 
-def _gram_penalty(kernels: jax.Array) -> jax.Array:
+def gram_penalty(kernels: jax.Array) -> jax.Array:
     """Returns the mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
     # One Gram matrix for each class.
     gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)

@@ -87,7 +87,7 @@ def fedadg(
     """
     learned, federate_options = learning(model, classifier="fedadg", **options)
     steps = (
-        (_pulled(learned, share_of_loss), "params"),
+        (pulled_to_discriminator(learned, share_of_loss), "params"),
         (_discriminating(learned), DISCRIMINATOR),
         (_generating, GENERATOR),
     )
@@ -110,13 +110,15 @@ def fedadg(
     )
 
 
-def _pulled(learned: Learning, share: float) -> Objective:
+def pulled_to_discriminator(learned: Learning, share: float) -> Objective:
     """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps `alone`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         loss, out = _passed(learned, variables, batch, key)
-        gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], out.features, batch["label"]))
+        gaps = jnp.square(
+            1 - judged_features(variables[DISCRIMINATOR], out.features, batch["label"])
+        )
         value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
         # The batch has no mark if the objective is called outside a round.
         value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
@@ -133,9 +135,9 @@ def _discriminating(learned: Learning) -> Objective:
         # A new pass, because the network has moved since the pass of its own step.
         _, out = _passed(learned, variables, batch, key)
         discriminator, label = variables[DISCRIMINATOR], batch["label"]
-        generated = _generated(variables[GENERATOR], label, key)
-        sure = jnp.square(_judged(discriminator, generated, label))
-        sure += jnp.square(1 - _judged(discriminator, out.features, label))
+        generated = generated_features(variables[GENERATOR], label, key)
+        sure = jnp.square(judged_features(discriminator, generated, label))
+        sure += jnp.square(1 - judged_features(discriminator, out.features, label))
         value = -masked_mean(sure, batch["valid"])
         return value, (value, {})  # moves no statistics: the network's pass has moved them
 
@@ -145,13 +147,15 @@ def _discriminating(learned: Learning) -> Objective:
 def _generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
     """Returns G's objective: (1 - D(g, y))^2, a mean over valid samples."""
     del received
-    generated = _generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
-    gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], generated, batch["label"]))
+    generated = generated_features(
+        variables[GENERATOR], batch["label"], stream(key, "generated features")
+    )
+    gaps = jnp.square(1 - judged_features(variables[DISCRIMINATOR], generated, batch["label"]))
     value = masked_mean(gaps, batch["valid"])
     return value, (value, {})
 
 
-def _generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
+def generated_features(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
     """Returns G(u, y) f[B, F], u ~ U(0, 1)^F."""
     kernel = layers["kernel"]
     features = layers["out_bias"].shape[0]
@@ -160,7 +164,7 @@ def _generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
     return jax.nn.relu(hidden @ layers["out"] + layers["out_bias"])
 
 
-def _judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
+def judged_features(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
     """Returns D(f, y) f[B], in (0, 1)."""
     kernel = layers["kernel"]
     projected = features.astype(kernel.dtype) @ layers["projection"]

@@ -221,7 +221,7 @@ def _in_other_styles(
     if drawn:
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
     return jnp.where(
-        allowed.any(), _with_amplitudes(x, drawn_amplitudes.astype(x.dtype), share, half), x
+        allowed.any(), with_amplitudes(x, drawn_amplitudes.astype(x.dtype), share, half), x
     )
 
 
@@ -236,7 +236,7 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
         order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
-        amplitudes = _amplitudes(learned.prepare(batch["image"], dtype)[order], half)
+        amplitudes = low_amplitudes(learned.prepare(batch["image"], dtype)[order], half)
         is_sent = valid[order] & ~received.memory.method
 
         def placed(like: jax.Array, value: jax.Array) -> jax.Array:
@@ -262,7 +262,7 @@ def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
     return {name: renewed(before, aggregate.message[name], part) for name, before in sent.items()}
 
 
-def _amplitudes(x: jax.Array, half: int) -> jax.Array:
+def low_amplitudes(x: jax.Array, half: int) -> jax.Array:
     """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
 
     They are |F x|, except at frequency 0, the real sum of the pixels, which keeps its sign: the
@@ -272,7 +272,7 @@ def _amplitudes(x: jax.Array, half: int) -> jax.Array:
     return _signed(low, half)
 
 
-def _with_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array, half: int) -> jax.Array:
+def with_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array, half: int) -> jax.Array:
     """Returns F^-1((share |F x| + (1 - share) other) e^(i angle F x)) within the window.
 
     `style` holds amplitudes f[B, 2 b + 1, 2 b + 1, C]; the share is f[B, 1, 1, 1] or f[].

@@ -97,7 +97,7 @@ def fedfa(
             place_key = jax.random.fold_in(own_key, crc32(name.encode()))
             keys = jax.random.split(place_key)
             acts = jax.random.bernoulli(keys[0], probability)
-            redrawn_map, measured = _redraw(keys[1], x, batch["valid"], received.server[name])
+            redrawn_map, measured = redraw_map(keys[1], x, batch["valid"], received.server[name])
             # A batch that is not redrawn moves no average.
             past = jnp.where(acts, momentum, 1)
             seen[name] = jax.tree.map(
@@ -135,7 +135,7 @@ def _ends(variables: Variables) -> list[tuple[str, ...]]:
     return [encoders, *stages] if encoders else stages
 
 
-def _redraw(
+def redraw_map(
     key: jax.Array, x: jax.Array, valid: jax.Array, over_clients: PyTree
 ) -> tuple[jax.Array, PyTree]:
     """Returns x' f[B, ..., C], and the means {"mean", "std"} f[C] of its statistics in the batch.
@@ -151,7 +151,7 @@ def _redraw(
         means[name], spread, count = moments(statistic, valid)
         # Unbiased over the valid samples, as PyTorch's `var` is.
         spread = spread * (count / jnp.maximum(count - 1, 1)) + _EPSILON
-        wider = 1 + _fusion(over_clients[name].astype(statistic.dtype))
+        wider = 1 + fusion_factors(over_clients[name].astype(statistic.dtype))
         noise = jax.random.normal(own_key, statistic.shape, statistic.dtype)
         drawn[name] = statistic + noise * jnp.sqrt(wider * spread)
     factor = drawn["std"] / std
@@ -160,7 +160,7 @@ def _redraw(
     return (x.astype(dtype) * scale + shift).astype(x.dtype), means
 
 
-def _fusion(over_clients: jax.Array) -> jax.Array:
+def fusion_factors(over_clients: jax.Array) -> jax.Array:
     """Returns g f[C] of `fedfa`, whose mean over channels is 1, from variances f[C]."""
     wide = over_clients + _EPSILON
     share = wide / (1 + wide)

@@ -74,7 +74,7 @@ def fedrdn(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         own_key = stream(key, "normalizing clients")
-        images = _by_random_clients(own_key, images, variables[MEASURED], received)
+        images = normalized_by_random_clients(own_key, images, variables[MEASURED], received)
         # Without the collection, because `_hook` would normalize the images again.
         loss, out = learned.trained(without(variables, MEASURED), images, batch, key)
         return loss, (loss, out.moved)
@@ -172,7 +172,7 @@ def _normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
     return (images - positioned(mean, images)) / positioned(std, images)
 
 
-def _by_random_clients(
+def normalized_by_random_clients(
     key: jax.Array, images: jax.Array, personal: PyTree, received: Received
 ) -> jax.Array:
     """Returns images, each normalized by a random client's statistics."""

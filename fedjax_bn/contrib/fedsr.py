@@ -70,7 +70,7 @@ def fedsr(
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
     learned, federate_options = learning(model, classifier="fedsr", **options)
     trained = ("params", LATENT, *([REFERENCE] if cmi else []))
-    objective = _simple_representation(learned, l2r, cmi, squared=squared)
+    objective = simple_representation_objective(learned, l2r, cmi, squared=squared)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         variables = _with_latent(stream(key, "latent layer"), model, variables, noise=noise)
@@ -91,7 +91,7 @@ def fedsr(
     )
 
 
-def _simple_representation(
+def simple_representation_objective(
     learned: Learning, l2r: float, cmi: float, *, squared: bool = False
 ) -> Objective:
     """Returns the objective of `fedsr`, for variables with `latent` and, for cmi, `reference`."""
@@ -119,14 +119,14 @@ def _simple_representation(
         value = loss + l2r * masked_mean(lengths, valid)
         if cmi:
             assert deviation is not None  # `fedsr` raises ValueError for cmi without noise
-            gaps = _divergence(mean, deviation, batch["label"], variables[REFERENCE])
+            gaps = latent_divergence(mean, deviation, batch["label"], variables[REFERENCE])
             value += cmi * masked_mean(gaps, valid)
         return value, (loss, out.moved)
 
     return objective
 
 
-def _divergence(
+def latent_divergence(
     mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
 ) -> jax.Array:
     r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
@@ -155,7 +155,7 @@ def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         shape = (_DRAWS, 1, features.shape[-1])
         # The same draws for every sample and call, so that predictions do not depend on the batch.
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
-        mean, deviation = _moments_of(tree, features)
+        mean, deviation = latent_moments(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
         # The mean of probabilities by their logarithms, because small ones would underflow.
         logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
@@ -167,7 +167,7 @@ def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
 register(LATENT, _hook)
 
 
-def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+def latent_moments(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns mu and s, f[B, F] each, for features f[B, F]."""
     deviation = jax.nn.softplus(affine(latent["deviation"], features))
     return affine(latent["mean"], features), deviation
@@ -183,7 +183,7 @@ def _draw(
     if "deviation" not in latent:
         mean = affine(latent["mean"], features)
         return mean, mean, None
-    mean, deviation = _moments_of(latent, features)
+    mean, deviation = latent_moments(latent, features)
     noise = jax.random.normal(stream(cast(jax.Array, key), "latent noise"), mean.shape, mean.dtype)
     return mean + deviation * noise, mean, deviation
 

@@ -108,13 +108,13 @@ class _Means(NamedTuple):
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Shifts images f[B, H, W, C] to the federation's means, see `models.hooks`."""
     del key
-    return Hooked(_harmonize(images, tree["mean"]))
+    return Hooked(harmonize(images, tree["mean"]))
 
 
 register(COLLECTION, _hook)
 
 
-def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
+def harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C], each shifted to the means f[C] over height and width."""
     if images.ndim != 4 or images.shape[-1] != len(mean):
         raise ValueError(

@@ -58,13 +58,13 @@ def jigen(
     """
     learned, federate_options = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
-    table = _orders(permutations)
+    table = distant_orders(permutations)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images = learned.read(variables, batch, key)
-        order = _draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
-        shuffled = _shuffle(images, jnp.asarray(table)[order])
+        order = draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
+        shuffled = shuffle_tiles(images, jnp.asarray(table)[order])
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, shuffled, batch, key, wanted=["features"])
         head = variables[COLLECTION]
@@ -84,7 +84,7 @@ def jigen(
     return method_of(step, start=start, **federate_options)
 
 
-def _orders(count: int) -> np.ndarray:
+def distant_orders(count: int) -> np.ndarray:
     """Returns i32[count + 1, 9]: the identity, and permutations that agree in at most one place.
 
     Entry [p, i] is the tile at place i. The permutations are the 72 maps x -> a x + b with a != 0,
@@ -101,14 +101,14 @@ def _orders(count: int) -> np.ndarray:
     return np.asarray(maps[: count + 1], np.int32)
 
 
-def _draw_orders(key: jax.Array, size: int, unshuffled: float, count: int) -> jax.Array:
+def draw_orders(key: jax.Array, size: int, unshuffled: float, count: int) -> jax.Array:
     """Draws i32[size]: 0 with probability `unshuffled`, else any of 0, ..., count - 1."""
     order_key, whole_key = jax.random.split(key)
     order = jax.random.randint(order_key, (size,), 0, count, jnp.int32)
     return jnp.where(jax.random.bernoulli(whole_key, unshuffled, (size,)), 0, order)
 
 
-def _shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:
+def shuffle_tiles(images: jax.Array, tiles: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with tile `tiles[b, i]` i32[B, 9] at place i, row by row."""
     if images.ndim != 4 or min(images.shape[1:3]) < _TILES:
         raise ValueError(

@@ -52,11 +52,11 @@ def l2d(
 
     $S(\mu, v, z') = (z' - \mu)^2 / v + \log v$, a mean over samples and features
 
-    z and z' are the features of x and of x', which `_stylize` makes. SupCon is the supervised
+    z and z' are the features of x and of x', which `stylize` makes. SupCon is the supervised
     contrast (Khosla et al. 2020) with temperature 0.07. Two dense layers compute mu (leaky ReLU)
     and log v (ReLU) from z. S, the surprise, is -2 / F times the log-likelihood of z' under
     N(mu, v), without its constant. CLUB bounds the information of z about z' (Cheng et al. 2020).
-    MMD is `_by_class`, a mean over the batch's classes, each with its own kernel width. A step
+    MMD is `by_class`, a mean over the batch's classes, each with its own kernel width. A step
     first moves the model and the layers of mu and v. Then plain gradient descent moves the
     stylist's scales and shifts; this second pass uses fixed kernels and moves no statistics. The
     stylist, the collection `stylist` (for each of 4 branches a scale and a shift of each channel),
@@ -86,7 +86,7 @@ def l2d(
     """
     learned, federate_options = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
-    goal = _diversified(learned, share_of_style, contrast, likelihood)
+    goal = diversified_objective(learned, share_of_style, contrast, likelihood)
     # The stylist's step uses the features of the model after its step.
     model_step = gradient_step(differentiate(goal, trained), optimizer, trained)
     style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
@@ -100,7 +100,7 @@ def l2d(
         keys = zip(("mean", "logs"), jax.random.split(other_key), strict=True)
         return {
             **variables,
-            STYLIST: _start_stylist(own_key, channels, parameter_dtype(variables)),
+            STYLIST: draw_stylist(own_key, channels, parameter_dtype(variables)),
             LIKELIHOOD: {
                 name: draw_dense(layer_key, size, size, dtype) for name, layer_key in keys
             },
@@ -113,7 +113,9 @@ def l2d(
     )
 
 
-def _diversified(learned: Learning, share: float, contrast: float, likelihood: float) -> Objective:
+def diversified_objective(
+    learned: Learning, share: float, contrast: float, likelihood: float
+) -> Objective:
     """Returns the model's objective, for variables with `stylist` and `likelihood`; see `l2d`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -122,7 +124,7 @@ def _diversified(learned: Learning, share: float, contrast: float, likelihood: f
         valid, value = batch["valid"], loss
         if contrast:
             label, valid_pairs = (jnp.tile(batch[name], 2) for name in ("label", "valid"))
-            value += contrast * _supervised_contrast(out.features, label, valid_pairs).astype(
+            value += contrast * supervised_contrast(out.features, label, valid_pairs).astype(
                 loss.dtype
             )
         if likelihood:
@@ -141,8 +143,8 @@ def _styling(learned: Learning, share: float, leak: float) -> Objective:
         del received
         _, out = _both(learned, variables, batch, key, share, None)
         (z, z_styled), valid = jnp.split(out.features, 2), batch["valid"]
-        value = _by_class(z, z_styled, batch["label"], valid, out.outputs.shape[-1])
-        value += leak * _leaked(*_moments_of(variables[LIKELIHOOD], z), z_styled, valid)
+        value = by_class(z, z_styled, batch["label"], valid, out.outputs.shape[-1])
+        value += leak * leaked_information(*_moments_of(variables[LIKELIHOOD], z), z_styled, valid)
         return value, (value, {})
 
     return objective
@@ -158,13 +160,13 @@ def _both(
 ) -> tuple[jax.Array, Output]:
     """Makes a training pass over x and x' together; returns its cross entropy f[], and `Output`."""
     images = learned.read(variables, batch, key)
-    styled = _stylize(variables[STYLIST], images, share, style)
+    styled = stylize(variables[STYLIST], images, share, style)
     twice = batch | {name: jnp.tile(batch[name], 2) for name in ("label", "valid")}
     pairs, plain = jnp.concatenate([images, styled]), without(variables, STYLIST, LIKELIHOOD)
     return learned.trained(plain, pairs, twice, key, wanted=["features"])
 
 
-def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     r"""Returns SupCon f[] (Khosla et al. 2020, L_out) of vectors f[N, F], a mean over valid ones.
 
     $-\frac{1}{|P_i|} \sum_{p \in P_i} \log(e^{z_i z_p / T} / \sum_{a \ne i} e^{z_i z_a / T})$
@@ -184,7 +186,7 @@ def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> ja
     return masked_mean(losses, valid & (count > 0))
 
 
-def _by_class(
+def by_class(
     z: jax.Array, styled: jax.Array, label: jax.Array, valid: jax.Array, classes: int
 ) -> jax.Array:
     """Returns MMD^2 f[] of z and z' f[B, F] within each class, averaged over the batch's classes.
@@ -211,7 +213,9 @@ def _surprise(mean: jax.Array, logs: jax.Array, styled: jax.Array, valid: jax.Ar
     return masked_mean(gaps.mean(-1), valid)
 
 
-def _leaked(mean: jax.Array, logs: jax.Array, styled: jax.Array, valid: jax.Array) -> jax.Array:
+def leaked_information(
+    mean: jax.Array, logs: jax.Array, styled: jax.Array, valid: jax.Array
+) -> jax.Array:
     """Returns CLUB f[]: mean_i [log N(z'_i; mu_i, v_i) - mean_j log N(z'_j; mu_i, v_i)]."""
     count = jnp.maximum(valid.sum(dtype=styled.dtype), 1)
     valid_rows = jnp.where(valid[:, None], styled, 0)
@@ -227,7 +231,7 @@ def _moments_of(layers: PyTree, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.nn.leaky_relu(affine(layers["mean"], z)), jax.nn.relu(affine(layers["logs"], z))
 
 
-def _start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+def draw_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     """Draws {"scale", "shift"} f[branches, C] around 1 and 0, with standard deviation 0.1."""
     scale_key, shift_key = jax.random.split(key)
     shape = (len(SIDES), channels)
@@ -237,7 +241,7 @@ def _start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     }
 
 
-def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = None) -> jax.Array:
+def stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = None) -> jax.Array:
     r"""Returns images f[B, H, W, C] in another style, which is partly learned.
 
     $x' = share (2 \, \mathrm{sigmoid}(g(x)) - 1) + (1 - share) x$

@@ -66,13 +66,13 @@ def mixstyle(
       ValueError: at `round`, no map has such a name.
     """
     learned, federate_options = learning(model, **options)
-    mix = _mixing_styles(probability, concentration)
+    mix = mixing_styles(probability, concentration)
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         # Only their shape: the pass reads the images itself.
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
-        places, own_key = _chosen_maps(model, variables, images, names), stream(key, "mixed styles")
+        places, own_key = chosen_maps(model, variables, images, names), stream(key, "mixed styles")
 
         def mixed(name: str, x: jax.Array) -> jax.Array:
             # Each place has its own key, derived from its name.
@@ -84,20 +84,20 @@ def mixstyle(
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _mixing_styles(probability: float, concentration: float) -> Mix:
+def mixing_styles(probability: float, concentration: float) -> Mix:
     """Returns `mix(key, x f[B, ..., C], valid bool[B]) -> x'`, see `mixstyle`."""
 
     def mix(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         other_key, weight_key, whether_key = jax.random.split(key, 3)
         shape = (len(x), *(1,) * (x.ndim - 1))
         weight = jax.random.beta(weight_key, concentration, concentration, shape, x.dtype)
-        mixed = _with_styles(x, x[partners(other_key, valid)], weight)
+        mixed = with_styles(x, x[partners(other_key, valid)], weight)
         return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
 
     return mix
 
 
-def _with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:
+def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns x with mean and deviation l times its own plus 1 - l times the other's.
 
     x and `style_source` are f[B, ..., C] with at least two positions; l is `weight`
@@ -114,7 +114,7 @@ def _with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> ja
     return mixed_std * (x - mean) / std + weight * mean + (1 - weight) * other_mean
 
 
-def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
+def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
     """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
     called: list[str] = []  # in the order of calls
 

@@ -58,13 +58,13 @@ def pn(
         return variables
 
     return method_of(
-        _with_variances(gradient_step(gradient, optimizer, trained)),
+        with_trained_variances(gradient_step(gradient, optimizer, trained)),
         start=start,
         **federate_options,
     )
 
 
-def _with_variances(step: LocalStep) -> LocalStep:
+def with_trained_variances(step: LocalStep) -> LocalStep:
     """Returns the step after which every variance is at least 0."""
 
     def update(

@@ -71,13 +71,13 @@ def randconv(
         if consistency:
             # All passes have the same dropout, so that only the convolutions differ.
             logits = jnp.stack([out.outputs for _, out in passes])
-            value += consistency * masked_mean(_disagreement(logits), valid)
+            value += consistency * masked_mean(disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)
 
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _disagreement(logits: jax.Array) -> jax.Array:
+def disagreement(logits: jax.Array) -> jax.Array:
     """Returns the mean over draws of KL(p_j | m), f[B], for logits f[draws, B, classes]."""
     logs = jax.nn.log_softmax(logits)
     # Clipped as in the authors' code, so that the logarithm is finite.

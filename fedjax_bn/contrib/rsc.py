@@ -50,11 +50,11 @@ def rsc(
       ValueError: at `round`, the model's features are not found.
     """
     learned, federate_options = learning(model, classifier="rsc", **options)
-    objective = _self_challenging(learned, features, batch)
+    objective = self_challenging_objective(learned, features, batch)
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _self_challenging(learned: Learning, features: float, share: float) -> Objective:
+def self_challenging_objective(learned: Learning, features: float, share: float) -> Objective:
     """Returns the objective of `rsc`; `share` is the fraction of the samples."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -71,7 +71,7 @@ def _self_challenging(learned: Learning, features: float, share: float) -> Objec
         # The mask is chosen at fixed features, so that no gradient passes through the choice.
         fixed = jax.lax.stop_gradient(out.features)
         mask = jax.lax.stop_gradient(
-            _challenge(classify, fixed, out.outputs, batch["label"], valid, features, share)
+            muted_mask(classify, fixed, out.outputs, batch["label"], valid, features, share)
         )
         loss = learned.task.loss(classify(out.features * mask), batch["label"], valid)
         return loss, (loss, out.moved)
@@ -79,7 +79,7 @@ def _self_challenging(learned: Learning, features: float, share: float) -> Objec
     return objective
 
 
-def _challenge(
+def muted_mask(
     classify: Any,
     features: jax.Array,
     logits: jax.Array,

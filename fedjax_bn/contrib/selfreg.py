@@ -59,7 +59,7 @@ def selfreg(
     """
     learned, federate_options = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
-    objective = _self_regularized(learned, feature, beta)
+    objective = self_regularized_objective(learned, feature, beta)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if COLLECTION in variables:
@@ -87,7 +87,7 @@ def selfreg(
     return method_of(step, start=start, **federate_options)
 
 
-def _self_regularized(learned: Learning, feature: float, beta: float) -> Objective:
+def self_regularized_objective(learned: Learning, feature: float, beta: float) -> Objective:
     """Returns the objective of `selfreg`, for variables with `projection`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -96,9 +96,9 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, images, batch, key, wanted=["features"])
         first_key, second_key, share_key = jax.random.split(stream(key, "pairs"), 3)
-        pair = [_alike(pair_key, label, valid) for pair_key in (first_key, second_key)]
+        pair = [partners_of_class(pair_key, label, valid) for pair_key in (first_key, second_key)]
         share = jax.random.beta(share_key, beta, beta, (), loss.dtype)
-        projected = _project(variables[COLLECTION], out.features, valid)
+        projected = project_features(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
         gap += feature * _gap(out.features, projected, pair, share)
         # The gap counts less as the classes are learned; this weight passes no gradient.
@@ -116,7 +116,7 @@ def _gap(x: jax.Array, partners: jax.Array, pair: list[jax.Array], share: jax.Ar
     return share * near + (1 - share) * far
 
 
-def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def partners_of_class(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns a random valid sample of the same class for each, i32[B], by permutations.
 
     It may be the sample itself; padding samples get padding samples.
@@ -129,7 +129,7 @@ def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     return jnp.zeros_like(to).at[of].set(to)
 
 
-def _project(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
+def project_features(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
     """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them.
 
     Batch norms use the moments of the valid samples, because only training uses the projection.

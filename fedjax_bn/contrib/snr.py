@@ -84,14 +84,14 @@ def snr(
             # By the name's checksum, so that a place draws the same whatever the other places are.
             place_key = jax.random.fold_in(key, crc32(name.encode()))
             layer_key, head_key = jax.random.split(place_key)
-            layers[name] = _layer(layer_key, size, sizes.dtype)
+            layers[name] = draw_restitution(layer_key, size, sizes.dtype)
             heads[name] = draw_dense(head_key, size, sizes.classes, sizes.dtype)
         return {**variables, COLLECTION: layers, HEADS: heads}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
-        seen: dict[str, _Restored] = {}
+        seen: dict[str, Restored] = {}
         # Here and not by `_hook`, because the loss needs each layer's n, x+ and x-.
         with _restoring(variables[COLLECTION], seen):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
@@ -100,24 +100,22 @@ def snr(
                 f"snr restores maps f[B, ..., C], but {', '.join(variables[COLLECTION])} give "
                 "none: name other modules (snr.names)"
             )
-        value = loss + weight * _head_losses(seen, variables[HEADS], label, valid).astype(
-            loss.dtype
-        )
+        value = loss + weight * head_losses(seen, variables[HEADS], label, valid).astype(loss.dtype)
         return value, (loss, out.moved)
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **federate_options)
 
 
-class _Restored(NamedTuple):
+class Restored(NamedTuple):
     """The result of a layer for one map."""
 
     restored: jax.Array  # x+ f[B, ..., C], which replaces the map
     means: jax.Array  # of n, x+ and x- over positions, f[3, B, C]
 
 
-def _head_losses(
-    seen: Mapping[str, _Restored], heads: PyTree, label: jax.Array, valid: jax.Array
+def head_losses(
+    seen: Mapping[str, Restored], heads: PyTree, label: jax.Array, valid: jax.Array
 ) -> jax.Array:
     """Returns the sum over places plus the last place's cross entropy, f[]; see `snr`."""
 
@@ -146,7 +144,7 @@ register(COLLECTION, _hook)
 
 
 def _restoring(
-    layers: Mapping[str, PyTree], seen: MutableMapping[str, _Restored] | None = None
+    layers: Mapping[str, PyTree], seen: MutableMapping[str, Restored] | None = None
 ) -> AbstractContextManager:
     """Returns a context in which traced modules have restored outputs.
 
@@ -156,7 +154,7 @@ def _restoring(
     def restored(name: str, x: jax.Array) -> jax.Array:
         if not is_spatial(x):
             return x  # no positions to normalize over
-        parts = _restore(layers[name], x)
+        parts = restore_style(layers[name], x)
         if seen is not None:
             seen[name] = parts
         return parts.restored.astype(x.dtype)
@@ -164,7 +162,7 @@ def _restoring(
     return changing_outputs(layers, restored)
 
 
-def _restore(layer: PyTree, x: jax.Array) -> _Restored:
+def restore_style(layer: PyTree, x: jax.Array) -> Restored:
     """Returns a layer's result for a map f[B, ..., C], in at least float32.
 
     For each sample n = s x + t, and the mean of n is the instance norm's bias. The gate thus needs
@@ -187,10 +185,10 @@ def _restore(layer: PyTree, x: jax.Array) -> _Restored:
     gate = jax.nn.sigmoid(hidden @ weights["up"] + weights["up_bias"])
     scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
     means = weights["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * residual_mean
-    return _Restored(x * scale + shift, means)
+    return Restored(x * scale + shift, means)
 
 
-def _layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+def draw_restitution(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     """Draws an instance norm and the two dense layers of a gate as PyTorch does."""
     hidden = max(channels // _REDUCTION, 1)
     keys = jax.random.split(key, 4)

@@ -30,7 +30,7 @@ def risk_extrapolation(
 
     Args:
       eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
-      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `_least_variance`), which gives the
+      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `least_variance`), which gives the
         same weights to about 1e-6 and calls the host.
 
     Returns:
@@ -97,13 +97,13 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
 
 
 def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns `_least_variance` of the clients that count, also under `jit`; 0 for the others."""
+    """Returns `least_variance` of the clients that count, also under `jit`; 0 for the others."""
 
     def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:
         risks, counts = np.asarray(risks), np.asarray(counts)
         w = np.zeros_like(risks)
         if counts.any():
-            w[counts] = _least_variance(risks[counts].astype(np.float64))
+            w[counts] = least_variance(risks[counts].astype(np.float64))
         return w
 
     # SciPy runs on the host, so XLA must know the shape and dtype of the result.
@@ -111,7 +111,7 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
 
 
-def _least_variance(risks: np.ndarray) -> np.ndarray:
+def least_variance(risks: np.ndarray) -> np.ndarray:
     """Returns w f64[K] in [0, 1] that solves Eq. 17 by sequential least squares (SLSQP).
 
     The unknowns are v_e = w_e R_e, scaled to 1 at the solution: the variance is equally curved

@@ -108,7 +108,7 @@ def fedcd(  # type: ignore[misc] # its own default
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
-        of_masks = _mask_optimizer_of(of_masks)
+        of_masks = mask_optimizer_of(of_masks)
     learned, federate_options = learning(model, **options)
     trained = ("params", COLLECTION)
     low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives strings
@@ -207,7 +207,7 @@ def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
     return Alignment(zero, jnp.zeros((), jnp.int32))
 
 
-def _mask_optimizer_of(text: str) -> optax.GradientTransformation:
+def mask_optimizer_of(text: str) -> optax.GradientTransformation:
     """Reads `sgd:learning_rate=0.1:weight_decay=0.01`, `adam:learning_rate=0.001` or `none`."""
 
     def sgd(

@@ -102,11 +102,11 @@ def fedig(  # type: ignore[misc] # its own default
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
-    objective = _client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
+    objective = client_agnostic_objective(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
         # The adapter's step reads the weights that the main network's step has just moved.
-        step = in_turn(step, _adapter_step(learned, optimizer))
+        step = in_turn(step, adapter_step(learned, optimizer))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         require_batch_norm("fedig", variables, "use another method")
@@ -173,7 +173,7 @@ def fediga(  # type: ignore[misc] # its own default
     return fedig(model, optimizer, adapter=True, share=share, **options)
 
 
-def _client_agnostic(
+def client_agnostic_objective(
     learned: Learning,
     lambda_1: float = 0.1,
     lambda_2: float = 4.0,
@@ -224,7 +224,7 @@ def _client_agnostic(
     return objective
 
 
-def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
+def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
     """Returns a step of the adapter alone; the main network is frozen (Eq. 8 and 9)."""
 
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

@@ -65,7 +65,7 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         if momentum is None:
             work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
         else:
-            work = _momentum_work(trained.steps.astype(dtype), momentum)
+            work = momentum_work(trained.steps.astype(dtype), momentum)
         start = received.shared["params"]
         params, personal = split_like(trained.variables["params"], start)
 
@@ -83,7 +83,7 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
     return finish
 
 
-def _momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
+def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
     """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form, for steps tau f[...]."""
     decay = momentum * (1 - momentum**steps) / (1 - momentum)
     return (steps - decay) / (1 - momentum)

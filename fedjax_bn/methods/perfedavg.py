@@ -52,7 +52,7 @@ def perfedavg(
       model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
-    gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
+    gradient = meta_gradient(supervised(learned), inner_rate, second_order)
     method = method_of(gradient_step(gradient, optimizer), **federate_options)
     return method._replace(personalize=(_LABELLED, inner_rate))
 
@@ -129,14 +129,14 @@ def _adapt(
     return {**variables, **moved, "params": params}
 
 
-def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
+def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
     """Returns the gradient of w -> F(w - inner_rate grad F(w; half); other half)."""
     gradient = differentiate(objective)
 
     def inner(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Batch, jax.Array]:
-        support, query = _split_valid(batch)
+        support, query = split_valid(batch)
         # Dropout of the query must not repeat that of the support.
         support_key, query_key = jax.random.split(key)
         return (
@@ -159,7 +159,7 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
     return differentiate(adapted) if second_order else first_order
 
 
-def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
+def split_valid(batch: Batch) -> tuple[Batch, Batch]:
     """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches.
 
     If n is 1, the sample is in both.

@@ -23,7 +23,7 @@ from federations import (
 from fedjax_bn import adaptation, contrib
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.contrib import fedrdn
-from fedjax_bn.contrib.fedrdn import _by_random_clients
+from fedjax_bn.contrib.fedrdn import normalized_by_random_clients
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.methods import fedavg
@@ -120,7 +120,9 @@ def test_each_image_is_normalized_by_a_client_that_is_known_or_by_its_own(x64):
     }
     own = {"mean": np.array([7.0, 8.0, 9.0]), "std": np.array([0.5, 0.25, 2.0])}
     received = Received({}, {}, server=jax.tree.map(jnp.asarray, bank), client=jnp.asarray(2))
-    found = _by_random_clients(KEY, jnp.asarray(images), jax.tree.map(jnp.asarray, own), received)
+    found = normalized_by_random_clients(
+        KEY, jnp.asarray(images), jax.tree.map(jnp.asarray, own), received
+    )
     table = {2: own} | {k: {name: bank[name][k] for name in own} for k in (0, 3)}
     candidates = {k: (images - t["mean"]) / t["std"] for k, t in table.items()}
     close = {k: np.isclose(found, x, rtol=1e-12).all((1, 2, 3)) for k, x in candidates.items()}

@@ -15,7 +15,7 @@ import pytest
 
 import runs
 from fedjax_bn.methods import fedbn, fedig
-from fedjax_bn.methods.fedig import _client_agnostic
+from fedjax_bn.methods.fedig import client_agnostic_objective
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.report.page import write_report
@@ -65,7 +65,7 @@ def values():
         received = Received({}, {}, server=variables["batch_stats"])
 
         def value(lambda_2, cafl):
-            objective = _client_agnostic(learning(Pair())[0], 0.1, lambda_2, cafl=cafl)
+            objective = client_agnostic_objective(learning(Pair())[0], 0.1, lambda_2, cafl=cafl)
             return objective(variables, batch, received, KEY)[0]
 
         return [value(*case) for case in cases]
