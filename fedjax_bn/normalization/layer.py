@@ -199,15 +199,23 @@ def moments(
     inverse = 1 / jnp.maximum(count, 1)
     if not on_cpu():
         # A packed column has a part of the positions.
-        mean, var = channels.moments(x, keep, inverse * columns, rounded)
-        return *unpacked_moments(mean, var, columns), count
-    if cpu.few_channels(x):
-        return *cpu.channel_moments(x, keep, inverse), count
+        packed = channels.accelerator_moments(x, keep, inverse * columns, rounded)
+        mean, var = unpacked_moments(*packed, columns)
+    elif cpu.few_channels(x):
+        mean, var = cpu.channel_moments(x, keep, inverse)
+    else:
+        mean, var = _two_pass_moments(x, keep, inverse)
+    return mean, var, count
+
+
+def _two_pass_moments(
+    x: jax.Array, keep: jax.Array | None, inverse: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and biased variance f[C], as XLA:CPU computes them of many channels."""
     axes = tuple(range(x.ndim - 1))
     # Two passes, because E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
     mean = jnp.sum(x, axes, where=keep) * inverse
-    var = jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
-    return mean, var, count
+    return mean, jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
 
 
 def key_for(layer: Layer, key: jax.Array) -> jax.Array:

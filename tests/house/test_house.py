@@ -85,4 +85,4 @@ def test_each_stream_of_keys_has_one_use():
         call.args[1].value for _, call in calls()["stream"] if len(call.args) == 2
         if isinstance(call.args[1], ast.Constant)
     )  # fmt: skip
-    assert used == Counter(list(keys._STREAMS))
+    assert used == Counter(list(keys.STREAMS))
