@@ -274,7 +274,7 @@ def test_learn_rates_is_the_authors_rule_in_pytorch(variables):
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-8, atol=1e-12)
     assert max(map(abs, theirs.values())) > 1e-3
-    with pytest.raises(ValueError, match=r"is nan after 1 round\(s\) .*: give a smaller rate"):
+    with pytest.raises(ValueError, match="smaller rate"):
         learn(batches | {"image": batches["image"].at[0, 0].set(jnp.inf)}, rate=rate)
 
 

@@ -166,10 +166,10 @@ def test_places_are_the_ends_of_stages_named_ones_or_the_first_norms_of_maps():
     small = nets.images_of(2)
     own = nets.variables_of(nets.HandMade(), small)
     assert chosen_maps(nets.HandMade(), own, small) == ("block/inner", "middle")
-    with pytest.raises(ValueError, match=r"names='layer9' finds no feature maps in HandMade: .*"):
+    with pytest.raises(ValueError, match="names='layer9'"):
         chosen_maps(nets.HandMade(), own, small, "layer9")
-    with pytest.raises(ValueError, match="of which it has none"):
+    with pytest.raises(ValueError, match="has none"):
         chosen_maps(NormNet(), variables_of(NormNet()), jnp.zeros((2, 6)))
     point = jax.eval_shape(lambda: net.init(KEY, jnp.zeros((2, 1, 1, 3))))  # has no deviation
-    with pytest.raises(ValueError, match="which it has none"):
+    with pytest.raises(ValueError, match="has none"):
         chosen_maps(net, point, jnp.zeros((2, 1, 1, 3)))

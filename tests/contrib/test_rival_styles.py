@@ -105,9 +105,9 @@ def test_snr_behind_modules_without_maps_is_refused():
     method = snr(OneNorm(), SGD)
     variables = start_of(OneNorm())
     state = jax.eval_shape(lambda: method.init(KEY, variables, 3))
-    with pytest.raises(ValueError, match="but a give none: name other modules"):
+    with pytest.raises(ValueError, match="snr"):
         jax.eval_shape(method.round, state, batches_of(SIZES), KEY)
-    with pytest.raises(ValueError, match="names='b' finds no modules: name some of a, bn, c"):
+    with pytest.raises(ValueError, match="names='b'"):
         snr(OneNorm(), SGD, names="b").init(KEY, variables, 3)
 
 

@@ -88,5 +88,5 @@ def test_a_prepared_copy_with_a_label_of_no_class_is_refused(label):
 def test_times_are_no_labels_of_an_archive(tmp_path):
     images = np.zeros((2, 4, 4, 3), np.uint8)
     np.savez(tmp_path / "a.npz", a__images=images, a__labels=np.array([0, 1], "m8[s]"))
-    with pytest.raises(ValueError, match=r"a\.npz: a__labels is timedelta64"):
+    with pytest.raises(ValueError, match="a__labels"):
         npz.load(tmp_path / "a.npz")

@@ -267,13 +267,13 @@ def moving_labels(params, names):
     ],
 )
 def test_an_optimizer_that_no_local_step_serves_is_one_sentence(optimizer):
-    with pytest.raises(ValueError, match="cannot make a local step"):
+    with pytest.raises(ValueError, match="local optimizer"):
         fedavg(NET, optimizer).init(KEY, variables_of(NET), 3)
 
 
 def test_a_mask_of_another_form_is_one_sentence():
     method = fedavg(NET, optax.adamw(0.1, mask={"nowhere": True}))
-    with pytest.raises(ValueError, match="does not take these variables"):
+    with pytest.raises(ValueError, match="local optimizer"):
         method.init(KEY, variables_of(NET), 3)
 
 

@@ -179,7 +179,7 @@ def test_a_cohort_on_a_mesh_is_that_of_one_device(x64):
 
 def test_a_mesh_made_by_jax_is_taken_and_one_without_clients_refused():
     method_of("fedavg", jax.make_mesh((2,), ("clients",)))
-    with pytest.raises(ValueError, match=r"the mesh has the axes x, .*make_mesh\(\(n,\)"):
+    with pytest.raises(ValueError, match="make_mesh"):
         method_of("fedavg", Mesh(DEVICES, ("x",)))
 
 

@@ -80,7 +80,7 @@ def test_a_configuration_names_one_and_the_method_gets_it(monkeypatch):
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"probability=1\.5 must be at least 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"probability=1\.5"):
         amplitude_mix(1.5)
-    with pytest.raises(ValueError, match=r"images f\[B, H, W, C\], not \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"\(4, 6\)"):
         amplitude_mix()(KEY, jnp.zeros((4, 6)), jnp.ones(4, bool))

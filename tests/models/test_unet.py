@@ -89,7 +89,7 @@ def test_the_state_dict_goes_to_pytorch_and_back_and_starts_a_federation(write):
 
 @pytest.mark.parametrize("shape", [(1, 18, 16, 3), (2, 16, 3)])
 def test_sides_that_cannot_be_halved_are_refused_in_a_sentence(shape):
-    with pytest.raises(ValueError, match=r"whose sides 4 divides, not .*another image size"):
+    with pytest.raises(ValueError, match="4 divides"):
         jax.eval_shape(models.UNet(levels=2).init, jax.random.key(0), jnp.zeros(shape))
 
 

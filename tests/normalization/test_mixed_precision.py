@@ -177,12 +177,12 @@ def test_training_in_bfloat16_follows_that_in_float32():
 
 
 def test_an_integer_dtype_is_refused():
-    with pytest.raises(ValueError, match="floating dtype such as bfloat16"):
+    with pytest.raises(ValueError, match="bfloat16"):
         in_dtype(MLP(), jnp.int8)
 
 
 def test_a_sentence_names_the_network():
     model, vectors = in_dtype(models.TwoLayer(), HALF), jnp.zeros((2, 3))
     variables = jax.eval_shape(model.init, KEY, vectors)
-    with pytest.raises(ValueError, match="TwoLayer has no batch norm with spatial axes"):
+    with pytest.raises(ValueError, match="TwoLayer"):
         with_adapter(KEY, model, variables, vectors)

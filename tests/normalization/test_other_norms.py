@@ -88,7 +88,7 @@ def test_a_round_of_one_client_is_a_step_along_its_gradient(norm):
 @pytest.mark.parametrize("name", sorted(NEED_BATCH_NORM))
 def test_a_method_that_keeps_batch_norms_refuses_a_model_without_any(name):
     for net in NETS.values():
-        with pytest.raises(ValueError, match="the model has no batch norm"):
+        with pytest.raises(ValueError, match="batch norm"):
             METHODS[name](net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
 
 
@@ -111,7 +111,7 @@ def test_an_adaptation_that_learns_takes_any_norm(name):
     for kind, net in NETS.items():
         adapt, variables = ADAPTATIONS[name](net), variables_of(net)
         if name == "tent" and kind == "none":
-            with pytest.raises(ValueError, match="scale and bias of norms, of which Net has none"):
+            with pytest.raises(ValueError, match="Net has none"):
                 adapt.init(variables)
             continue
         predict, carry = jax.jit(adapt.predict), adapt.init(variables)
@@ -126,5 +126,5 @@ def test_plain_inference_serves_any_model(norm):
     variables = variables_of(net)
     logits, _ = adaptation.running(net).predict(variables, (), x)
     np.testing.assert_array_equal(logits, net.apply(variables, x))
-    with pytest.raises(ValueError, match="the model has none"):
+    with pytest.raises(ValueError, match="has none"):
         adaptation.without_affine(adaptation.running(net)).init(variables)
