@@ -9,7 +9,6 @@ A model that segments gives f[N, H, W, classes], the background first.
 training code.
 """
 
-import fedjax_bn.contrib  # noqa: F401 # registers hooks, which a folder's variables may need
 from fedjax_bn.serving.folder import load
 from fedjax_bn.serving.predictor import Predictor, predictor
 

@@ -285,6 +285,11 @@ def _variables_of(
             raise ValueError(
                 f"{folder / _VARIABLES} holds no {name} as {about.model} has it: serve it again"
             )
+    collections = {name.partition("/")[0] for name in wanted}
+    if any(name.partition("/")[0] not in collections for name in named):
+        # A collection that a method has added may need a hook, which `contrib` registers. A model
+        # alone is served without training code.
+        import fedjax_bn.contrib  # noqa: F401
     with naming(f"the tree of {folder / _VARIABLES}"):  # "a" and "a/b" cannot both be leaves
         return jax.tree.map(jnp.asarray, unflatten_dict(dict(named), sep="/"))
 

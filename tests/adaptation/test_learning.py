@@ -122,7 +122,7 @@ def test_tent_and_shot_are_pytorchs_optimizers_on_their_formulas(name, variables
         theirs.append(logits)
     ours, carry = stream(getattr(adaptation, name)(MODEL, 0.05), variables)
     assert_same(ours, theirs)
-    moved = carry.own["block"]["inner"]["scale"]
+    moved = carry.parameters["block"]["inner"]["scale"]
     assert_same([moved], [leaves["params/block/inner/scale"]])
     assert np.abs(ours[1] - stream(adaptation.batch(MODEL), variables)[0][1]).max() > 1e-3
 

@@ -75,11 +75,11 @@ def test_a_restitution_layer_is_its_formula_and_an_open_gate_gives_all_back(x64)
     hidden = np.maximum(r.mean((1, 2)) @ own["down"] + own["down_bias"], 0)
     gate = sigmoid(hidden @ own["up"] + own["up_bias"])[:, None, None]
     found = restore_style(own, jnp.asarray(x))
-    np.testing.assert_allclose(found.kept, n + gate * r, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.restored, n + gate * r, rtol=1e-10, atol=1e-12)
     for ours, theirs in zip(found.means, (n, n + gate * r, n + (1 - gate) * r), strict=True):
         np.testing.assert_allclose(ours, theirs.mean((1, 2)), rtol=1e-10, atol=1e-12)
     opened = restore_style(own | {"up_bias": np.full(5, 50.0)}, jnp.asarray(x))
-    np.testing.assert_allclose(opened.kept, x, rtol=1e-12)
+    np.testing.assert_allclose(opened.restored, x, rtol=1e-12)
 
 
 def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x64):
