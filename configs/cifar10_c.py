@@ -2,11 +2,9 @@
 
     python -m fedjax_bn.main --config configs/cifar10_c.py --config.data.path=PATH
 
-PATH is the published folder, or CIFAR-10 (cifar-10-batches-py, or a `.npz`), from which the
-corruptions are made, see fedjax_bn/data/sets/cifar10_c.py; frost needs `pip install
-imagecorruptions-imaug`. Every one of the 15 common corruptions, at severity 1, is a client. Those
-of the target type, one of noise, blur, weather and digital, are unseen; TsmoBN normalizes them by
-statistics tracked on their own stream.
+PATH is the published folder, see fedjax_bn/data/sets/cifar10_c.py. Every one of the 15 common
+corruptions, at severity 1, is a client. Those of the target type, one of noise, blur, weather and
+digital, are unseen; TsmoBN normalizes them by statistics tracked on their own stream.
 
 TsmoBN's Table 1 (200 rounds, 3 runs), accuracy on unseen clients in percent:
 
@@ -52,7 +50,7 @@ Small, on a CPU: configs/cifar10_c_small.py, with the figures it gave.
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.run.config import base, override
 
 

@@ -8,7 +8,7 @@ client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: th
 --config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of these weights. Without this
 key the run starts at random. CAFL is a mean over features. The sum that the paper prints
 (--config.fedig.cafl=sum) diverged or made all features equal in all our runs, from random weights
-and from ImageNet's (docs/results.md). A run states its CAFL at its start and in its report.
+and from ImageNet's (docs/results/). A run states its CAFL at its start and in its report.
 
 A fifth of a domain that trains validates, as DomainBed holds out, whose splits the paper follows. A
 client uploads its best state of a round by its own validation samples; the round is the one whose

@@ -8,7 +8,7 @@ client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: th
 --config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of these weights. Without this
 key the run starts at random. CAFL is a mean over features. The sum that the paper prints
 (--config.fedig.cafl=sum) diverged or made all features equal in all our runs, from random weights
-and from ImageNet's (docs/results.md). A run states its CAFL at its start and in its report.
+and from ImageNet's (docs/results/). A run states its CAFL at its start and in its report.
 
 A fifth of a domain that trains validates, as DomainBed holds out, whose splits the paper follows. A
 client uploads its best state of a round by its own validation samples; the round is the one whose
@@ -74,7 +74,7 @@ Small, on a CPU, from random weights:
     --config.baselines=fedavg
 It takes 4.4 CPU minutes and ends at 43.1 % on the clients and 31.3 % on sketches (26.9 without its
 adapter; seed 0), FedAvg at 41.6 and 22.6; one class for everything has 22 and at most 21. Sketches
-with FedAvg go from 9 to 30 % between rounds: docs/results.md has longer runs and all methods.
+with FedAvg go from 9 to 30 % between rounds: docs/results/ has longer runs and all methods.
 FedCD in its own protocol, :protocol=fedcd with the same keys, local_epochs=1 and no
 baselines, takes 1.6 CPU minutes and ends at 41.3 % on the clients and 31.8 % on sketches (seed 0).
 """

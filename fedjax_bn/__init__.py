@@ -1,7 +1,7 @@
 """Federated learning under feature shift: FedBN and its successors as pure functions.
 
 `import fedjax_bn as fb` imports nothing else; `fb.methods.fedbn` imports what it needs (PEP 562).
-`fb.simulate` trains and tests a federation on arrays.
+`fb.simulate` trains and tests a federation on arrays, `fb.load_run` reads a finished run.
 """
 
 import importlib
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         task,
         tasks,
     )
-    from fedjax_bn.simulation import simulate
+    from fedjax_bn.simulation import load_run, simulate
 
 __version__ = "0.2.0"
 
@@ -42,6 +42,7 @@ __all__ = [
     "data",
     "engine",
     "federation",
+    "load_run",
     "local_step",
     "methods",
     "models",
@@ -58,8 +59,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "simulate":
-        return importlib.import_module(f"{__name__}.simulation").simulate
+    if name in ("load_run", "simulate"):
+        return getattr(importlib.import_module(f"{__name__}.simulation"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -111,6 +111,7 @@ class FederatedMethod(NamedTuple):
         and whether its step is finite; if not, the shared leaves and the server's state stay.
       adding: the same for uploads that arrive one after another (`fedjax_bn.adding`); None if
         `weigh` is neither `by_size` nor `uniform`.
+      local_epochs: the passes over its data that a client makes in a round, at least 1.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -124,6 +125,7 @@ class FederatedMethod(NamedTuple):
     personalize: tuple[int, float] | None = None
     checked_server: Callable[..., tuple[FederatedState, jax.Array]] | None = None
     adding: Adding | None = None
+    local_epochs: int = 1
 
 
 class _Plan(NamedTuple):
@@ -232,6 +234,7 @@ def federate(
         server=jax.jit(lambda state, uploads: served(state, uploads)[0]),
         checked_server=jax.jit(served),
         adding=adding(plan.server, plan.weigh),
+        local_epochs=client.epochs,
         statistics=statistics,
     )
 

@@ -2,7 +2,7 @@
 
   fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or resume a run
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
-  fedjax-bn serve --workdir DIR --export FOLDER           write what an unseen client receives
+  fedjax-bn serve --workdir DIR --export FOLDER [--client NAME]   write a model to be used
   fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   write probabilities, or masks
   fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
   fedjax-bn list methods|models|datasets|adaptations|configs|keys        list what can be named
@@ -62,6 +62,9 @@ _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", None, "train: this process is one of several, see launch/README.md"
 )
 _EXPORT = _path("export", None, "serve: the folder that is written")
+_CLIENT = flags.DEFINE_string(
+    "client", "", "serve: whose own model; default what an unseen client receives"
+)
 _MODEL = _path("model", None, "predict: a folder that serve wrote")
 _DATA = _path(
     "data",
@@ -83,7 +86,10 @@ _BASELINE = flags.DEFINE_string(
     "baseline", "", "report: method that others are compared with; default fedavg"
 )
 _TRUST = flags.DEFINE_bool(
-    "trust", False, "evaluate, serve: import the code that the run's config.json names"
+    "trust",
+    False,
+    "evaluate, serve: import the code that the run's config.json names; "
+    "predict: run the compiled program in the model's folder, which is code",
 )
 _ONLY_EVALUATE = (
     flags.DEFINE_string("name", "evaluation", "evaluate: name of the files it writes"),
@@ -94,8 +100,8 @@ _ONLY_EVALUATE = (
 # Command -> flags that other commands refuse, in the order of the fields of its `Request`.
 OWNED = {
     "evaluate": (*_ONLY_EVALUATE, _RESIZE, _TRUST),
-    "serve": (_EXPORT, _TRUST),
-    "predict": (_MODEL, _DATA, _ADAPT, _OUT, _RESIZE),
+    "serve": (_EXPORT, _TRUST, _CLIENT),
+    "predict": (_MODEL, _DATA, _ADAPT, _OUT, _RESIZE, _TRUST),
     "report": (_OUT, _BASELINE),
 }
 TAKES = {
@@ -172,13 +178,14 @@ def _train(arguments: list[str]) -> None:
             "names all, `fedjax-bn --help` shows what else there is"
         )
     config = read(CONFIG.value, changes)
+    from fedjax_bn.report.page import write_report
     from fedjax_bn.run.commands import train_all
     from fedjax_bn.training.together import join, together
 
     join(_DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
     with together():
-        train_all(config, Path(_WORKDIR.value or f"runs/{name}"))
+        train_all(config, Path(_WORKDIR.value or f"runs/{name}"), write_report)
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -194,16 +201,16 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _serve(arguments: list[str]) -> None:
-    """Writes what an unseen client receives from the finished run in --workdir."""
+    """Writes what an unseen client receives from the finished run in --workdir, or --client's."""
     changes = changes_of(arguments)
     if not (_WORKDIR.value and _EXPORT.value):
         raise ConfigError(
             "serve needs the workdir of a finished run and a folder to write: --workdir DIR "
             "--export FOLDER"
         )
-    from fedjax_bn.run.serve import run
+    from fedjax_bn.serving.serve import run
 
-    run(Path(_WORKDIR.value), Path(_EXPORT.value), changes, trust=_TRUST.value)
+    run(Path(_WORKDIR.value), Path(_EXPORT.value), changes, print, _TRUST.value, _CLIENT.value)
 
 
 def _predict(arguments: list[str]) -> None:
@@ -217,7 +224,7 @@ def _predict(arguments: list[str]) -> None:
             "predict needs a served model and images: --model FOLDER --data IMAGES; `fedjax-bn "
             "serve` writes such a folder"
         )
-    from fedjax_bn.run.predict import Request, run
+    from fedjax_bn.serving.predict import Request, run
 
     run(Request(*(flag.value for flag in OWNED["predict"])))
 

@@ -2,8 +2,9 @@
 
 A rule maps a model's variables (linen collections) to a tree of booleans of the same structure:
 True for a leaf that is shared and averaged, False for one that stays with its client. Rules look at
-collections and modules: a module is a batch norm if and only if it has leaves in `batch_stats`,
-whatever its name.
+collections and modules: a module is a batch norm if and only if it has a running mean or variance
+in `batch_stats`, whatever its own name. A spectral norm, which keeps a vector and a singular value
+there, is not one.
 
 Frozen leaves are a third kind. A rule of the same form chooses them: True for a leaf that nothing
 trains. There is one copy of them, in `FederatedState.frozen`; the shared and the personal leaves
@@ -12,6 +13,7 @@ model is passed through, the collection `frozen` of its variables has them: `mod
 them back into their places, and `local_step.differentiate` does so for an objective.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,8 @@ OWN = "own"
 OWN_MODELS = ("model", "local")
 # {collection: tree}, the frozen leaves, None elsewhere; only where a rule freezes some.
 FROZEN = "frozen"
+# Names of leaves: `mean` and `var` of flax's and our batch norms, `running_mean` of a user's.
+_MEAN_OR_VARIANCE = re.compile(r"(^|_)(mean|var|variance)$")
 
 
 def everything(variables: Variables) -> PyTree:
@@ -78,8 +82,8 @@ def all_but_norms(variables: Variables) -> PyTree:
     norms = norm_paths(variables)
     if not norms:
         raise ValueError(
-            "all_but_norms keeps norms local, but the model has no norm: it has neither "
-            f"'{STATISTICS}' nor a module whose parameters are scale and bias; use share=everything"
+            "all_but_norms keeps norms local, but the model has no norm: it has neither a batch "
+            "norm nor a module whose parameters are scale and bias; use share=everything"
         )
 
     def shared(path: tuple, leaf: Any) -> bool:
@@ -236,18 +240,20 @@ def without(variables: Variables, *collections: str) -> Variables:
 
 
 def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of the modules that have running statistics, such as ("layer1_0", "norm1").
+    """Returns the paths of the batch norms, such as ("layer1_0", "norm1").
 
-    The set is empty for a model without batch norm.
+    They are the modules with a running mean or variance. The set is empty for a model without batch
+    norm.
     """
     leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
-    return frozenset(path_names(path[:-1]) for path, _ in leaves)
+    paths = [path_names(path) for path, _ in leaves]
+    return frozenset(tuple(path) for *path, name in paths if _MEAN_OR_VARIANCE.search(name))
 
 
 def norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
     """Returns the paths of all batch, layer, group, instance and RMS norms, as `batch_norm_paths`.
 
-    A norm is a module with running statistics, or one whose only parameters are `scale` f[C] and
+    A norm is a batch norm, or a module whose only parameters are `scale` f[C] and
     optionally `bias` f[C], as flax's norms of linen and nnx have them.
     """
     modules: dict[tuple[str, ...], set[tuple[str, int]]] = {}
@@ -271,9 +277,10 @@ def _paths_or_error(variables: Variables) -> frozenset[tuple[str, ...]]:
     layers = batch_norm_paths(variables)
     if not layers:
         raise ValueError(
-            "this sharing rule keeps batch norm local, but the model has no batch norm "
-            f"(no '{STATISTICS}' among its collections {sorted(variables)}): build the model with "
-            "fedjax_bn.normalization.BatchNorm or flax's own, or use share=everything"
+            "this sharing rule keeps batch norm local, but the model has no batch norm (no "
+            f"running mean or variance in '{STATISTICS}' of its collections {sorted(variables)}): "
+            "build the model with fedjax_bn.normalization.BatchNorm or flax's own, or use "
+            "share=everything"
         )
     return layers
 

@@ -9,7 +9,7 @@
     print(result)
 
 It runs the program of the command line (`fedjax_bn.run`) and returns the same numbers for the same
-data.
+data. `load_run(WORKDIR)` returns the `Result` of a run that the command line has finished.
 """
 
 import os
@@ -17,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -30,22 +32,23 @@ from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import check_labels
 from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
-from fedjax_bn.federation import (
-    FederatedMethod,
-    FederatedState,
-    client_variables,
-    global_variables,
-)
-from fedjax_bn.report import tables
+from fedjax_bn.engine.inputs import as_images
+from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.run.config.keys import base, check
+from fedjax_bn.run.config.trust import recorded_code
+from fedjax_bn.run.experiment.build import sample_input
 from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.run.experiment.start import make_keys, make_start
+from fedjax_bn.run.files import finished
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, confusion, require_classifier
-from fedjax_bn.training.evaluation.evaluate import evaluator
+from fedjax_bn.training import score_tables, workdir
+from fedjax_bn.training.evaluation.evaluate import evaluator, served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.logs import progress
+from fedjax_bn.training.population import Held
 from fedjax_bn.training.profile import profiled, require_folder
 from fedjax_bn.training.records import (
     Record,
@@ -69,14 +72,15 @@ class Result(NamedTuple):
 
     Attributes:
       method: the method that was trained.
-      state: the federation after the selected round.
+      state: the federation after the selected round; of a run whose clients' rows are on the disk,
+        the `Held` that reads them.
       clients: the clients' names, in the order of the state's rows.
       summary: the record that the command line writes as `summary.json`.
       history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
     """
 
     method: FederatedMethod
-    state: FederatedState
+    state: FederatedState | Held
     clients: tuple[str, ...]
     summary: Record
     history: list[Record]
@@ -92,30 +96,41 @@ class Result(NamedTuple):
     def variables(self, client: str | None = None) -> Variables:
         """Returns the model of a client, by default the one that an unseen client receives.
 
+        A client's model is the one with which it is tested: its personal leaves and running
+        statistics with the shared leaves, or its own model beside the shared one (`ditto`). A
+        client that has never trained has what an unseen client receives. Where clients adapt to
+        labelled samples before they are tested (`perfedavg`), it is the model before that:
+        `methods.perfedavg.personalize` makes these steps.
+
         Raises:
           ValueError: there is no client of that name.
         """
         if client is None:
-            return global_variables(self.state)
+            return served_variables(self.state)
         if client not in self.clients:
             raise ValueError(f"client {client!r} is unknown{nearest(client, self.clients)}")
-        return client_variables(self.state, self.clients.index(client))
+        records = self.history[: int(self.state.round)]
+        trained = have_trained(records, list(self.clients)) if records else None
+        return variables_of_client(self.state, self.clients.index(client), trained)
 
     def predict(
-        self, images: np.ndarray, client: str | None = None, adaptation: str = "running"
+        self, images: np.ndarray, client: str | None = None, adaptation: str | None = None
     ) -> np.ndarray:
-        """Returns probabilities f[N, C] of images [N, ...], in the form that `simulate` takes.
+        """Returns probabilities f[N, C] of images [N, ...], in the form that training took.
 
         They are f[N, H, W, C], of each pixel, if the task is segmentation.
 
         Args:
           images: stored images; the method's preprocessing is applied.
           client: whose model predicts; None for the model that an unseen client receives.
-          adaptation: how it predicts, such as "tsmobn:momentum=0.5".
+          adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its
+            test (`FederatedMethod.statistics`), an unseen client by "running".
 
         Raises:
           ValueError: the client or the adaptation is unknown, or the images do not fit the model.
         """
+        if adaptation is None and client is None:
+            adaptation = "running"
         return predictor(self.method, self.variables(client), adaptation)(images)
 
     def confusion(
@@ -123,7 +138,7 @@ class Result(NamedTuple):
         images: np.ndarray,
         labels: np.ndarray,
         client: str | None = None,
-        adaptation: str = "running",
+        adaptation: str | None = None,
     ) -> np.ndarray:
         """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
 
@@ -138,7 +153,7 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         """Returns the table of accuracies, or of Dice, as the command line prints it."""
-        return tables.comparison([self.summary | {"method": "simulated"}])
+        return score_tables.comparison([{"method": "simulated"} | self.summary])
 
 
 def simulate(
@@ -149,7 +164,6 @@ def simulate(
     adaptations: Sequence[str] = ("running",),
     rounds: int = 20,
     batch_size: int = 32,
-    local_epochs: int = 1,
     eval_every: int = 5,
     patience: int = 0,
     seed: int = 0,
@@ -172,9 +186,9 @@ def simulate(
         numbers [N] from 0, or masks, see `data.label_trees.as_labels`.
       unseen: the same for clients that do not train; each is tested on all of its samples.
       adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
-      rounds: rounds of the federation, at least 1.
+      rounds: rounds of the federation, at least 1; in each a client passes over its data as often
+        as the method's option `local_epochs` says.
       batch_size: samples of a local step.
-      local_epochs: passes of a client over its data in a round; give the method the same number.
       eval_every: rounds between evaluations; the last round is always evaluated.
       patience: if above 0, rounds without a better validation accuracy before training stops.
       seed: the seed of all random numbers.
@@ -196,7 +210,7 @@ def simulate(
     config.update(
         rounds=rounds,
         batch_size=batch_size,
-        local_epochs=local_epochs,
+        local_epochs=method.local_epochs,
         eval_every=eval_every,
         patience=patience,
         seed=seed,
@@ -231,6 +245,8 @@ def simulate(
     chosen = {text: choose_adaptation(text, model, config.adapt_batch_size) for text in adaptations}
     values = read_values(config, method, len(internal.domains))
     experiment = Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
+    if task.classifies:
+        _check_outputs(experiment, pools)
     keys = make_keys(seed)
     state = make_start(experiment, keys, variables)()
     names = [domain.name for domain in experiment.internal.domains]
@@ -261,6 +277,39 @@ def simulate(
     return Result(method, selected, tuple(names), summary, records)
 
 
+def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
+    """Returns a finished run of the command line, at its selected round, without its data.
+
+        run = load_run("runs/quickstart")
+        probabilities = run.predict(images, client="blueprint")  # as `evaluate --internal` tests it
+        variables = run.variables("blueprint")
+
+    Images have the stored form of the training images: `run.method.learned.prepare` standardizes
+    them with the run's constants.
+
+    Args:
+      folder: the run's workdir.
+      trust: whether to import code that the workdir names, such as a model of one's own, also from
+        the folder where the run was started; without it only from folders on `PYTHONPATH`.
+
+    Raises:
+      arguments.errors.WorkdirError, arguments.errors.CheckpointError: the folder holds no
+        finished run, or a damaged one.
+      ValueError: the run names code that is not trusted, or something that does not exist.
+    """
+    folder = Path(folder)
+    about = finished.read_about(folder)
+    config = finished.remembered(about, trust)
+    config.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
+    config.adaptations = ()
+    with recorded_code(folder, about, trust=trust):
+        experiment, state, number = finished.restore(folder, config, about["form"])
+    lines = folder / "metrics.jsonl"  # what a Flower server has served has none
+    history = workdir.read_lines(lines, number) if lines.exists() else []
+    summary = workdir.read_json(folder / "summary.json", workdir.SUMMARY)
+    return Result(experiment.method, state, tuple(about["form"]["clients"]), summary, history)
+
+
 def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:
     """Returns round and folder of the option `profile`; (0, "") for None."""
     if given is None:
@@ -273,14 +322,30 @@ def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:
     )
 
 
+def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
+    """Raises ValueError if a label has no output of the model; nothing is computed."""
+    model = experiment.model
+    images = sample_input(experiment.internal, experiment.prepare, 1)
+    variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
+    outputs = shapes_of(model, variables, images).shape[-1]
+    for pool in pools:
+        if (highest := int(pool.labels.max())) >= outputs:
+            raise ValueError(
+                f"client {pool.name!r} has label {highest}, but the model has {outputs} outputs, "
+                f"for labels 0 to {outputs - 1}: count labels from 0, as by labels - labels.min(), "
+                "or make a model of more classes"
+            )
+
+
 def _pool(name: str, given: ClientSamples, task: Task) -> Pool:
     """Returns a client's samples as a `Pool`, as readers of data sets do."""
     parts = dict(given) if isinstance(given, Mapping) else {"": given}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")
-    labels, sizes = [], {}
+    pixels, labels, sizes = [], [], {}
     for part, (images, own) in parts.items():
         place = f"client {name!r} ({part or 'all'})"
+        pixels.append(as_images(images, f"the images of {place}"))
         own = as_labels(own, f"the labels of {place}")
         if has_masks(own) != bool(task.segments):
             kind, wanted = ("masks", "") if has_masks(own) else ("no masks", " and masks [N, H, W]")
@@ -290,15 +355,15 @@ def _pool(name: str, given: ClientSamples, task: Task) -> Pool:
                 "task=segmentation(classes) for masks"
             )
         if task.segments:
-            check_labels(own, np.asarray(images), task.segments, place)
+            check_labels(own, pixels[-1], task.segments, place)
         labels.append(own)
-        sizes[part] = len(images)
+        sizes[part] = len(pixels[-1])
     joined, names = join(labels), numbered_names(name, sizes)
     if task.segments and VOLUME in joined:
         names = np.array([f"{name}/{volume}" for volume in joined[VOLUME]])
     return Pool(
         name,
-        np.concatenate([np.asarray(images) for images, _ in parts.values()]),
+        np.concatenate(pixels),
         joined,
         names,
         parts_of(sizes) if isinstance(given, Mapping) else None,

@@ -26,9 +26,9 @@ sys.path.append(str(ROOT))
 
 from fedjax_bn.arguments.errors import UserError  # noqa: E402
 from fedjax_bn.arguments.text import shown  # noqa: E402
-from fedjax_bn.report.page import data_facts, write_data_plots  # noqa: E402
 from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
 from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
+from fedjax_bn.training.data_plots import data_facts, write_data_plots  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -148,7 +148,7 @@ def tsmobn(
     """
 
     def init(variables: Variables) -> _Tracked:
-        if STATISTICS not in variables:
+        if not batch_norm_paths(variables):
             raise ValueError(
                 f"tsmobn tracks the statistics of batch norms, of which {name_of(model)} has "
                 "none: use the adaptation running"

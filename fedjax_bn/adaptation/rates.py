@@ -13,7 +13,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.layer import Layer, Statistics, moments, moving
-from fedjax_bn.sharing import STATISTICS, Variables, path_names, without
+from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths, path_names, without
 
 PyTree = Any
 
@@ -182,7 +182,7 @@ def _direction(
         model_variables = {**variables, "params": params}
         options: dict[str, Any] = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
         passed = forward(
-            model, model_variables, images, **options if STATISTICS in variables else {}
+            model, model_variables, images, **options if batch_norm_paths(variables) else {}
         )
         logits, seen = logits_and_seen(model, passed.outputs, valid)
         return mean(entropy(logits), seen), passed.moved
@@ -191,7 +191,9 @@ def _direction(
     direction = {"params": jax.tree.map(jnp.negative, gradient)}
     if STATISTICS in variables:
         received = variables[STATISTICS]
-        direction[STATISTICS] = jax.tree.map(jnp.subtract, moved[STATISTICS], received)
+        direction[STATISTICS] = jax.tree.map(
+            jnp.subtract, moved.get(STATISTICS, received), received
+        )
     return direction
 
 

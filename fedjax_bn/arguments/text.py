@@ -6,7 +6,6 @@ Python reads as lone surrogates). Characters that Python can print stay readable
 
 import difflib
 import hashlib
-import html
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -93,11 +92,6 @@ def cell(value: str) -> str:
     A text that begins like a formula gets a single quote before it, as OWASP recommends.
     """
     return f"'{shown(value)}" if _FORMULA.match(value) else shown(value)
-
-
-def on_page(name: str) -> str:
-    """Returns a text as HTML that shows it, in an element or an attribute."""
-    return html.escape(shown(name))
 
 
 def names_in(names: str) -> tuple[str, ...]:

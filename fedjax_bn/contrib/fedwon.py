@@ -9,7 +9,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import STATISTICS, Variables
+from fedjax_bn.sharing import Variables, batch_norm_paths
 
 
 @bounded
@@ -46,7 +46,7 @@ def fedwon(
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
-        if STATISTICS in variables:
+        if batch_norm_paths(variables):
             raise ValueError(
                 f"fedwon trains networks without batch norm, but {type(model).__name__} has one: "
                 'build it with norm="none" (model=ResNet18:norm=none)'

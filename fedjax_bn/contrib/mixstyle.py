@@ -20,7 +20,7 @@ from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.sharing import STATISTICS, Variables
+from fedjax_bn.sharing import Variables, batch_norm_paths
 from fedjax_bn.state import Received
 
 Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -135,7 +135,7 @@ def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") 
 
     if not names:
         stages = tuple(map(last, _STAGES))
-        has_norms = STATISTICS in variables and None in stages
+        has_norms = bool(batch_norm_paths(variables)) and None in stages
         layers = spatial_layers(model, variables, images) if has_norms else ()
         norms = tuple(layer for layer in layers if layer in called)[:2]
         candidates = norms or stages

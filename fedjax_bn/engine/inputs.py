@@ -1,6 +1,7 @@
 """Checks images, labels and random keys, with the same error messages for every caller.
 
-    images   bytes (uint8), which methods standardize, or floats of any width, read as they are
+    images   bytes (uint8), which methods standardize, or floats of any width, read as they are;
+             channels last
     labels   one class a sample, counted from 0: integers, or floats that are whole numbers
     key      a random key of JAX, `jax.random.key(0)` or the older `jax.random.PRNGKey(0)`
 
@@ -8,6 +9,7 @@ Values are checked on the host if arrays can be read there. Inside a program, a 
 classes makes its sample invalid.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,16 +33,52 @@ def check_image_dtype(dtype: Any, place: str = "images") -> None:
         )
 
 
+def check_channels_last(shape: Sequence[int], place: str = "images") -> None:
+    """Raises ValueError for the shape of images [N, C, H, W] with one or three channels.
+
+    The message begins with `place`. Up to four numbers of the last axis may be channels.
+    """
+    if len(shape) == 4 and shape[1] in (1, 3) and min(shape[2:]) > 4:
+        raise ValueError(
+            f"{place} have shape {list(shape)}, with the channels first as in PyTorch, and must be "
+            "[N, H, W, C]: move the channels by np.moveaxis(images, 1, -1)"
+        )
+
+
+def check_scaled(images: np.ndarray, place: str = "images") -> None:
+    """Raises ValueError for float images [N, H, W, C] that hold bytes, whole numbers to 255.
+
+    Nothing would standardize them. The message begins with `place`. Numbers that are all 0 or 1 may
+    be scaled pixels.
+    """
+    if images.ndim != 4 or not _is_float(images.dtype):
+        return
+    highest = 0
+    for start in range(0, len(images), 64):  # usually the first images are enough
+        block = np.asarray(images[start : start + 64])
+        if not ((block >= 0) & (block <= 255) & (block == np.floor(block))).all():
+            return
+        highest = max(highest, block.max(initial=0))
+    if highest > 1:
+        raise ValueError(
+            f"{place} are {images.dtype} with the numbers of bytes, and floats are not "
+            "standardized: give them as uint8, images.astype(np.uint8), or scale them, "
+            "as by images / 255"
+        )
+
+
 def as_images(images: Any, place: str = "images") -> np.ndarray:
     """Returns images [N, ...] in the dtype in which they are stored: uint8, float32 or float64.
 
     16-bit floats become float32; so does float64, unless JAX has float64 switched on.
 
     Raises:
-      ValueError: as in `check_image_dtype`.
+      ValueError: as in `check_image_dtype`, `check_channels_last` and `check_scaled`.
     """
     images = np.asarray(images)
     check_image_dtype(images.dtype, place)
+    check_channels_last(images.shape, place)
+    check_scaled(images, place)
     if images.dtype == np.uint8:
         return images
     wide = jnp.result_type(float) if images.dtype.itemsize > 4 else np.float32

@@ -25,7 +25,7 @@ from fedjax_bn.federation import FederatedMethod, check_choices, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import STATISTICS, SharingRule, Variables
+from fedjax_bn.sharing import SharingRule, Variables, batch_norm_paths
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, require_classifier
 
@@ -211,7 +211,7 @@ def method_of(
 
 def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> None:
     """Raises ValueError if a method needs batch norm and the variables have none."""
-    if STATISTICS not in variables:
+    if not batch_norm_paths(variables):
         raise ValueError(
             f"{method} needs batch norm, but the model has no batch norm: build it with "
             f"fedjax_bn.normalization.BatchNorm or flax's own, or {remedy}"

@@ -5,7 +5,7 @@ network for segmentation to logits f[B, H, W, num_classes]. Every other network 
 f[B, H, W, C] to logits f[B, num_classes] and has the methods `features(images) -> f[B, F]` and
 `classify(features) -> f[B, num_classes]`. With `norm="group"` or `norm="none"` a network has no
 running statistics (`layers.Network`). Methods also train any other linen module, and any nnx module
-that `from_nnx` wraps.
+that `from_nnx` wraps; `to_nnx` gives it back with trained weights.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from fedjax_bn.models.yolo import TinyDetector, YOLOv5, YOLOv5n, YOLOv5s
 
 if TYPE_CHECKING:
     from fedjax_bn.models.nnx_model import from_nnx as from_nnx
+    from fedjax_bn.models.nnx_model import to_nnx as to_nnx
 
 __all__ = [
     "MLP",
@@ -60,9 +61,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `from_nnx`, and with it nnx, when it is first used."""
-    if name == "from_nnx":
-        from fedjax_bn.models.nnx_model import from_nnx
+    """Imports `from_nnx` or `to_nnx`, and with it nnx, when it is first used."""
+    if name in ("from_nnx", "to_nnx"):
+        from fedjax_bn.models import nnx_model
 
-        return from_nnx
+        return getattr(nnx_model, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, Path, intercepting, name_of, takes_train
+from fedjax_bn.normalization.calls import Call, Path, intercepting, mode_arguments, name_of
 from fedjax_bn.sharing import SharingRule, Variables, path_names
 
 _Source = tuple[Path, int]  # the path of a dense layer and the number of its call
@@ -266,7 +266,7 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
         return checkpoint_name(output, f"{_MARK}{len(called) - 1}")
 
     def outputs(variables: Variables, images: Any) -> Any:
-        return model.apply(variables, images, **takes_train(model.__call__, False))
+        return model.apply(variables, images, **mode_arguments(model.__call__, False))
 
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (variables, images))
     with intercepting(mark), normalize_with(running_statistics):

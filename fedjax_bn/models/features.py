@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_bn.models.classifier import last_dense, shows_features
-from fedjax_bn.normalization.calls import Call, intercepting, takes_train
+from fedjax_bn.normalization.calls import Call, intercepting, mode_arguments
 
 # method(model, images, train=False) -> (features f[B, F], outputs), applied instead of `__call__`
 _FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
@@ -112,8 +112,9 @@ def features_method(
     if shows_features(model):
 
         def shown(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
-            features = model.features(images, **takes_train(model.features, train))
-            return pass_on(features, partial(model.classify, **takes_train(model.classify, train)))
+            features = model.features(images, **mode_arguments(model.features, train))
+            options = mode_arguments(model.classify, train)
+            return pass_on(features, partial(model.classify, **options))
 
         return shown
 
@@ -130,7 +131,7 @@ def features_method(
             return output
 
         with intercepting(note):
-            outputs = model(images, **takes_train(model.__call__, train))
+            outputs = model(images, **mode_arguments(model.__call__, train))
         return seen[-1], outputs
 
     return found

@@ -1,8 +1,8 @@
 """Passes a batch through a model: methods and adaptations call a model only through `forward`.
 
 A model is a linen module, or an nnx module wrapped by `models.from_nnx`. `forward` handles
-features, masks, hooks, statistics rules and the argument `train`, so that callers need not check
-which of these a model has.
+features, masks, hooks, statistics rules and the argument `train` (or `deterministic`, ...), so that
+callers need not check which of these a model has.
 """
 
 from collections.abc import Collection
@@ -12,10 +12,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from fedjax_bn.models import hooks, masks
+from fedjax_bn.models.dropout import require_dropout
 from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
 from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with, running_statistics
-from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
+from fedjax_bn.normalization.calls import SERVED, mode_arguments, name_of
 from fedjax_bn.normalization.layer import RECORDED, Layer, Statistics, statistics_of
 from fedjax_bn.sharing import (
     FROZEN,
@@ -66,7 +67,8 @@ def forward(
       variables: its collections, optionally with `mask` (see `models.masks`) or collections with
         hooks (see `models.hooks`).
       images: f[B, ...], prepared as the model expects.
-      train: whether running statistics move; also passed to a model that has an argument `train`.
+      train: whether running statistics move; also passed to a model whose call has an argument
+        `train` or another of `normalization.calls.mode_arguments`.
       statistics: the rule of all batch norms; by default the batch's own in training, otherwise the
         running ones.
       valid: bool[B], the samples that count in batch statistics; None for all.
@@ -78,7 +80,8 @@ def forward(
     Raises:
       ValueError: the images are integers; features are requested, but the model's classifier cannot
         be found; a statistics rule is given, but the model has no batch norm, or one that no rule
-        reaches; the model is an nnx module without `from_nnx`.
+        reaches; the model is an nnx module without `from_nnx`; in training its dropout is off,
+        see `models.dropout`.
     """
     require_floats(images)
     frozen_leaves = variables.get(FROZEN) or {}
@@ -109,15 +112,16 @@ def forward(
     shown, frozen = "features" in wanted, "frozen features" in wanted
     if shown or frozen or mask is not None or around:
         method = features_method(model, plain, images, frozen=frozen, mask=mask, around=around)
-    options: dict[str, Any] = takes_train(method or model.__call__, train)
+    options: dict[str, Any] = mode_arguments(method or model.__call__, train)
     mutable = [STATISTICS] * (train or "moved" in wanted) + [RECORDED] * ("recorded" in wanted)
     if mutable:
         options["mutable"] = mutable
     if train and key is not None:
         options["rngs"] = {"dropout": key}
     rule = normalize_with(statistics, valid, owners=owners)
+    contexts = (masks.multiply(own), *hooked.contexts, rule, *require_dropout(model, train))
     with ExitStack() as around_layers:
-        for context in (masks.multiply(own), *hooked.contexts, rule):
+        for context in contexts:
             around_layers.enter_context(context)
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})

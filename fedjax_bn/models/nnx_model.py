@@ -3,6 +3,8 @@
     model = from_nnx(Net(rngs=nnx.Rngs(0)))
     variables = model.init(key, images)
     method = fedbn(model, optax.sgd(0.1))
+    ...
+    net = to_nnx(model, global_variables(state))   # a Net with the trained weights
 
 nnx cannot intercept calls. So each pass copies the net and gives every module of the copy a derived
 class, whose `__call__` goes through the handlers of `normalization.calls`. The user's net does not
@@ -21,7 +23,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.normalization.calls import Call, flax_batch_norm, takes_train, through_handlers
+from fedjax_bn.models.features import Wrapped
+from fedjax_bn.models.hooks import predicting
+from fedjax_bn.normalization.calls import Call, flax_batch_norm, mode_arguments, through_handlers
 from fedjax_bn.normalization.layer import RECORDED, Layer, StatisticsRule
 from fedjax_bn.sharing import STATISTICS, Variables
 
@@ -48,9 +52,9 @@ class NnxModel:
 
     net: nnx.Module
 
-    def init(self, key: jax.Array, images: jax.Array) -> Variables:
+    def init(self, key: jax.Array, images: jax.Array, **options: Any) -> Variables:
         """Returns the present variables of `net`; ignores the arguments, which linen needs."""
-        del key, images
+        del key, images, options
         return _collect(self.net, _COLLECTIONS)
 
     def apply(
@@ -69,7 +73,7 @@ class NnxModel:
           variables: collections as from `init`; others are ignored.
           images: f[B, ...].
           train: whether the copy is in the mode of `net.train()` or of `net.eval()`; also passed to
-            the call if it has an argument `train`.
+            the call if it has one of the arguments of `normalization.calls.mode_arguments`.
           mutable: collections to return, among "batch_stats" and "recorded".
           rngs: random keys; every stream of `net` gets its own key from `rngs["dropout"]`. Without
             `rngs`, every pass starts from the streams' state at `from_nnx`.
@@ -95,7 +99,7 @@ class NnxModel:
                 call = tuple(map(str, path)), STATISTICS in mutable, RECORDED in mutable
                 setattr(module, _PASS, call)
                 object.__setattr__(module, "__class__", _through_handlers(type(module)))
-        options = takes_train(method or net.__call__, train)
+        options = mode_arguments(method or net.__call__, train)
         output = method(net, images, **options) if method else net(images, **options)
         if not mutable:
             return output
@@ -143,6 +147,47 @@ def from_nnx(net: nnx.Module) -> NnxModel:
     return NnxModel(nnx.merge(*_split(net)))
 
 
+def to_nnx(model: Any, variables: Variables) -> nnx.Module:
+    """Returns a copy of an nnx module with these parameters and batch statistics, in `eval` mode.
+
+    Its outputs are those of `model` with the running statistics. `nnx.update` cannot take the
+    variables, because their names are strings where nnx counts the modules of a list.
+
+    Args:
+      model: what `from_nnx` returned, or the nnx module itself.
+      variables: of one model, such as `global_variables(state)` or `client_variables(state, 0)`.
+
+    Raises:
+      ValueError: the model is another one, or the variables are not its own: a leaf is missing or
+        has another shape, or a method has added some that the module does not read, such as masks
+        or gates.
+    """
+    while isinstance(model, Wrapped):
+        model = model.network
+    if isinstance(model, nnx.Module):
+        model = from_nnx(model)
+    if not isinstance(model, NnxModel):
+        raise ValueError(
+            f"to_nnx takes an nnx module or what from_nnx makes of it, not {type(model).__name__}: "
+            "model.apply of a linen model takes the variables as they are"
+        )
+    net, variables = nnx.merge(*_split(model.net)), predicting(variables)
+    module_shapes, shapes = (
+        {path: jnp.shape(leaf) for path, leaf in flatten_dict(tree, sep="/").items()}
+        for tree in (_collect(net, _COLLECTIONS), variables)
+    )
+    if differing := sorted(path for path, _ in module_shapes.items() ^ shapes.items()):
+        path = differing[0]
+        raise ValueError(
+            f"{path} is {module_shapes.get(path, 'missing')} in {type(net).__name__} and "
+            f"{shapes.get(path, 'missing')} in the variables: give the variables of one "
+            "model, to which no method has added any"
+        )
+    _fill(net, variables)
+    net.eval()
+    return net
+
+
 @cache
 def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
     """A derived class whose calls go through the handlers; cached, because JAX caches by class."""
@@ -156,8 +201,8 @@ def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
         # A derived class with its own `__call__` is left alone: a rule would bypass that code.
         ours = kind.__call__ is nnx.BatchNorm.__call__
         normalize = partial(_normalize, cast(nnx.BatchNorm, self)) if ours else None
-        function = partial(kind.__call__, self)
-        return through_handlers(function, Call(path, "__call__", kernel, normalize), args, kwargs)
+        call = Call(path, "__call__", kernel, normalize, self)
+        return through_handlers(partial(kind.__call__, self), call)(*args, **kwargs)
 
     namespace = {"__call__": call, "__module__": kind.__module__}
     return cast(Any, type(kind))(kind.__name__, (kind,), namespace)

@@ -13,6 +13,7 @@ whether it trains. Their `use_fast_variance` is ignored too, because
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -34,6 +35,9 @@ from fedjax_bn.normalization.layer import (
     statistics_of,
 )
 
+# Arguments of a model's call that are true if the pass trains, and those that are false then.
+TRAINING = ("train", "training", "is_training", "is_train")
+PREDICTING = ("deterministic", "use_running_average", "inference")
 SERVED = "fedjax_bn.normalization.BatchNorm, flax.linen.BatchNorm or flax.nnx.BatchNorm"
 Path = tuple[str, ...]
 
@@ -47,12 +51,14 @@ class Call(NamedTuple):
       kernel: f[inputs, outputs] of a dense layer, () during initialization; None for other layers.
       normalize: `normalize(function, args, kwargs, rule, valid) -> y` for a batch norm that rules
         reach; None for any other module.
+      module: the module itself.
     """
 
     path: Path
     method: str
     kernel: Any
     normalize: Callable[..., jax.Array] | None
+    module: Any
 
     @property
     def is_dense(self) -> bool:
@@ -82,20 +88,49 @@ def intercepting(
         before a pooling is computed before it on accelerators too.
     """
 
-    def linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-        call = _linen_call(context.module, context.method_name)
-        if concerns(call):
-            return handler(function, call, args, kwargs)
-        return function(*args, **kwargs)
-
     token = _handlers.set((*_handlers.get(), (handler, concerns)))
     read = _outputs_read.set(_outputs_read.get() or reads_outputs)
     try:
-        with nn.intercept_methods(linen):
+        with _linen_intercepted():
             yield
     finally:
         _handlers.reset(token)
         _outputs_read.reset(read)
+
+
+class _Interceptors(threading.local):
+    """Whether linen calls `_intercept_linen` in this thread."""
+
+    installed = False
+
+
+_interceptors = _Interceptors()
+
+
+@contextmanager
+def _linen_intercepted() -> Iterator[None]:
+    """Returns a context in which linen calls modules through the current handlers.
+
+    Linen gets one interceptor, not one for each handler: flax removes interceptors inside an
+    `assert`, so under `python -O` they stay for ever. The one that stays does nothing without
+    handlers.
+    """
+    if _interceptors.installed:
+        yield
+        return
+    _interceptors.installed = True
+    try:
+        with nn.intercept_methods(_intercept_linen):
+            yield
+    finally:
+        _interceptors.installed = not __debug__
+
+
+def _intercept_linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+    if not _handlers.get():
+        return function(*args, **kwargs)
+    call = _linen_call(context.module, context.method_name)
+    return through_handlers(function, call)(*args, **kwargs)
 
 
 def outputs_are_read() -> bool:
@@ -103,16 +138,16 @@ def outputs_are_read() -> bool:
     return _outputs_read.get()
 
 
-def through_handlers(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-    """Calls an nnx module through the current handlers, because nnx cannot intercept calls."""
+def through_handlers(function: Callable, call: Call) -> Callable:
+    """Returns a module's function with the current handlers around it, the first one outermost."""
 
     def inside(handler: _Handler, function: Callable) -> Callable:
         return lambda *args, **kwargs: handler(function, call, args, kwargs)
 
-    for handler, concerns in _handlers.get():
+    for handler, concerns in reversed(_handlers.get()):
         if concerns(call):
             function = inside(handler, function)
-    return function(*args, **kwargs)
+    return function
 
 
 def normalize_with(
@@ -204,14 +239,25 @@ def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStr
     """Returns the shapes of a model's outputs in evaluation mode, found by a trace."""
 
     def outputs(variables: dict, images: jax.Array) -> Any:
-        return model.apply(variables, images, **takes_train(model.__call__, False))
+        return model.apply(variables, images, **mode_arguments(model.__call__, False))
 
     return jax.eval_shape(outputs, variables, images)
 
 
-def takes_train(function: Callable[..., Any], train: bool) -> dict[str, bool]:
-    """Returns {"train": train} for a function with a parameter `train`, else {}."""
-    return {"train": train} if "train" in inspect.signature(function).parameters else {}
+def mode_arguments(function: Callable[..., Any], train: bool) -> dict[str, bool]:
+    """Returns the arguments that say whether a pass trains, those that a function takes.
+
+    They are `TRAINING`, and `PREDICTING` with the opposite value: {"train": train} or
+    {"deterministic": not train}, for example.
+    """
+    values = dict.fromkeys(TRAINING, train) | dict.fromkeys(PREDICTING, not train)
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in values.items() if name in parameters}
+
+
+def initial_variables(model: Any, key: jax.Array, images: jax.Array) -> dict:
+    """Returns a model's first collections, of a pass that does not train."""
+    return model.init(key, images, **mode_arguments(model.__call__, False))
 
 
 def name_of(model: Any) -> str:
@@ -266,7 +312,7 @@ def _linen_call(module: nn.Module, method: str) -> Call:
     # A derived class with its own `__call__` is left alone: a rule would bypass that code.
     elif isinstance(module, nn.BatchNorm) and type(module).__call__ is nn.BatchNorm.__call__:
         normalize_by = partial(_normalize_linen, module)
-    return Call(module.path, method, kernel, normalize_by)
+    return Call(module.path, method, kernel, normalize_by, module)
 
 
 def _give_rule(function: Callable, args: tuple, kwargs: dict, rule: Any, valid: Any) -> jax.Array:

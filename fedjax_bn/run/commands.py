@@ -1,33 +1,36 @@
 """Runs the commands `train`, for one target or for each in turn, and `evaluate`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import file_name, shown
-from fedjax_bn.report import tables
-from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.training import workdir
+from fedjax_bn.training import score_tables, workdir
 from fedjax_bn.training.together import first
 from fedjax_bn.training.workdir import Record
 
 
-def train_all(config: ConfigDict, folder: Path) -> None:
+def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], None]) -> None:
     """Trains, writes reports and prints tables; `target=each` leaves out each domain in turn.
 
     With `target=each`, `folder` has one workdir for each target, and a table of all targets,
     targets.json. If there are several processes, only the first one writes and prints.
+
+    Args:
+      config: of the method, whose `baselines` are trained too.
+      folder: the workdir.
+      write_report: writes the plots and the page of a finished run's folder.
     """
     if config.target != "each":
-        summaries = _train_one(config, folder)
+        summaries = _train_one(config, folder, write_report)
         if first():
-            print(f"\n{tables.comparison(summaries)}")
+            print(f"\n{score_tables.comparison(summaries)}")
             print(f"\nsummary.json, plots and report.html are in {folder}")
         return
     by_target = {}
@@ -36,23 +39,25 @@ def train_all(config: ConfigDict, folder: Path) -> None:
         one.target = target
         if first():
             print(f"\ntarget {shown(target)}")
-        by_target[target] = _train_one(one, folder / file_name(target))
+        by_target[target] = _train_one(one, folder / file_name(target), write_report)
     if not first():
         return
-    rows = tables.by_target(by_target)
+    rows = score_tables.by_target(by_target)
     content = {
         "targets": list(by_target),
         "accuracy": [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()],
     }
     with owned(folder, wait=True):
         workdir.write_json(folder / "targets.json", content)
-    named = {tables.heading(key): row for key, row in rows.items()}
-    score = tables.score_of(next(iter(by_target.values()))[0])
-    print(f"\n{tables.accuracies(named, f'unseen, {score} %')}")
+    named = {score_tables.heading(key): row for key, row in rows.items()}
+    score = score_tables.score_of(next(iter(by_target.values()))[0])
+    print(f"\n{score_tables.accuracies(named, f'unseen, {score} %')}")
     print(f"\ntargets.json and a folder a target are in {folder}")
 
 
-def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
+def _train_one(
+    config: ConfigDict, folder: Path, write_report: Callable[[Path], None]
+) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
     # Baselines have the same modules, so for them only sums over leaves are printed.
     summaries = [
@@ -79,17 +84,17 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     result, files = evaluate_finished.run(folder, request)
     texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
     outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
-    part, score = tables.part_tested(result), tables.score_of(result)
+    part, score = score_tables.part_tested(result), score_tables.score_of(result)
     tested = "" if part == "test" else f"{part} "
     for rows, title in ((outside, "unseen, "), (result["internal"], f"internal, {tested}")):
         if rows:
-            print(f"\n{tables.accuracies(rows, f'{title}{score} %')}")
+            print(f"\n{score_tables.accuracies(rows, f'{title}{score} %')}")
     measures = result.get("measures", {"internal": {}, "unseen": {}})
     for domain, rows in measures["unseen"].items():
-        print(f"\n{tables.accuracies(rows, f'unseen, {domain}', tables.OF_MEASURES)}")
+        print(f"\n{score_tables.accuracies(rows, f'unseen, {domain}', score_tables.OF_MEASURES)}")
     if inside := measures["internal"]:
         names = next(iter(inside.values()))
         clients = {c: {name: row[c] for name, row in inside.items()} for c in names}
         title = f"internal, own{tested and f' ({part})'}"
-        print(f"\n{tables.accuracies(clients, title, tables.OF_MEASURES)}")
+        print(f"\n{score_tables.accuracies(clients, title, score_tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")

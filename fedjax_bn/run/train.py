@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.errors import CheckpointError, InterruptedRun
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
-from fedjax_bn.report.page import write_data_plots
 from fedjax_bn.run.experiment.start import (
     Keys,
     data_hash,
@@ -25,6 +24,7 @@ from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.ownership import check_claim, claim, owned
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.client_logs import log_batch_norms, log_masks
+from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import Evaluate, evaluator, unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import draw_boxes, draw_masks, shows_boxes

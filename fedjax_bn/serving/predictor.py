@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation import Adaptation
+from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
@@ -59,8 +60,10 @@ class Predictor(NamedTuple):
           count: N, the number of images.
           read: `read(index i64[b]) -> images [b, ...]`.
         """
-        index, found = zip(*self.blocks(count, read), strict=True)
-        return np.concatenate(found)[np.argsort(np.concatenate(index))]  # in the images' own order
+        index, batches = zip(*self.blocks(count, read), strict=True)
+        return np.concatenate(batches)[
+            np.argsort(np.concatenate(index))
+        ]  # in the images' own order
 
     def blocks(
         self, count: int, read: Callable[[np.ndarray], np.ndarray]
@@ -94,12 +97,12 @@ class Predictor(NamedTuple):
                 )
             # Padding gives all batches one shape, so that `step` compiles once.
             filled = np.pad(images, [(0, self.batch_size - count)] + [(0, 0)] * (images.ndim - 1))
-            found, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
-            yield np.asarray(found)[:count]
+            probabilities, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
+            yield np.asarray(probabilities)[:count]
 
 
 def predictor(
-    method: Any, variables: Variables, adapt: str = "running", batch_size: int = 32
+    method: Any, variables: Variables, adapt: str | None = "running", batch_size: int = 32
 ) -> Predictor:
     """Returns a predictor with the variables of a method and the preprocessing of its training.
 
@@ -107,7 +110,8 @@ def predictor(
       method: a `FederatedMethod` of `fedjax_bn.methods`, with which the variables were trained.
       variables: the variables of one model: `global_variables(state)`, or a client's own,
         `client_variables(state, k)`.
-      adapt: the adaptation, such as "tsmobn", see `adaptation.choice.choose_adaptation`.
+      adapt: the adaptation, such as "tsmobn", see `adaptation.choice.choose_adaptation`; None: as
+        the method's own clients predict (`FederatedMethod.statistics`).
       batch_size: B, the size of the adaptation's batches, unless `adapt` sets another.
 
     Raises:
@@ -120,17 +124,13 @@ def predictor(
             "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
         )
 
-    def check(images: np.ndarray) -> None:
-        if images.ndim != 4 or images.dtype == np.uint8 or not images.size:
-            return
-        if images.max() > 1 and (images == np.round(images)).all():
-            raise ValueError(
-                f"images are {images.dtype} with the numbers of bytes, which would not be "
-                "standardized as in training: give them as uint8"
-            )
-
-    choice = choose_adaptation(adapt, method.learned.model, batch_size)
-    return from_choice(choice, variables, method.learned.prepare, check)
+    model = method.learned.model
+    if adapt is None:
+        choice = Choice(of_clients(model, method.statistics), batch_size, order=-1)
+    else:
+        choice = choose_adaptation(adapt, model, batch_size)
+    # The method does not know the form of its images; `as_images` checks what holds for all.
+    return from_choice(choice, variables, method.learned.prepare, lambda images: None)
 
 
 def from_choice(

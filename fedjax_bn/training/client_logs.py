@@ -19,11 +19,11 @@ from fedjax_bn.data.domain import select
 from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.normalization.calls import in_forward_order
-from fedjax_bn.report.plots import masked_features
 from fedjax_bn.run.experiment.build import sample_input
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.per_sample import features_of
+from fedjax_bn.training.evaluation.plots import masked_features
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
 from fedjax_bn.training.population import Held, rows_of_clients

@@ -3,7 +3,7 @@
     python launch/sweeps/fedbn.py [--only "Table 11"] [--data FOLDER] [--dry-run]     see sweep.py
 
 NAMEs of data: digits, office, domainnet, abide, as their config files take data.path; and morpho,
-the digits' folder with Morpho-MNIST in it, see fedjax_bn/data/sets/digits.py.
+the digits' file with Morpho-MNIST, see launch/convert/digits.py.
 
 Percentages are shares of the given training samples, cut to the smallest domain: 10 % of the
 original data sets are the paper's 743. For an `.npz` that holds these 743 already, add

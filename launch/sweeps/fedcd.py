@@ -7,7 +7,7 @@ of ResNet-18's ImageNet weights by torchvision's names, which you supply: --data
 
 The text names no initial weights. All runs here start from ImageNet's, because Table 1 has
 numbers like those of FedIG, which starts from them, far above those from random weights
-(docs/results.md). This is our choice; --config.pretrained= starts at random, and the report states
+(docs/results/). This is our choice; --config.pretrained= starts at random, and the report states
 it. The text names no optimizer, augmentation or split either: see configs/pacs.py.
 
 Nor does it name the weights of the clients and the arguments of the other methods. Batch size,

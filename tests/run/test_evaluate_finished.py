@@ -11,7 +11,6 @@ import norm_nets as nets
 import runs
 from fedjax_bn import main
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.report import plots
 from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.config.keys import flatten
@@ -20,6 +19,7 @@ from fedjax_bn.run.experiment.task import MODELS
 from fedjax_bn.run.files import finished as reading
 from fedjax_bn.run.finished_run import Request
 from fedjax_bn.training import workdir
+from fedjax_bn.training.evaluation import plots
 from small_images import dataset_of_images
 
 CLIENTS = ["ant", "bee", "cow"]
@@ -217,7 +217,7 @@ def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, c
     keys |= {"target": "each", "adaptations": ("running", "zero_shot_adapter")}
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config(**keys))
     monkeypatch.setattr(commands.train, "run", train)
-    monkeypatch.setattr(commands, "write_report", lambda folder: None)
+    monkeypatch.setattr("fedjax_bn.report.page.write_report", lambda folder: None)
     assert runs.command("--config", "tiny.py", "--workdir", str(tmp_path)) == 0
     expected = [
         run

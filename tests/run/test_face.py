@@ -66,6 +66,11 @@ class Net(nn.Module):
 
 SEEN = {}
 
+class Few(Net):
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(2)(images.reshape(images.shape[0], -1))
+
 def fedfoo(model, optimizer, *, strength: float = 0.5, **options):
     SEEN.update(options, strength=strength)
     return fedprox(model, optimizer, mu=strength, **options)
@@ -119,9 +124,10 @@ def test_importing_the_package_imports_no_library():
 def test_the_face_is_every_module_but_the_inner_ones_and_all_of_it_is_there():
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     modules |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert set(fb.__all__) == modules - INNER | {"simulate"}
+    assert set(fb.__all__) == modules - INNER | {"load_run", "simulate"}
     assert fb.simulate is fb.simulation.simulate
-    for name in set(fb.__all__) - {"simulate"}:
+    assert fb.load_run is fb.simulation.load_run
+    for name in set(fb.__all__) - {"load_run", "simulate"}:
         assert getattr(fb, name) is importlib.import_module(f"fedjax_bn.{name}")
     assert set(fb.__all__) <= set(dir(fb))
     with pytest.raises(AttributeError, match="no attribute 'fedbn'"):
@@ -337,6 +343,7 @@ def test_an_own_mixing_is_a_function_of_the_key(own):
             "width='x' is of type str, but it must be int, such",
         ),
         ({"model": "own_code:fedfoo"}, "missing a required argument: 'model'"),
+        ({"model": "own_code:Few"}, "has 2 outputs for the 3 classes"),
         ({"model": "own_code:nothing"}, "gives NoneType, not a flax.linen.Module"),
         ({"method": "own_code:narrow"}, "unexpected keyword argument '"),
         ({"method": "own_code:fedfoo:mu=1"}, "with a key of strength"),

@@ -1,5 +1,8 @@
 """The short path: arrays to accuracies, with the numbers of the command line."""
 
+from functools import partial
+
+import jax
 import numpy as np
 import optax
 import pytest
@@ -7,13 +10,13 @@ import pytest
 import runs
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.source import Source
-from fedjax_bn.methods import fedbn
+from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.models import MLP
-from fedjax_bn.report import tables
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.simulation import _pool, simulate
 from fedjax_bn.task import classification
+from fedjax_bn.training import score_tables as tables
 
 
 def arrays(names=("ant", "bee", "dog"), size=40):
@@ -27,6 +30,15 @@ def arrays(names=("ant", "bee", "dog"), size=40):
 
 OPTIONS = {"rounds": 3, "batch_size": 8, "eval_every": 1, "seed": 5, "show_progress": False}
 ADAPTATIONS = ("running", "tsmobn:momentum=0.5")
+
+
+CLASSES = np.arange(4) % 2
+BYTES = np.random.default_rng(0).integers(0, 256, (4, 8, 9, 3))
+
+
+def counted_from_1():
+    ((images, labels),) = arrays(("ant",)).values()
+    return images, labels + 1
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +110,17 @@ def test_a_clients_predictions_give_its_accuracy(result):
         ours.predict(images, client="an")
 
 
+def test_the_methods_local_epochs_are_those_of_a_round():
+    clients, options = arrays(("ant",)), OPTIONS | {"batch_size": 64, "eval_every": 2}
+    model, sgd = MLP(num_classes=3), optax.sgd(0.05)
+    twice = simulate(fedavg(model, sgd, local_epochs=2), clients=clients, **options | {"rounds": 1})
+    alone = simulate(fedavg(model, sgd), clients=clients, **options | {"rounds": 2})
+    # A single client with one batch makes the same two steps.
+    jax.tree.map(
+        partial(np.testing.assert_allclose, atol=1e-5), twice.variables(), alone.variables()
+    )
+
+
 def test_given_parts_are_used_as_they_are():
     ((images, labels),) = arrays(("ant",)).values()
     parts = {"test": slice(9), "validation": slice(9, 14), "train": slice(14, None)}
@@ -125,6 +148,15 @@ def test_given_parts_are_used_as_they_are():
         ({"profile": 2}, r"profile=2 is not \(round, folder\): give both"),
         ({"profile": (2, None)}, r"profile=\(2, None\) is not \(round, folder\)"),
         ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
+        (
+            {"clients": {"a": (np.zeros((4, 3, 8, 9), np.uint8), CLASSES)}},
+            r"moveaxis\(images, 1, -1",
+        ),
+        ({"clients": {"a": (np.zeros((4, 1, 8, 8), np.float32), CLASSES)}}, "channels first"),
+        ({"clients": {"a": (BYTES.astype(np.float32), CLASSES)}}, "numbers of bytes"),
+        ({"unseen": {"z": (BYTES.astype(np.float64), CLASSES)}}, "numbers of bytes"),
+        ({"clients": arrays() | {"late": counted_from_1()}}, "'late' has label 3.* 3 outputs"),
+        ({"unseen": {"late": counted_from_1()}}, "'late' has label 3.* 3 outputs"),
     ],
 )
 def test_what_does_not_suit_is_refused_before_anything_compiles(changes, said):

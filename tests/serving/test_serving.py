@@ -1,10 +1,12 @@
 """Serve and predict: what an unseen client receives gives the predictions of `evaluate`."""
 
 import csv
+import errno
 import io
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +26,9 @@ from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
-from fedjax_bn.run import serve
+from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.run.files import finished
-from fedjax_bn.serving import folder, load, predictor
+from fedjax_bn.serving import load, predictor, serve
 from fedjax_bn.task import Score, classification
 from fedjax_bn.training.evaluation.scoring import SplitBatches, in_order, score_unseen
 from small_images import dataset_of_images
@@ -192,21 +194,25 @@ def test_a_fresh_process_predicts_by_the_program_alone_and_by_predict_without_tr
     np.testing.assert_allclose(table(Path(out).read_text())[2], expected, atol=2e-6)
 
 
-def test_a_model_of_ones_own_is_served_by_its_programs(served, monkeypatch):
+def test_a_model_of_ones_own_is_served_by_its_programs(served, tmp_path):
     expected = load(served, "tsmobn:batch_size=4")(DOG.images)
-    monkeypatch.setattr(folder, "_MODELS", {})
-    found = load(served, "tsmobn:batch_size=4")
-    np.testing.assert_allclose(found(DOG.images), expected, atol=1e-6)
-    with pytest.raises(ValueError, match=r"'tsmobn' was not served with.*valid are random_alp"):
-        load(served, "tsmobn")
+    place = shutil.copytree(served, tmp_path / "own")
+    about = json.loads((place / "model.json").read_text())
+    (place / "model.json").write_text(json.dumps(about | {"model": "my_model:Net"}))
+    with pytest.raises(ValueError, match="--trust"):
+        load(place, "tsmobn:batch_size=4")
+    trusted = load(place, "tsmobn:batch_size=4", trust=True)
+    np.testing.assert_allclose(trusted(DOG.images), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="random_alp"):
+        load(place, "tsmobn")
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"model": "{files}"}, "holds no served model (model.json is not there)"),
-        ({"model": "{edited}"}, "its mean or std cannot be): serve it again"),
-        ({"model": "{torn}"}, "variables.npz is not a .npz archive, or is cut short"),
+        ({"model": "{edited}"}, "it is of form 0, and this version reads form 1"),
+        ({"model": "{torn}"}, "torn/variables.npz (File is not a zip file): serve it again"),
         ({"model": "{other}"}, "as SmallCNN has it"),
         ({"adapt": "tsmobm"}, "did you mean 'tsmobn'?"),
         ({"adapt": "ensemble"}, "needs the batch norms of every client"),
@@ -231,7 +237,7 @@ def test_a_mistake_is_one_sentence(served, files, tmp_path, capfd, changes, said
         places[name] = tmp_path / f"{name}.npz"
         np.savez(places[name], **images)
     about = json.loads((served / "model.json").read_text())
-    edits = {"edited": {"std": [0.0]}, "other": {"model": "SmallCNN"}, "torn": {}}
+    edits = {"edited": {"form": 0}, "other": {"model": "SmallCNN"}, "torn": {}}
     for name, edit in edits.items():
         places[name] = tmp_path / name
         places[name].mkdir()
@@ -243,6 +249,24 @@ def test_a_mistake_is_one_sentence(served, files, tmp_path, capfd, changes, said
     assert runs.command("predict", *flags) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert said in line
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_is_named(workdir, served, files, tmp_path, monkeypatch, capfd):
+    given = ("--model", str(served), "--data", str(files), "--out", "/dev/full")
+    assert runs.command("predict", *given) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "/dev/full (No space left on device): give another --out" in line
+
+    def full(*args, **arrays):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    place = tmp_path / "served"
+    assert runs.command("serve", "--workdir", str(workdir[0]), "--export", str(place)) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"{place} (No space left on device): give another --export" in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_arrays_of_another_size_are_stretched_when_asked(served, tmp_path, capsys):
@@ -304,8 +328,8 @@ def test_the_csv_of_predict_is_that_of_evaluate(
         assert runs.command("predict", *asked, "--out", "found.csv") == 0
         _, rows, found = table(Path("found.csv").read_text())
         theirs = [row for row in evaluated if row[1] == text]
-        np.testing.assert_allclose(found, np.array([row[5:] for row in theirs], float), atol=2e-6)
-        names = [cell(row[2].partition("/")[2]) for row in theirs]
+        np.testing.assert_allclose(found, np.array([row[6:] for row in theirs], float), atol=2e-6)
+        names = [cell(row[3].partition("/")[2]) for row in theirs]
         if form == "npz":
             names = [str(int(name)) for name in names]
         assert [row[0] for row in rows] == names  # in the order of the files
@@ -321,7 +345,7 @@ def test_the_csv_of_predict_is_that_of_evaluate(
         (["--workdir={run}", "--export=x", "--config.rounds=3"], "config.rounds is the run's own"),
         (["--workdir={run}", "--export=x", "--config.adaptations=ensemble"], "do not leave"),
         (["--workdir={run}", "--export=x", "--config.adaptations=tsmo"], "did you mean 'tsmobn'?"),
-        (["--workdir=none", "--export=x"], "none is not there: give the workdir of a finished run"),
+        (["--workdir=none", "--export=x"], "none holds no run: give the workdir of a finished run"),
     ],
 )
 def test_a_mistake_in_serving_is_one_sentence_and_writes_nothing(
@@ -352,6 +376,9 @@ def test_five_lines_of_python_prepare_as_training_did():
 
     probabilities = predictor(method, global_variables(state))(DOG.images)
     own = predictor(method, client_variables(state, 2), adapt="batch:order=-1:batch_size=26")
+    ruled = method._replace(statistics=batch_statistics)  # how its own clients predict
+    as_client = predictor(ruled, client_variables(state, 2), adapt=None, batch_size=26)
+    np.testing.assert_array_equal(as_client(DOG.images), own(DOG.images))
 
     variables = jax.tree.map(np.asarray, global_variables(state))
     (dense, head), (norm,) = (

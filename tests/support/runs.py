@@ -19,12 +19,11 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.report import data_plots
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.training import checkpoint, logs
+from fedjax_bn.training import checkpoint, data_plots, logs
 from fedjax_bn.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]

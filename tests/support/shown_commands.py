@@ -20,7 +20,7 @@ STAND_FOR = {"METHOD": "fedavg", "SEED": "0", "TARGET": "sketch"}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 CONFIG = "CONFIG"  # in the lists of what there is
-OTHERS = ("fedjax_bn.tfds", "build", "sphinx", "pytest")  # of `python -m`
+OTHERS = ("build", "sphinx", "pytest")  # of `python -m`
 
 
 def commands(text: str) -> list[str]:

@@ -8,9 +8,9 @@ from absl import logging
 import runs
 from fedjax_bn import main
 from fedjax_bn.arguments import errors
-from fedjax_bn.report import data_plots
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
+from fedjax_bn.training import data_plots
 from fedjax_bn.training.stop import listen
 from fedjax_bn.training.together import join, together
 

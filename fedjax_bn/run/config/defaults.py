@@ -249,8 +249,7 @@ _KEYS = {
     "data.alpha": _key(0.5, "of dirichlet; the smaller, the more unequal", Alpha),
     "data.sizes": _key(
         "",
-        "of the clients: one number or one each, such as 743,7943; or drawn, lognormal:sigma=S or "
-        "dirichlet:alpha=A, optionally with :smallest=N as in data.partition",
+        "of the clients: one number or one each, such as 743,7943",
         SIZES,
     ),
     "data.augment": _key(
@@ -274,7 +273,7 @@ _KEYS = {
         "of images with masks: stretched to squares of image_size, or cut into such tiles",
         *("resize", "tiles"),
     ),
-    "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by similar names", PATTERNS),
+    "data.pairs": _key((), "masks: patterns, see pairing.py; empty: by equal names", PATTERNS),
     "data.groups": _key(
         "",
         "folders, masks: searched in an image's path, what no split separates; see pairing.py",

@@ -24,8 +24,6 @@ _OLD = (
     ("mesh", r"clients:(\d+),batch:(\d+)", {"mesh.clients": r"\1", "mesh.batch": r"\2"}),
     ("clients", r"vmap:(\d+)", {"clients": r"vmap:at_once=\1"}),
     ("data.partition", r"drawn:(\d+)", {"data.partition": r"drawn:samples=\1"}),
-    ("data.sizes", r"lognormal:([^:=]+)(:.*)?", {"data.sizes": r"lognormal:sigma=\1\2"}),
-    ("data.sizes", r"dirichlet:([^:=]+)(:.*)?", {"data.sizes": r"dirichlet:alpha=\1\2"}),
 )
 # What runs did before these keys existed, where today's default differs.
 _BEFORE = {"data.orientation": "stored"}

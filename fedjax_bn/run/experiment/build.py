@@ -21,7 +21,7 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.engine.devices import check_strategy
 from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization import Layer, Statistics
+from fedjax_bn.normalization import Layer, Statistics, calls
 from fedjax_bn.run.config.keys import check, choose
 from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
@@ -183,7 +183,8 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
 
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
     """Returns the random variables from which all clients start."""
-    return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
+    images = sample_input(experiment.internal, experiment.prepare, 2)
+    return calls.initial_variables(experiment.model, key, images)
 
 
 def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:
@@ -213,7 +214,8 @@ def _check_batch_sizes(experiment: Experiment) -> None:
         return Statistics(layer.mean, layer.var)
 
     model, images = experiment.model, sample_input(internal, experiment.prepare, 1)
-    variables = jax.eval_shape(model.init, jax.random.key(0), images)
-    if sharing.STATISTICS in variables:
+    first = partial(calls.initial_variables, model)
+    variables = jax.eval_shape(first, jax.random.key(0), images)
+    if sharing.batch_norm_paths(variables):
         passed = partial(forward, model, statistics=refuse_one)
         jax.eval_shape(lambda *given: passed(*given).outputs, variables, images)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -18,7 +19,7 @@ from fedjax_bn.data.label_trees import BOXES, MASK, has_boxes, has_masks
 from fedjax_bn.data.pixels import augment, box_augment, mask_augment
 from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.models.precision import in_dtype
-from fedjax_bn.normalization.calls import shapes_of
+from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.task import Task, classification, segmentation
 from fedjax_bn.tasks.detection import Recipe, detection
@@ -87,7 +88,7 @@ def choose_task(
       ValueError: the model cannot read the images.
     """
     kind = _kind_of(internal.domains[0].train.labels)
-    if kind != _made_for(text, model, images):
+    if kind != _made_for(text, model, images, internal.num_classes):
         raise ConfigError(
             f"config.model={brief(text)} does not suit {internal.name}, whose images have "
             f"{kind.what} each: choose {kind.remedy}"
@@ -98,15 +99,24 @@ def choose_task(
     return segmentation(internal.num_classes, **of_masks) if kind == _MASKS else classification()
 
 
-def _made_for(text: str, model: Any, images: jax.Array) -> "_Kind | None":
-    """Returns the labels that a model is made for; None if its outputs are of no known form."""
+def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> "_Kind | None":
+    """Returns the labels that a model is made for; None if its outputs are of no known form.
+
+    Raises:
+      ConfigError: a user's classifier has fewer outputs than there are classes.
+    """
     if getattr(model, "anchors", None) is not None:
         return _BOXES
     name = split_choice(text, MODELS)[0]
     if name in MODELS:  # without a trace, which takes a second for deep networks
         return _MASKS if name == models.UNet.__name__ else _CLASS
-    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    variables = jax.eval_shape(partial(initial_variables, model), jax.random.key(0), images)
     shape = getattr(shapes_of(model, variables, images), "shape", ())
+    if len(shape) == 2 and shape[1] < classes:
+        raise ConfigError(
+            f"config.model={brief(text)} has {shape[1]} outputs for the {classes} classes of the "
+            "data: make as many as its field num_classes says"
+        )
     return _CLASS if len(shape) == 2 else _MASKS if shape[:-1] == images.shape[:3] else None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.arguments.choices import naming
@@ -25,6 +26,7 @@ from fedjax_bn.data.seeds import generator
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.models.hooks import predicting
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.task import Task
@@ -131,7 +133,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
             # The last block repeats clients, so that all blocks have one shape.
             client = tested[np.resize(places, size)] if size else None
             models = {
-                of_own: _models_of(state, client, trained, of_own, experiment)
+                of_own: _models_of(state, client, trained, of_own, experiment.mesh)
                 for of_own in {of_own for of_own, _ in parts.values()}
             }
             for key, (of_own, score) in parts.items():
@@ -191,14 +193,14 @@ def _models_of(
     client: np.ndarray | None,
     trained: _Trained,
     own: bool,
-    experiment: Experiment,
+    mesh: Mesh | None,
 ) -> FederatedState:
     """Returns a state with the models of some clients (None: all), their own or the aggregated one.
 
     Clients that have never trained have what an unseen client receives.
     """
     if isinstance(state, population.Held):
-        spread = clients_of(experiment.mesh)
+        spread = clients_of(mesh)
         here = own_rows(len(client), spread)
         read = population.rows_of_clients(state, client[here], ("personal",))["personal"]
         rows = place_own(here, len(client), spread, read)
@@ -214,6 +216,18 @@ def _models_of(
         else:  # on a mesh the rows are padded
             known = np.pad(known, (0, len(jax.tree.leaves(rows)[0]) - len(known)))
     return _with_rows(common._replace(memory=(), weighing=()), rows, known & own)
+
+
+def variables_of_client(state: _State, client: int, trained: _Trained = None) -> Variables:
+    """Returns the model with which an internal client is tested, before any personalization.
+
+    Args:
+      state: of all clients, on one device.
+      client: its number.
+      trained: bool[K], as for `Evaluate`.
+    """
+    model = _models_of(state, np.array([client]), trained, True, None)
+    return predicting(client_variables(model, 0))
 
 
 @jax.jit

@@ -9,7 +9,6 @@ import boxed
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
-from fedjax_bn.report import tables
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
@@ -17,6 +16,7 @@ from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.task import MODELS, choose_task
 from fedjax_bn.run.finished_run import Request
+from fedjax_bn.training import score_tables as tables
 
 SIDE = 32
 

@@ -61,15 +61,15 @@ class Own(nn.Module):
 def test_any_network_trains_masks_whose_outputs_are_logits_of_pixels():
     assert of(Own).segments == 3
     for wrong in (MODELS["DigitCNN"], partial(Own, stride=2)):
-        with pytest.raises(ConfigError, match="have a mask each: choose UNet, or a network of lo"):
+        with pytest.raises(ConfigError, match="UNet"):
             of(wrong)
     for wrong in (UNet, Own):
-        with pytest.raises(ConfigError, match="have one class each: choose a classifier"):
+        with pytest.raises(ConfigError, match="classifier"):
             of(wrong, data=runs.DATA)
 
 
 def test_logits_of_another_number_of_classes_are_refused():
     logits, valid = np.zeros((2, 8, 8, 2), np.float32), np.ones(2, bool)
     for call in (segmentation(3).loss, segmentation(3).score):
-        with pytest.raises(ValueError, match=r"of 3 classes; .*num_classes=3"):
+        with pytest.raises(ValueError, match="num_classes=3"):
             call(logits, LABEL, valid)
