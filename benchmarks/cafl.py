@@ -126,7 +126,7 @@ def compiled(
     image = experiment.prepare(jnp.asarray(batches["image"][0, 0, :2]), jnp.float32)
     variables = jax.jit(model.init)(KEY, image)
     if weights:
-        variables, _ = pretrained.load(weights, experiment.model, variables)
+        variables, _ = pretrained.load_pretrained(weights, experiment.model, variables)
     return step, method(jnp.int32(0)).init(KEY, variables, len(batches["image"]))
 
 

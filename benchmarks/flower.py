@@ -49,10 +49,10 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
 
 def print_bytes() -> None:
     """Prints megabytes down, up, and kept by a client; methods with equal numbers share a row."""
-    from fedjax_bn import methods
+    from fedjax_bn.run.experiment.method import METHODS
 
     alike: dict[tuple[str, ...], list[str]] = {}
-    for method in sorted(methods.__all__):
+    for method in sorted(METHODS):
         cells = []
         for model in MODELS:
             found = bytes_of(method, model)

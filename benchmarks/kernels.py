@@ -25,7 +25,7 @@ from jax import lax
 
 from detection import compiled_round as detector_round
 from fedjax_bn import models
-from fedjax_bn.contrib.l2d import _start_stylist, _stylize
+from fedjax_bn.contrib.l2d import draw_stylist, stylize
 from fedjax_bn.models.cpu import convolution
 from fedjax_bn.models.cpu.convolution import ALGORITHMS, UNIT_STRIDES, Shapes, algorithm_of
 from interleave import interleave
@@ -108,8 +108,8 @@ def layers(case: str, size: Size) -> dict[Shapes, int]:
     # traces only shapes and computes nothing
     with mock.patch.object(convolution, "algorithm_of", noting):
         if case == "L2D":
-            given = _start_stylist(key, 3, jnp.float32), images
-            jax.eval_shape(lambda layers, images: _stylize(layers, images, SHARE, key), *given)
+            given = draw_stylist(key, 3, jnp.float32), images
+            jax.eval_shape(lambda layers, images: stylize(layers, images, SHARE, key), *given)
         else:
             model = getattr(models, case)(10)
             variables = jax.eval_shape(model.init, key, images)

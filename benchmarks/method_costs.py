@@ -35,11 +35,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn import methods, models
-from fedjax_bn.contrib.l2d import _start_stylist, _stylize
+from fedjax_bn import models
+from fedjax_bn.contrib.l2d import draw_stylist, stylize
 from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
 from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.run.experiment.method import METHODS
 from interleave import Samples, interleave, paired_ratio, spend
 from machine import announce
 
@@ -109,7 +110,7 @@ SIZES = {
     "DenseNet121": Size(64, 16, 4),
 }
 CLIENTS, CLASSES = 2, 10
-SHARE = 0.6  # of the new style, the default of `methods.l2d`
+SHARE = 0.6  # of the new style, the default of `contrib.l2d`
 
 
 class Dense(nn.Module):
@@ -216,7 +217,7 @@ def started(
     if dense:
         like = jax.eval_shape(model.init, jax.random.key(1), images)
         model = Dense(sizes_of(model, like).features)
-    method = getattr(methods, name)(model, optax.sgd(0.01), **OPTIONS.get(name, {}))
+    method = METHODS[name](model, optax.sgd(0.01), **OPTIONS.get(name, {}))
 
     def start() -> FederatedState:
         variables = model.init(jax.random.key(1), images)
@@ -263,15 +264,15 @@ def styles(batches: dict[str, jax.Array]) -> Callable[[], object]:
     def step(layers: dict, given: tuple[jax.Array, jax.Array]) -> tuple[dict, jax.Array]:
         images, key = given
         images = images.astype(jnp.float32) / 255
-        styled = _stylize(layers, images, SHARE, key)
-        slope = jax.grad(lambda layers: _stylize(layers, images, SHARE).mean())(layers)
+        styled = stylize(layers, images, SHARE, key)
+        slope = jax.grad(lambda layers: stylize(layers, images, SHARE).mean())(layers)
         return jax.tree.map(jnp.subtract, layers, slope), styled.mean()
 
     def round(layers: dict, images: jax.Array, keys: jax.Array) -> tuple[dict, jax.Array]:
         return jax.lax.scan(step, layers, (images, keys))
 
     images = batches["image"].reshape(-1, *batches["image"].shape[2:])
-    layers = _start_stylist(jax.random.key(3), images.shape[-1], jnp.float32)
+    layers = draw_stylist(jax.random.key(3), images.shape[-1], jnp.float32)
     given = layers, images, jax.random.split(jax.random.key(4), len(images))
     compiled = jax.jit(round).lower(*given).compile()
 

@@ -28,8 +28,8 @@ from typing import Any
 
 import accelerator
 import peers
-from fedjax_bn import methods
 from fedjax_bn.engine.devices import check_strategy
+from fedjax_bn.run.experiment.method import METHODS
 from machine import announce
 from on_tpu.cases import MODELS, PRODUCTS, STEPS, TABLE, Case
 from on_tpu.chips import Chip, chip_of, devices_of
@@ -55,7 +55,7 @@ DEFAULTS = {
     "dtype": ["bfloat16"],
     "devices": [1],
 }
-METHODS = f"of fedjax_bn.methods, or {PRODUCTS}: FedBN's convolutions alone; default: fedbn"
+METHOD_HELP = f"any method, or {PRODUCTS}: FedBN's convolutions alone; default: fedbn"
 HEAD = (
     *("program", "trace s", "compile s", "arguments MB", "outputs MB", "temporaries MB"),
     *("of memory", "collectives", "cycles of a round", "of a step", "Gflop of a round", "of peak"),
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--topology", default="v5e:2x2", help="chip and arrangement; default %(default)s")
     add("--model", nargs="+", choices=MODELS, help="default: DigitCNN")
-    add("--method", nargs="+", choices=[*methods.__all__, PRODUCTS], metavar="METHOD", help=METHODS)
+    add("--method", nargs="+", choices=[*METHODS, PRODUCTS], metavar="METHOD", help=METHOD_HELP)
     add("--clients", nargs="+", help="auto, map, vmap or vmap:at_once=n; default: map")
     add("--dtype", nargs="+", choices=DTYPES, help="of the layers; default: bfloat16")
     add("--devices", nargs="+", type=int, help="over which clients are spread; default: 1")

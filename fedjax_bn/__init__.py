@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         adding,
         aggregation,
         client,
+        contrib,
         data,
         engine,
         federation,
@@ -26,11 +27,9 @@ if TYPE_CHECKING:
         simulation,
         state,
         task,
-        theory,
+        tasks,
     )
-    from fedjax_bn import contrib as rivals
     from fedjax_bn.simulation import load_run, simulate
-    from fedjax_bn.tasks import detection, segmentation
 
 __version__ = "0.2.0"
 
@@ -39,8 +38,8 @@ __all__ = [
     "adding",
     "aggregation",
     "client",
+    "contrib",
     "data",
-    "detection",
     "engine",
     "federation",
     "load_run",
@@ -49,15 +48,13 @@ __all__ = [
     "models",
     "normalization",
     "report",
-    "rivals",
-    "segmentation",
     "serving",
     "sharing",
     "simulate",
     "simulation",
     "state",
     "task",
-    "theory",
+    "tasks",
 ]
 
 

@@ -72,10 +72,10 @@ def adding(server: ServerUpdate, weigh: WeighingRule | Weighing) -> Adding | Non
         return Running(sums, jnp.zeros(num_clients), jnp.zeros(num_clients, bool))
 
     def add(running: Running, upload: Upload) -> Running:
-        new, k = part(upload), upload.client
+        addend, k = part(upload), upload.client
         return Running(
-            sums=jax.tree.map(jnp.add, running.sums, new),
-            weights=running.weights.at[k].set(new.weight),
+            sums=jax.tree.map(jnp.add, running.sums, addend),
+            weights=running.weights.at[k].set(addend.weight),
             counts=running.counts.at[k].set(upload.counts),
         )
 

@@ -36,7 +36,7 @@ from fedjax_bn.engine.weighing import Weighing as Weighing
 from fedjax_bn.engine.weighing import by_divergence as by_divergence
 from fedjax_bn.engine.weighing import by_size as by_size
 from fedjax_bn.engine.weighing import generalization_adjustment as generalization_adjustment
-from fedjax_bn.engine.weighing import normalize, relative_weights, restore, weighted
+from fedjax_bn.engine.weighing import in_dtypes_of, normalized, relative_weights, weighted
 from fedjax_bn.engine.weighing import uniform as uniform
 from fedjax_bn.engine.weighing import weighted_mean as weighted_mean
 from fedjax_bn.sharing import STATISTICS, Variables, path_names
@@ -129,10 +129,10 @@ def averaging(
         del shared
         if renew is None:
             return aggregate.mean, state
-        new = renew(state.sent, aggregate)
+        renewed = renew(state.sent, aggregate)
         # Messages are summed in float32 or wider; what is sent keeps its dtype, else the next round
         # would compile again for another dtype.
-        sent = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), new, state.sent)
+        sent = jax.tree.map(lambda leaf, before: leaf.astype(before.dtype), renewed, state.sent)
         return aggregate.mean, state._replace(sent=sent)
 
     return ServerUpdate(init, update, message_weight)
@@ -158,9 +158,9 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
         params = shared["params"]
         gradient = jax.tree.map(jnp.subtract, params, aggregate.mean["params"])
         with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            updates, kept = optimizer.update(gradient, state.kept, params)
+            updates, moments = optimizer.update(gradient, state.kept, params)
         params = optax.apply_updates(params, updates)
-        return {**aggregate.mean, "params": params}, ServerState(kept=kept)
+        return {**aggregate.mean, "params": params}, ServerState(kept=moments)
 
     return ServerUpdate(init, update)
 
@@ -209,8 +209,8 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
             mean = with_noise(mean, key, privacy.noise * privacy.clip / count)
         state = state._replace(kept=noise.inner)
         shared, state = server.update(shared, aggregate._replace(mean=mean), state)
-        kept = noise._replace(inner=state.kept, rounds=noise.rounds + 1)
-        return shared, state._replace(kept=kept)
+        private = noise._replace(inner=state.kept, rounds=noise.rounds + 1)
+        return shared, state._replace(kept=private)
 
     return server._replace(init=init, update=update)
 
@@ -313,8 +313,10 @@ def early_weights(
     """
     if isinstance(rule, Weighing) or _needs_risks(rule, num_clients):
         return None
-    known: Batches = {name: batches[name] for name in ("valid", "size") if name in batches}
-    sizes = jax.vmap(functools.partial(owned_samples, epochs=epochs))(known)
+    counted_batches: Batches = {
+        name: batches[name] for name in ("valid", "size") if name in batches
+    }
+    sizes = jax.vmap(functools.partial(owned_samples, epochs=epochs))(counted_batches)
     participates = batches.get("participates", jnp.ones(sizes.shape, bool))
     sizes = jnp.where(participates, sizes, 0)
     relative = relative_weights(rule, sizes)
@@ -323,8 +325,8 @@ def early_weights(
         return relative
     _, (sizes, participates) = meeting.together((), (sizes, participates))
     weights = rule(sizes[:num_clients], jnp.zeros(num_clients))
-    weights = normalize(jnp.where(participates[:num_clients], weights, 0))
-    return meeting.mine(weights)
+    weights = normalized(jnp.where(participates[:num_clients], weights, 0))
+    return meeting.local_rows(weights)
 
 
 def weigh_uploads(
@@ -372,13 +374,13 @@ def conclude(
     message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
     count = counts.sum(dtype=float)
     share = count / jnp.asarray(population, float)
-    aggregate = Aggregate(restore(mean, state.shared), message, share, count)
-    new = server.update(state.shared, aggregate, state.server)
+    aggregate = Aggregate(in_dtypes_of(mean, state.shared), message, share, count)
+    stepped = server.update(state.shared, aggregate, state.server)
     counted = sums.weight > 0
     # If no client counts, the mean is 0 / 0, which is not a failure of the server.
-    finite = all_finite(new) | ~counted
-    shared, kept = where_tree(counted & finite, new, (state.shared, state.server))
-    return state._replace(round=state.round + 1, shared=shared, server=kept), finite
+    finite = all_finite(stepped) | ~counted
+    shared, server_state = where_tree(counted & finite, stepped, (state.shared, state.server))
+    return state._replace(round=state.round + 1, shared=shared, server=server_state), finite
 
 
 def serve(
@@ -390,13 +392,13 @@ def serve(
     the state or for some of them. If the rule gives NaN for a client, so does the state, and the
     shared leaves stay.
     """
-    rows, given = state.weights.shape[0], uploads.client.shape[0]
+    rows, uploaded = state.weights.shape[0], uploads.client.shape[0]
     population = rows if uploads.population is None else uploads.population.max()
     # Row k belongs to client k, except in a cohort's state, whose rows follow the cohort's order.
     numbered = (population == rows) & (uploads.client < rows).all()
-    place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
-    mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
-    weights, combined, new = weigh_uploads(weigh, mine, uploads, state.shared)
+    place = jnp.where(numbered, uploads.client, jnp.arange(uploaded, dtype=jnp.int32))
+    weighing = jax.tree.map(lambda leaf: leaf[place], state.weighing)
+    weights, combined, weighing_after = weigh_uploads(weigh, weighing, uploads, state.shared)
     if combined is not None:
         uploads = uploads._replace(shared=())
     sums = sum_uploads(server, weights, uploads)
@@ -406,7 +408,9 @@ def serve(
     weights = jnp.zeros_like(state.weights).at[place].set(weights)
     after = after._replace(
         weights=last_weights(weights, state),
-        weighing=jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows), state.weighing, new),
+        weighing=jax.tree.map(
+            lambda leaf, rows: leaf.at[place].set(rows), state.weighing, weighing_after
+        ),
     )
     return after, finite
 
@@ -417,5 +421,5 @@ def last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:
     A server has no metrics, so NaN stays, and only where the rule gave it.
     """
     total = weights.sum()
-    scaled = jnp.where(jnp.isnan(total), weights, normalize(weights))
+    scaled = jnp.where(jnp.isnan(total), weights, normalized(weights))
     return jnp.where(total == 0, state.weights, scaled)

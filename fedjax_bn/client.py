@@ -48,8 +48,8 @@ class Trained(NamedTuple):
     def steps(self) -> jax.Array:
         """Returns tau_k i32[], the number of steps with a valid sample that led to `variables`."""
         # Padding does not count, so a client with fewer batches has made fewer steps.
-        every = (self.counts > 0).sum(dtype=jnp.int32)
-        return every if self.chosen is None else self.chosen
+        made_steps = (self.counts > 0).sum(dtype=jnp.int32)
+        return made_steps if self.chosen is None else self.chosen
 
 
 class LocalUpdate(NamedTuple):
@@ -141,20 +141,20 @@ def train_locally(
         return Memory(memory(shared, personal) if memory else (), state)
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        own, received = received.memory, received._replace(memory=received.memory.method)
+        memory_before, received = received.memory, received._replace(memory=received.memory.method)
         variables = join(received.shared, received.personal)
         step.check(variables, keep_optimizer, batches["valid"].shape[0])
         # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
-        state = own.step if keep_optimizer else step.init(variables)
+        state = memory_before.step if keep_optimizer else step.init(variables)
         state = with_keys_of(state, key)
         # Each step gets the frozen leaves from `received`, so that no loop carries them.
         variables = with_frozen(variables, None)
         trained = train(step, received, variables, state, batches, key, load)
-        variables, mine, message = (
+        variables, method_memory, message = (
             finish(received, trained) if finish else (trained.variables, received.memory, ())
         )
-        kept = Memory(mine, trained.state if keep_optimizer else ())
-        return LocalUpdate(variables, kept, message, trained.losses, trained.counts)
+        memory_after = Memory(method_memory, trained.state if keep_optimizer else ())
+        return LocalUpdate(variables, memory_after, message, trained.losses, trained.counts)
 
     return Client(init, run, local_epochs)
 
@@ -184,8 +184,8 @@ def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
 def load_first(load: Load | None, batches: Batch, key: jax.Array) -> Batch:
     """Returns a client's first batch of a round, loaded and with its padding blanked."""
     steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-    first = jax.tree.map(lambda leaf: leaf[0], steps)  # labels may be a tree
-    return blank_padding((load or look_up)(batches.get("source"), first, key))
+    first_batch = jax.tree.map(lambda leaf: leaf[0], steps)  # labels may be a tree
+    return blank_padding((load or look_up)(batches.get("source"), first_batch, key))
 
 
 def run_steps(
@@ -222,12 +222,12 @@ def run_steps(
         # source. `load` has its own stream, so dropout draws the same with or without it.
         batch = blank_padding(load(source, batch, stream(key, "load")))
         variables, state = carry
-        given = received.with_frozen(variables)
-        *new, loss = step.update(given, state, batch, received, key)
-        new[0] = with_frozen(new[0], None)
+        complete = received.with_frozen(variables)
+        *stepped, loss = step.update(complete, state, batch, received, key)
+        stepped[0] = with_frozen(stepped[0], None)
         count = batch["valid"].sum(dtype=jnp.int32)
         # A step of padding must not move an optimizer's momentum or a running statistic either.
-        return where_tree(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
+        return where_tree(count > 0, tuple(stepped), carry), (jnp.where(count > 0, loss, 0), count)
 
     (variables, state), (losses, counts) = jax.lax.scan(scanned, (variables, state), (steps, keys))
     return Trained(variables, state, losses, counts)
@@ -291,22 +291,22 @@ def take_part(
     validation = batches.get("validation", ())
     read = ("image", "label", "valid", "source")
     data = {name: batches[name] for name in read if name in batches}
-    last = last_epoch(batches["valid"], client.epochs)
+    in_last_epoch = last_epoch(batches["valid"], client.epochs)
     start = (broadcast.shared, with_frozen(own.personal, own.frozen), own.memory)
     own = own._replace(frozen=())
     received = Received(*start, broadcast.message, validation, broadcast.round, who)
 
     @functools.partial(jax.jit, inline=True)  # traced once, although `idle` needs its shapes too
     def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
-        update = client.run(received, data | {"last_epoch": last}, key)
+        update = client.run(received, data | {"last_epoch": in_last_epoch}, key)
         shared, personal = split_like(update.variables, broadcast.shared)
-        new = Own(personal, update.memory)
-        finite = all_finite((shared, new, update.message, update.losses))
+        trained = Own(personal, update.memory)
+        finite = all_finite((shared, trained, update.message, update.losses))
         # `shared` and `new` already carry leaves and memory, so they are not returned twice.
-        rest = update._replace(variables={}, memory=())
+        update_alone = update._replace(variables={}, memory=())
         # A client whose update is not finite keeps its leaves and memory; its upload is left out
         # later.
-        return where_tree(finite, new, own), shared, rest, finite
+        return where_tree(finite, trained, own), shared, update_alone, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
         # Both branches of a `cond` must return the same structure, so this one uploads zeros.
@@ -328,7 +328,7 @@ def take_part(
         shared=shared,
         message=update.message,
         size=size,
-        risk=masked_mean(losses, jnp.where(last, counts, 0)),
+        risk=masked_mean(losses, jnp.where(in_last_epoch, counts, 0)),
         loss=masked_mean(losses, counts),
         finite=finite,
         participates=participates,

@@ -51,7 +51,7 @@ from fedjax_bn.engine.devices import (
 from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.engine.robust import update_norms
-from fedjax_bn.engine.weighing import normalize
+from fedjax_bn.engine.weighing import normalized
 from fedjax_bn.sharing import (
     FROZEN,
     SharingRule,
@@ -270,9 +270,9 @@ def check_choices(**options: Any) -> None:
     check_strategy(
         options.get("clients", "auto"), 2**31
     )  # the number of clients is known only at `init`
-    for name, (fits, wanted) in _CHOICES.items():
+    for name, (fits, expected) in _CHOICES.items():
         if name in options and not fits(options[name]):
-            raise ValueError(f"{name}={options[name]!r} is not {wanted}")
+            raise ValueError(f"{name}={options[name]!r} is not {expected}")
 
 
 def _checked(program: Any, check: Callable[..., None]) -> Any:
@@ -312,26 +312,26 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
         shared=shared,
         # Copies, because a donated state must not hold one array twice.
         server=jax.tree.map(jnp.copy, plan.server.init(shared, personal)),
-        weights=normalize(jnp.ones(num_clients)),
+        weights=normalized(jnp.ones(num_clients)),
         weighing=jax.tree.map(jnp.copy, weighing),
         personal=(),
         memory=(),
         frozen=frozen,
     )
-    own = Own(stack(personal, rows), stack(memory, rows))
-    own = place(own, plan.mesh, by_client=True)
+    client_rows = Own(stack(personal, rows), stack(memory, rows))
+    client_rows = place(client_rows, plan.mesh, by_client=True)
     state = place(state, plan.mesh, by_client=False)
-    return state._replace(personal=own.personal, memory=own.memory)
+    return state._replace(personal=client_rows.personal, memory=client_rows.memory)
 
 
 def _take_part(
     plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array
 ) -> tuple[Own, Upload]:
     """Trains one client as a round would, for `FederatedMethod.client`."""
-    known = filled(broadcast.shared, own.frozen)
-    batches = plan.admission.admitted(known, own.personal, batches)
-    new, upload, _ = take_part(plan.client, broadcast, own, batches, random_key(key))
-    return new._replace(frozen=own.frozen), upload
+    variables = filled(broadcast.shared, own.frozen)
+    batches = plan.admission.admitted(variables, own.personal, batches)
+    trained, upload, _ = take_part(plan.client, broadcast, own, batches, random_key(key))
+    return trained._replace(frozen=own.frozen), upload
 
 
 def _round(
@@ -341,37 +341,39 @@ def _round(
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
     # On a mesh the caller may have padded the batches already, to place them on the devices.
-    there = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
-    check_batches(batches, there, plan.client.epochs)
-    known = filled(state.shared, state.frozen)
-    batches, key = plan.admission.admitted(known, state.personal, batches), random_key(key)
+    padded_rows = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
+    check_batches(batches, padded_rows, plan.client.epochs)
+    variables = filled(state.shared, state.frozen)
+    batches, key = plan.admission.admitted(variables, state.personal, batches), random_key(key)
     # Without a cohort, row k belongs to client k.
-    batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
+    batches = {"client": jnp.arange(padded_rows, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:
         # Padding rows are treated as clients that sit out, and so count nowhere.
-        present = jnp.arange(there) < rows
+        present = jnp.arange(padded_rows) < rows
         batches["participates"] = batches.get("participates", present) & present
     before = Own(state.personal, state.memory)
-    old, batches = pad_rows((before, batches), total)
-    given = old, split_batches(batches, plan.mesh)
+    rows_before, batches = pad_rows((before, batches), total)
+    split_rows = rows_before, split_batches(batches, plan.mesh)
     # `common` is copied to every device, so the clients' rows are left out of it.
     common = (state._replace(personal=(), memory=()), key)
     train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
-    (sums, weighing, seen), own = train_all(common, given)
+    (sums, weighing, seen), rows_after = train_all(common, split_rows)
     # Cut the padding to the length of the state's rows, which on a mesh are padded themselves.
-    own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
+    rows_after = jax.tree.map(
+        lambda after, before_row: after[: before_row.shape[0]], rows_after, before
+    )
     seen = jax.tree.map(lambda leaf: leaf[:rows], seen)
     everybody = rows if population is None else population
     # The server's step runs once, not on each device: the sums are the same on all of them.
     after, finite = conclude(plan.server, state, sums, seen["counts"], everybody)
-    weights = normalize(seen["weights"])
+    weights = normalized(seen["weights"])
     # A round in which no client counts keeps the last weights; > is False for NaN too.
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),
         weighing=weighing,
-        personal=own.personal,
-        memory=own.memory,
+        personal=rows_after.personal,
+        memory=rows_after.memory,
     )
     return after, {
         **({"norm": seen["norm"]} if "norm" in seen else {}),
@@ -388,42 +390,50 @@ def _train_all(
     plan: _Plan, meeting: Meeting, common: tuple, rows: tuple
 ) -> tuple[tuple[Sums, PyTree, Metrics], Own]:
     """Trains the clients of one device, and sums their uploads over the clients of all devices."""
-    (state, key), (old, batches) = common, rows
+    (state, key), (rows_before, batches) = common, rows
     broadcast, divided = broadcast_of(state), divides_clients(plan.mesh)
     num_clients = state.weights.shape[0]
     # If weights are known before training, the trained models need not all be held at once.
     early = early_weights(plan.weigh, batches, plan.client.epochs, num_clients, meeting)
 
-    def one(own: Own, weight: jax.Array | None, batches: Batches) -> tuple[PyTree, Own, tuple]:
-        own = own._replace(frozen=state.frozen)
-        own, upload, losses = take_part(plan.client, broadcast, own, batches, key, divided)
+    def one(
+        client_state: Own, weight: jax.Array | None, batches: Batches
+    ) -> tuple[PyTree, Own, tuple]:
+        client_state = client_state._replace(frozen=state.frozen)
+        client_state, upload, losses = take_part(
+            plan.client, broadcast, client_state, batches, key, divided
+        )
         if weight is None:
-            return (), own, (upload, losses)
+            return (), client_state, (upload, losses)
         part = part_of(plan.server, weight, upload)
         # The sum already includes the upload's leaves; stacked they would fill the memory.
-        return part, own, (upload._replace(shared=(), message=()), losses)
+        return part, client_state, (upload._replace(shared=(), message=()), losses)
 
     # The rows come before the other trees, because `map_and_sum` updates them in place.
-    sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
+    sums, rows_after, (uploads, losses) = map_and_sum(
+        one, plan.clients, rows_before, early, batches
+    )
     weights: PyTree = early
-    weighing, combined, more = state.weighing, None, {}
+    weighing, combined, extra_metrics = state.weighing, None, {}
     if early is None:
         # Risks and messages are known only now, and the rule needs them from all devices.
         leaves = isinstance(plan.weigh, Weighing) and plan.weigh.combine is not None
         needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         # Drop the padding rows: the rule's state has rows for real clients only.
-        known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
-        weights, combined, weighing = weigh_uploads(plan.weigh, weighing, known, state.shared)
-        weights = meeting.mine(weights)
+        real_uploads = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
+        weights, combined, weighing = weigh_uploads(
+            plan.weigh, weighing, real_uploads, state.shared
+        )
+        weights = meeting.local_rows(weights)
         if leaves:
             norms = update_norms(uploads.shared, state.shared, uploads.counts)
-            more["norm"] = jnp.where(uploads.counts, norms, jnp.nan)
+            extra_metrics["norm"] = jnp.where(uploads.counts, norms, jnp.nan)
             # Every device has combined the leaves of all clients, so they are not summed again.
             uploads = uploads._replace(shared=())
         sums = sum_uploads(plan.server, weights, uploads)
     counts = uploads.counts
-    seen = more | {
+    seen = extra_metrics | {
         "loss": uploads.loss,
         "step_loss": losses,
         "risk": uploads.risk,
@@ -435,7 +445,7 @@ def _train_all(
     sums, seen = meeting.together(sums, seen)
     if combined is not None:
         sums = in_place_of_mean(sums, combined)
-    return (sums, weighing, seen), own
+    return (sums, weighing, seen), rows_after
 
 
 def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) -> dict[str, int]:
@@ -448,10 +458,10 @@ def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) ->
     """
     # Everything is computed from shapes: nothing is trained, and a state of shapes is enough.
     sent = jax.eval_shape(broadcast_of, state)
-    own = jax.eval_shape(lambda state: own_of(state, 0), state)
+    client_state = jax.eval_shape(lambda state: own_of(state, 0), state)
     batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}
     key = jax.eval_shape(jax.random.key, 0)
-    _, upload = jax.eval_shape(method.client, sent, own, batches, key)
+    _, upload = jax.eval_shape(method.client, sent, client_state, batches, key)
     down, up = (
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
         for tree in (sent, upload)

@@ -116,7 +116,7 @@ def gradient_step(
     return LocalStep(
         lambda variables: start(optimizer, trained_of(variables)),
         update,
-        lambda variables, *rest: check_rounds(optimizer, trained_of(variables), *rest),
+        lambda variables, *arguments: check_rounds(optimizer, trained_of(variables), *arguments),
     )
 
 
@@ -127,9 +127,9 @@ def in_turn(*steps: LocalStep) -> LocalStep:
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         states, losses = [], []
-        for step, own in zip(steps, state, strict=True):
-            variables, new, loss = step.update(variables, own, batch, received, key)
-            states.append(new)
+        for step, step_state in zip(steps, state, strict=True):
+            variables, after, loss = step.update(variables, step_state, batch, received, key)
+            states.append(after)
             losses.append(loss)
         return variables, tuple(states), losses[0]
 

@@ -104,8 +104,11 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
 
     # Without the collection, so that it does not change what the inner rule decides for the others.
     def rule(variables: Variables) -> PyTree:
-        own = {name: tree for name, tree in variables.items() if name == collection}
-        return {**share(without(variables, collection)), **(everything if shared else nothing)(own)}
+        selected = {name: tree for name, tree in variables.items() if name == collection}
+        return {
+            **share(without(variables, collection)),
+            **(everything if shared else nothing)(selected),
+        }
 
     return rule
 
@@ -133,25 +136,27 @@ def all_but(*paths: str, statistics: bool = True) -> SharingRule:
 
 
 def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingRule:
-    wanted = [tuple(path.split("/")) for path in paths]
+    module_paths = [tuple(path.split("/")) for path in paths]
 
     def rule(variables: Variables) -> PyTree:
         leaves = jax.tree_util.tree_leaves_with_path(variables)
-        known = [path_names(path)[1:] for path, _ in leaves]
-        for path in wanted:
-            if not any(names[: len(path)] == path for names in known):
-                modules = sorted({names[0] for names in known})
+        leaf_paths = [path_names(path)[1:] for path, _ in leaves]
+        for path in module_paths:
+            if not any(names[: len(path)] == path for names in leaf_paths):
+                modules = sorted({names[0] for names in leaf_paths})
                 raise ValueError(
                     f"the path {'/'.join(path)!r}, of frozen or of a method's names, is not in the "
                     f"model, which begins with {', '.join(modules)}: give a path such as "
-                    f"{'/'.join(known[-1])}"
+                    f"{'/'.join(leaf_paths[-1])}"
                 )
 
         def chosen(path: tuple, leaf: Any) -> bool:
             del leaf
             collection, *names = path_names(path)
-            found = any(tuple(names[: len(one)]) == one for one in wanted)
-            return found == inside and (statistics or collection != STATISTICS)
+            inside_module = any(
+                tuple(names[: len(module_path)]) == module_path for module_path in module_paths
+            )
+            return inside_module == inside and (statistics or collection != STATISTICS)
 
         return jax.tree_util.tree_map_with_path(chosen, variables)
 
@@ -171,26 +176,30 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
       ValueError: no parameter would be trained, or none is frozen.
     """
     network = ("params", STATISTICS)
+    # Collections that a method adds are trained, whatever the rule says of them.
     mask = {
         name: tree if name in network else jax.tree.map(lambda _: False, tree)
         for name, tree in mask.items()
     }
     chosen = jax.tree.leaves(mask)
     if not any(chosen) or all(jax.tree.leaves(mask["params"])):
-        what = "every parameter" if any(chosen) else "no leaf"
+        frozen_leaves = "every parameter" if any(chosen) else "no leaf"
         raise ValueError(
-            f"frozen chooses {what}: give a rule that freezes a part, such as all but the "
+            f"frozen chooses {frozen_leaves}: give a rule that freezes a part, such as all but the "
             "classifier, or leave frozen out"
         )
-    frozen, rest = split(variables, mask)
-    if OWN in rest:
+    frozen, trained = split(variables, mask)
+    if OWN in trained:
         models = {
-            name: {kept: split(leaves, mask[kept])[1] for kept, leaves in tree.items()}
-            for name, tree in rest[OWN].items()
+            name: {
+                collection: split(leaves, mask[collection])[1]
+                for collection, leaves in tree.items()
+            }
+            for name, tree in trained[OWN].items()
             if name in OWN_MODELS
         }
-        rest[OWN] = {**rest[OWN], **models}
-    return rest, {name: tree for name, tree in frozen.items() if jax.tree.leaves(tree)}
+        trained[OWN] = {**trained[OWN], **models}
+    return trained, {name: tree for name, tree in frozen.items() if jax.tree.leaves(tree)}
 
 
 def filled(variables: Variables, frozen: PyTree) -> Variables:
@@ -252,8 +261,9 @@ def norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
         *module, name = path_names(path)
         modules.setdefault(tuple(module), set()).add((name, leaf.ndim))
     only = {("scale", 1), ("bias", 1)}
-    found = {path for path, leaves in modules.items() if ("scale", 1) in leaves <= only}
-    return batch_norm_paths(variables) | found
+    # A scale is necessary; anything beside scale and bias makes it another kind of layer.
+    norms = {path for path, leaves in modules.items() if ("scale", 1) in leaves <= only}
+    return batch_norm_paths(variables) | norms
 
 
 def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:
@@ -297,7 +307,10 @@ def split_like(variables: Variables, shared: PyTree) -> tuple[PyTree, PyTree]:
 def join(shared: PyTree, personal: PyTree) -> Variables:
     """Undoes `split`."""
     return jax.tree.map(
-        lambda ours, own: own if ours is None else ours, shared, personal, is_leaf=_is_none
+        lambda leaf, personal_leaf: personal_leaf if leaf is None else leaf,
+        shared,
+        personal,
+        is_leaf=_is_none,
     )
 
 
@@ -323,7 +336,7 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: P
     wide = [28, 12, 14]
     for (_, module, collection), row in rows.items():
         texts = module, collection, ", ".join(entry[0] for entry in row)
-        wide = [max(width, len(text)) for width, text in zip(wide, texts, strict=True)]
+        wide = [max(width, len(cell)) for width, cell in zip(wide, texts, strict=True)]
 
     def totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
         return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
@@ -334,10 +347,10 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: P
         values, size = totals(entries)
         lines.append(f"{title}: {len(entries)} leaves, {values:,} values, {size:,} bytes")
         for (_, module, collection), row in chosen.items() if modules else ():
-            kept = ", ".join(entry[0] for entry in row)
+            names = ", ".join(entry[0] for entry in row)
             values, size = totals(row)
-            columns = zip((module, collection, kept), wide, strict=True)
-            line = " ".join(f"{text:<{width}}" for text, width in columns)
+            columns = zip((module, collection, names), wide, strict=True)
+            line = " ".join(f"{cell:<{width}}" for cell, width in columns)
             lines.append(f"  {line} {values:>12,} {size:>14,} B")
     return "\n".join(lines)
 

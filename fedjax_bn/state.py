@@ -152,16 +152,16 @@ def broadcast_of(state: FederatedState) -> Broadcast:
 
 def own_of(state: FederatedState, k: jax.Array | int) -> Own:
     """Returns what row k of the state holds for its client."""
-    own = jax.tree.map(lambda leaf: leaf[k], Own(state.personal, state.memory))
-    return own._replace(frozen=state.frozen)
+    client_state = jax.tree.map(lambda leaf: leaf[k], Own(state.personal, state.memory))
+    return client_state._replace(frozen=state.frozen)
 
 
 def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedState:
     """Returns the state with row k replaced by `own`."""
     stacked = Own(state.personal, state.memory)
     own = own._replace(frozen=())
-    new = jax.tree.map(lambda rows, new: rows.at[k].set(new), stacked, own)
-    return state._replace(personal=new.personal, memory=new.memory)
+    row = jax.tree.map(lambda rows, row: rows.at[k].set(row), stacked, own)
+    return state._replace(personal=row.personal, memory=row.memory)
 
 
 def completed(state: FederatedState) -> FederatedState:
@@ -208,8 +208,8 @@ def unseen_personal(personal: PyTree, weights: jax.Array) -> PyTree:
     predict instead of the shared one (`sharing.OWN`) are 0 instead.
     """
     mean = weighted_mean(personal, weights)
-    own = {name: mean[name] for name in (MEASURED, OWN) if name in mean}
-    return {**mean, **jax.tree.map(jnp.zeros_like, own)} if own else mean
+    zeroed = {name: mean[name] for name in (MEASURED, OWN) if name in mean}
+    return {**mean, **jax.tree.map(jnp.zeros_like, zeroed)} if zeroed else mean
 
 
 def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
@@ -236,12 +236,12 @@ def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -
       client: i32[C], as in `take_rows`; padding rows are dropped.
     """
 
-    def put(rows: jax.Array, new: jax.Array) -> jax.Array:
+    def put(rows: jax.Array, cohort_rows: jax.Array) -> jax.Array:
         # Padding rows have numbers of K or more, outside the array.
-        return rows.at[client].set(new, mode="drop")
+        return rows.at[client].set(cohort_rows, mode="drop")
 
-    ours, theirs = ((s.weighing, s.personal, s.memory) for s in (state, cohort))
-    weighing, personal, memory = jax.tree.map(put, ours, theirs)
+    all_rows, rows_of_cohort = ((s.weighing, s.personal, s.memory) for s in (state, cohort))
+    weighing, personal, memory = jax.tree.map(put, all_rows, rows_of_cohort)
     weights = put(jnp.zeros_like(state.weights), cohort.weights)
     # If no client counts, the last weights stay.
     weights = jnp.where(cohort.weights.sum() > 0, weights, state.weights)

@@ -45,9 +45,9 @@ class Score(NamedTuple):
         """
         if valid is None:
             valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
-        kept = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
+        batch_scores = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
         # On the host, where counts are summed in 64 bits; [None] adds the axis of batches.
-        return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], kept)))
+        return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch_scores)))
 
 
 class Task(NamedTuple):
@@ -108,9 +108,9 @@ def segmentation(
     return Task(loss, Score("Dice", of_batch, _mean_dice), segments=classes, nested=nested)
 
 
-def _mean_dice(found: Overlaps) -> jax.Array:
+def _mean_dice(overlaps: Overlaps) -> jax.Array:
     """Returns the mean Dice f[] in percent of batches [T, B, ...]; 0 without samples."""
-    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), found)
+    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), overlaps)
     (dice, _), weights = score_of(joined)
     return 100 * (dice.mean(-1) * weights).sum() / weights.sum().clip(1e-9)
 
@@ -165,16 +165,16 @@ def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.
       label: i32[B].
       valid: bool[B].
     """
-    label, known = known_labels(label, logits.shape[-1])
+    label, in_range = known_labels(label, logits.shape[-1])
     # `known_labels` replaced a label outside the classes by 0, so that its loss is finite.
     losses = optax.softmax_cross_entropy_with_integer_labels(wide(logits), label)
-    return masked_mean(losses, valid & known)
+    return masked_mean(losses, valid & in_range)
 
 
 def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns the numbers of right answers and samples, i32[2]; arguments as in `cross_entropy`."""
-    label, known = known_labels(label, logits.shape[-1])
-    valid = valid & known
+    label, in_range = known_labels(label, logits.shape[-1])
+    valid = valid & in_range
     right = (logits.argmax(-1).astype(label.dtype) == label) & valid
     return jnp.stack([right.sum(dtype=jnp.int32), valid.sum(dtype=jnp.int32)])
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn import methods
 from fedjax_bn.aggregation import uniform
+from fedjax_bn.run.experiment.method import METHODS
 from on_accelerator import flops
 from on_accelerator.cases import COMPILING, Case, repeat, task_of, wait_for_turn
 from tasks import LEARNING_RATE, make_batches
@@ -31,7 +31,7 @@ def measure(case: Case, seconds: float, wait: Callable[[], None]) -> dict[str, A
     # From random weights CAFL's sum diverges (docs/results/); the mean costs the same.
     options = {"cafl": "mean"} if case.method == "fediga" else {}
     options |= {"weigh": uniform, "clients": case.clients}
-    method = getattr(methods, case.method)(task.model, optax.sgd(LEARNING_RATE), **options)
+    method = METHODS[case.method](task.model, optax.sgd(LEARNING_RATE), **options)
     state, losses = method.init(key, variables, task.clients), None
     begin = time.perf_counter()
     traced = method.round.trace(state, batches, key)

@@ -16,12 +16,13 @@ import optax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from fedjax_bn import methods, models
+from fedjax_bn import models
 from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.engine.devices import CLIENTS, padded
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.run.experiment.method import METHODS
 from fedjax_bn.tasks.detection import detection
 from on_accelerator import flops
 from on_tpu import scheduled
@@ -126,7 +127,7 @@ def method_of(case: Case, clients: str, mesh: Mesh | None) -> FederatedMethod:
         options = {"task": detection(anchors), "prepare": between_0_and_1}
     if case.dtype != "float32":
         model = in_dtype(model, case.dtype)
-    build = getattr(methods, case.method)
+    build = METHODS[case.method]
     return build(model, optax.sgd(0.01), clients=clients, mesh=mesh, **options)
 
 

@@ -159,12 +159,13 @@ def tsmobn(
         variables: Variables, carry: _Tracked, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, _Tracked]:
         # With momentum 0 the first batch uses its own statistics, in the program of later batches.
-        now = jnp.where(carry.started, momentum, 0)
+        batch_momentum = jnp.where(carry.started, momentum, 0)
         tracking = {**variables, STATISTICS: carry.statistics}
-        rule = tracked_statistics(now, about=about)
+        # Running statistics hold the tracked ones here, and the pass moves them.
+        rule = tracked_statistics(batch_momentum, about=about)
         output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
-        some = jnp.ones((), bool) if valid is None else valid.any()
-        return output.outputs, _Tracked(output.moved[STATISTICS], carry.started | some)
+        any_valid = jnp.ones((), bool) if valid is None else valid.any()
+        return output.outputs, _Tracked(output.moved[STATISTICS], carry.started | any_valid)
 
     return Adaptation(init, predict)
 
@@ -184,9 +185,11 @@ def following(adaptation: Adaptation) -> Adaptation:
     ) -> tuple[jax.Array, PyTree]:
         if MEASURED not in variables:
             return adaptation.predict(variables, carry, images, valid)
-        own = hooks.follow(variables, carry[0], images, valid)
-        outputs, carry = adaptation.predict({**variables, MEASURED: own}, carry[1], images, valid)
-        return outputs, (own, carry)
+        measured = hooks.follow(variables, carry[0], images, valid)
+        outputs, carry = adaptation.predict(
+            {**variables, MEASURED: measured}, carry[1], images, valid
+        )
+        return outputs, (measured, carry)
 
     return Adaptation(init, predict)
 
@@ -257,9 +260,10 @@ def ensemble(model: Any) -> Adaptation:
         clients = variables[_CLIENTS]
         received = {name: variables[name] for name in clients}
 
-        def member(own: Variables) -> jax.Array:
-            mine = without(variables, *clients) | join(own, received)
-            outputs = predict_each(model, None, mine, images)
+        def member(client_norms: Variables) -> jax.Array:
+            # Norms of one client, everything else as received.
+            client_model = without(variables, *clients) | join(client_norms, received)
+            outputs = predict_each(model, None, client_model, images)
             if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
                 raise ValueError(
                     "ensemble takes the mean of the clients' probabilities of classes, but "
@@ -287,5 +291,5 @@ def with_clients(variables: Variables, clients: Variables) -> Variables:
       ValueError: the model has no batch norm.
     """
     model = {name: clients[name] for name in ("params", "batch_stats")}
-    _, own = split(model, all_but_batch_norm(model))
-    return {**variables, _CLIENTS: own}
+    _, client_norms = split(model, all_but_batch_norm(model))
+    return {**variables, _CLIENTS: client_norms}

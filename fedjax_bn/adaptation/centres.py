@@ -52,9 +52,10 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
             layer = layer[name]
         rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
         logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
-        first = jnp.arange(supports) == 0
-        features = jnp.where(first[:, None], _unit(rows)[:, None], 0)
-        return _Supports(features, jnp.where(first, entropy(logits)[:, None], jnp.inf))
+        # The classifier's own rows are the first supports of their classes.
+        is_first = jnp.arange(supports) == 0
+        features = jnp.where(is_first[:, None], _unit(rows)[:, None], 0)
+        return _Supports(features, jnp.where(is_first, entropy(logits)[:, None], jnp.inf))
 
     def predict(
         variables: Variables, carry: _Supports, images: jax.Array, valid: jax.Array | None = None
@@ -64,16 +65,18 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         features = passed.features.astype(carry.features.dtype)
         logits, seen = logits_and_seen(model, passed.outputs, valid)
         assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
-        each = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
-        each = jnp.concatenate([carry.entropy, each], 1)
-        best = jnp.argsort(each, axis=1)[:, :supports]  # i[C, M]
-        each = jnp.take_along_axis(each, best, 1)
-        old = jnp.take_along_axis(carry.features, jnp.minimum(best, supports - 1)[..., None], 1)
-        new = _unit(features)[jnp.maximum(best - supports, 0)]
-        kept = jnp.where((best < supports)[..., None], old, new)
-        kept = jnp.where((each < jnp.inf)[..., None], kept, 0)
-        outputs = features @ _unit(kept.sum(1)).T
-        return outputs.astype(passed.outputs.dtype), _Supports(kept, each)
+        entropies = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
+        entropies = jnp.concatenate([carry.entropy, entropies], 1)
+        # Numbers below M are stored supports, the others are samples of this batch.
+        best = jnp.argsort(entropies, axis=1)[:, :supports]  # i[C, M]
+        entropies = jnp.take_along_axis(entropies, best, 1)
+        stored = jnp.take_along_axis(carry.features, jnp.minimum(best, supports - 1)[..., None], 1)
+        of_batch = _unit(features)[jnp.maximum(best - supports, 0)]
+        supports_after = jnp.where((best < supports)[..., None], stored, of_batch)
+        # Unused places have infinite entropy and must add nothing to a class's sum.
+        supports_after = jnp.where((entropies < jnp.inf)[..., None], supports_after, 0)
+        outputs = features @ _unit(supports_after.sum(1)).T
+        return outputs.astype(passed.outputs.dtype), _Supports(supports_after, entropies)
 
     return Adaptation(init, predict)
 
@@ -84,10 +87,10 @@ def entropy(logits: jax.Array) -> jax.Array:
     return -(jnp.exp(logs) * logs).sum(-1)
 
 
-def mean(values: jax.Array, kept: jax.Array) -> jax.Array:
-    """Returns the mean f[] of the values f[...] where `kept` bool[...]; 0 if it is nowhere."""
-    count = jnp.maximum(kept.sum(dtype=values.dtype), 1)
-    return jnp.where(kept, values, 0).sum() / count
+def mean(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """Returns the mean f[] of the values f[...] where `counts` bool[...]; 0 if it is nowhere."""
+    count = jnp.maximum(counts.sum(dtype=values.dtype), 1)
+    return jnp.where(counts, values, 0).sum() / count
 
 
 def without_padding(images: jax.Array, valid: jax.Array | None) -> jax.Array:

@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     order: int
 
 
-def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
+def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
     """Builds the adaptation of a text `name:key=value`, such as `tsmobn:momentum=0.5:order=3`.
 
     Keys are the adaptation's own arguments, such as `momentum` of tsmobn or `rate` of tent. Every
@@ -60,7 +60,7 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     statistics of batches.
 
     Args:
-      text: the choice; a name without keys takes all defaults.
+      choice: the choice; a name without keys takes all defaults.
       model: as in `adaptation.stateless`, images -> logits.
       batch_size: the batch size if the text has none.
 
@@ -68,14 +68,14 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
       ValueError: a name or key is unknown, or a value has the wrong type; the message lists the
         valid ones.
     """
-    what = f"adaptation {brief(text)}"
-    make, options = read_choice(what, text, ADAPTATIONS, extra=STREAM)
+    named = f"adaptation {brief(choice)}"
+    make, options = read_choice(named, choice, ADAPTATIONS, extra=STREAM)
     stream = {key: argument.default for key, argument in STREAM.items()}
     stream["batch_size"] = batch_size
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
-    adaptation = call_chosen(what, make, model, **options)
+    adaptation = call_chosen(named, make, model, **options)
     if not isinstance(adaptation, Adaptation):
-        raise ValueError(f"{what} gives {type(adaptation).__name__}, not an Adaptation")
+        raise ValueError(f"{named} gives {type(adaptation).__name__}, not an Adaptation")
     adaptation = adaptation if stream["affine"] else without_affine(adaptation)
     adaptation = adaptation if stream["mask"] else without_mask(adaptation)
     return Choice(following(adaptation), stream["batch_size"], stream["order"])
@@ -89,18 +89,18 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
     Returns:
       (name, key) -> value -> text.
     """
-    found: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
-    for text in texts:
-        name, changes = split_choice(text, ADAPTATIONS)
+    groups: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
+    for choice in texts:
+        name, changes = split_choice(choice, ADAPTATIONS)
         if not any(change.startswith("affine=") for change in changes):
-            found.setdefault((name, "affine", tuple(changes)), {})["with affine"] = text
+            groups.setdefault((name, "affine", tuple(changes)), {})["with affine"] = choice
         for change in changes:
             key, _, written = change.partition("=")
-            others = tuple(other for other in changes if other != change)
+            fixed = tuple(entry for entry in changes if entry != change)
             value = "without affine" if key == "affine" else parsed(written)
-            found.setdefault((name, key, others), {})[value] = text
+            groups.setdefault((name, key, fixed), {})[value] = choice
     return {
         (name, key): values
-        for (name, key, _), values in found.items()
+        for (name, key, _), values in groups.items()
         if len(values) >= (2 if key == "affine" else 3)
     }

@@ -92,10 +92,10 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
     def predict(
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        key, now = jax.random.split(key)
+        key, noise_key = jax.random.split(key)
 
         def draw(layer: Layer, size: int, dtype: Any) -> jax.Array:
-            return jax.random.uniform(key_for(layer, now), (size,), dtype)
+            return jax.random.uniform(key_for(layer, noise_key), (size,), dtype)
 
         rule = _mixed_statistics(draw)
         # The batch passes whole, because every chunk would draw the same alphas.
@@ -153,8 +153,10 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         if not is_spatial(x) or n == 1:
             return running_statistics(layer, x)
         own_mean, own_var = instance_moments(x, layer.columns)
+        # Unbiased, because its standard error below is that of the unbiased variance.
         own_var = own_var * (n / (n - 1))
         mean, var = layer.mean.astype(own_mean.dtype), layer.var.astype(own_var.dtype)
+        # With epsilon, so that a channel of variance 0 still has a standard error.
         floor = var + layer.epsilon
         mean = mean + psi(own_mean - mean, strength * jnp.sqrt(floor / n))
         var = var + psi(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
@@ -189,7 +191,7 @@ def mixnorm(
         to 1 of each side, resized to the whole image, and a flip with probability 1/2.
       seed: seed of the random key in the carry.
     """
-    view = view or _crop_and_flip
+    view = view or crop_and_flip
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
@@ -200,7 +202,7 @@ def mixnorm(
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)
         var = weight * own_var + (1 - weight) * layer.var.astype(own_var.dtype)
-        mean, var = (positioned(jnp.tile(one, (views, 1)), x) for one in (mean, var))
+        mean, var = (positioned(jnp.tile(moment, (views, 1)), x) for moment in (mean, var))
         return Statistics(mean, var)
 
     def predict(
@@ -208,14 +210,15 @@ def mixnorm(
     ) -> tuple[jax.Array, jax.Array]:
         del valid  # padding cannot change the statistics of other samples
         key, *keys = jax.random.split(key, views)
-        stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
+        stacked = jnp.concatenate([images, *(view(view_key, images) for view_key in keys)])
         outputs = forward(model, variables, stacked, statistics=rule).outputs
+        # The originals come first in the stacked batch.
         return jax.tree.map(lambda leaf: leaf[: len(images)], outputs), key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def _crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+def crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
     """The default view of images f[B, H, W, C]; see `mixnorm`."""
     side_key, corner_key, flip_key = jax.random.split(key, 3)
     count, height, width, _ = images.shape

@@ -37,7 +37,7 @@ _MOMENTUM = 0.9
 class _Learned(NamedTuple):
     """The carry: the parameters that learn (None elsewhere) and the optimizer's state."""
 
-    own: PyTree
+    parameters: PyTree
     optimizer: PyTree
 
 
@@ -106,17 +106,17 @@ def _by_gradient(
     """Returns the adaptation that takes a step along the gradient of an objective per batch."""
 
     def init(variables: Variables) -> _Learned:
-        own = learns(variables)
-        return _Learned(own, optimizer.init(own))
+        learned = learns(variables)
+        return _Learned(learned, optimizer.init(learned))
 
     def predict(
         variables: Variables, carry: _Learned, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, _Learned]:
-        def loss(own: PyTree) -> tuple[jax.Array, jax.Array]:
-            outputs, logits, seen = _passed(model, variables, own, images, valid)
+        def loss(learned: PyTree) -> tuple[jax.Array, jax.Array]:
+            outputs, logits, seen = _passed(model, variables, learned, images, valid)
             return objective(logits, seen), outputs
 
-        gradient, outputs = jax.grad(loss, has_aux=True)(carry.own)
+        gradient, outputs = jax.grad(loss, has_aux=True)(carry.parameters)
         moved = _stepped(optimizer, gradient, carry)
         return outputs, moved if valid is None else where_tree(valid.any(), moved, carry)
 
@@ -165,55 +165,57 @@ def sar(
     optimizer = optax.sgd(rate, _MOMENTUM)
 
     def init(variables: Variables) -> _Guarded:
-        own = _norms("sar", model, variables)
+        learned = _norms("sar", model, variables)
         average = jnp.zeros((), promote(parameter_dtype(variables), jnp.float32))
-        return _Guarded(_Learned(own, optimizer.init(own)), average)
+        return _Guarded(_Learned(learned, optimizer.init(learned)), average)
 
     def predict(
         variables: Variables, carry: _Guarded, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, _Guarded]:
-        def certain(own: PyTree, kept: jax.Array | None) -> tuple[jax.Array, tuple]:
-            outputs, logits, seen = _passed(model, variables, own, images, valid)
-            each = entropy(logits)
-            below = seen & (each < margin * math.log(logits.shape[-1]))
-            kept = below if kept is None else below & kept
-            return mean(each, kept), (outputs, kept)
+        def certain(learned: PyTree, counted: jax.Array | None) -> tuple[jax.Array, tuple]:
+            outputs, logits, seen = _passed(model, variables, learned, images, valid)
+            entropies = entropy(logits)
+            below = seen & (entropies < margin * math.log(logits.shape[-1]))
+            counted = below if counted is None else below & counted
+            return mean(entropies, counted), (outputs, counted)
 
-        own = carry.learned.own
-        gradient, (outputs, kept) = jax.grad(certain, has_aux=True)(own, None)
+        learned = carry.learned.parameters
+        gradient, (outputs, counted) = jax.grad(certain, has_aux=True)(learned, None)
         length = rho / (optax.tree.norm(gradient) + 1e-12)
-        point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), own, gradient)
-        (level, (_, kept)), gradient = jax.value_and_grad(certain, has_aux=True)(point, kept)
+        point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), learned, gradient)
+        (level, (_, counted)), gradient = jax.value_and_grad(certain, has_aux=True)(point, counted)
         level = level.astype(carry.average.dtype)
+        # 0 means that there was no batch yet.
         average = jnp.where(carry.average == 0, level, 0.9 * carry.average + 0.1 * level)
         moved = _Guarded(_stepped(optimizer, gradient, carry.learned), average)
+        # Low entropy for long means collapse, so the client starts again.
         moved = where_tree(average < reset, init(variables), moved)
-        return outputs, where_tree(kept.any(), moved, carry)
+        return outputs, where_tree(counted.any(), moved, carry)
 
     return Adaptation(init, predict)
 
 
 def _passed(
-    model: Any, variables: Variables, own: PyTree, images: jax.Array, valid: jax.Array | None
+    model: Any, variables: Variables, learned: PyTree, images: jax.Array, valid: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Outputs with the parameters `own`, by batch statistics, and `logits_and_seen` of them."""
-    mine = {**variables, "params": join(own, variables["params"])}
+    """Outputs with the parameters `learned`, by batch statistics, and `logits_and_seen` of them."""
+    moved_model = {**variables, "params": join(learned, variables["params"])}
     rule = batch_statistics if batch_norm_paths(variables) else None
     images = without_padding(images, valid)
-    outputs = forward(model, mine, images, statistics=rule, valid=valid).outputs
+    outputs = forward(model, moved_model, images, statistics=rule, valid=valid).outputs
     return outputs, *logits_and_seen(model, outputs, valid)
 
 
 def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     """The scale and bias of norms, with None elsewhere; raises ValueError without a norm."""
     layers = norm_paths(variables)
-    own = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
-    if not jax.tree.leaves(own):
+    learned = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
+    if not jax.tree.leaves(learned):
         raise ValueError(
             f"{method} learns the scale and bias of norms, of which {name_of(model)} has none: use "
             "running, shot or t3a"
         )
-    return own
+    return learned
 
 
 def _chosen(variables: Variables, learns: Callable[[tuple[str, ...]], bool]) -> PyTree:
@@ -227,5 +229,5 @@ def _stepped(
 ) -> _Learned:
     """The carry after a step of the optimizer."""
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-        updates, state = optimizer.update(gradient, carry.optimizer, carry.own)
-    return _Learned(optax.apply_updates(carry.own, updates), state)
+        updates, state = optimizer.update(gradient, carry.optimizer, carry.parameters)
+    return _Learned(optax.apply_updates(carry.parameters, updates), state)

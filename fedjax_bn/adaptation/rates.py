@@ -73,18 +73,21 @@ def atp(
     ) -> tuple[jax.Array, _Direction]:
         images = without_padding(images, valid)
 
-        def averaged(old: jax.Array, h: jax.Array) -> jax.Array:
-            return old + (new / jnp.maximum(size, 1) * (h - old)).astype(old.dtype)
+        def averaged(mean_before: jax.Array, h: jax.Array) -> jax.Array:
+            # The mean over all samples so far, updated without their sum.
+            return mean_before + (batch_count / jnp.maximum(size, 1) * (h - mean_before)).astype(
+                mean_before.dtype
+            )
 
         towards = _direction(model, variables, images, valid)
         kinds = {"params": rate, STATISTICS: statistics}
-        own = rates or {
+        leaf_rates = rates or {
             kind: jax.tree.map(lambda _, r=kinds[kind]: r, tree) for kind, tree in towards.items()
         }
-        new = len(images) if valid is None else valid.sum(dtype=carry.size.dtype)
-        size = carry.size + new
+        batch_count = len(images) if valid is None else valid.sum(dtype=carry.size.dtype)
+        size = carry.size + batch_count
         towards = jax.tree.map(averaged, carry.mean, towards)
-        outputs = forward(model, _moved(variables, own, towards), images).outputs
+        outputs = forward(model, _moved(variables, leaf_rates, towards), images).outputs
         return outputs, _Direction(towards, size)
 
     return Adaptation(init, predict)
@@ -133,27 +136,28 @@ def learn_rates(
             outputs = forward(model, _moved(variables, rates, towards), images).outputs
             logits, seen = logits_and_seen(model, outputs, valid)
             label = jnp.where(seen, batch["label"], 0)
-            each = optax.softmax_cross_entropy_with_integer_labels(logits, label)
-            return mean(each, seen)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
+            return mean(losses, seen)
 
-        def stepped(one: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
-            return one - (rate / leaf.size**0.5 * g).astype(one.dtype)
+        def stepped(leaf_rate: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
+            # Large leaves have large gradients: the root of the size keeps rates comparable.
+            return leaf_rate - (rate / leaf.size**0.5 * g).astype(leaf_rate.dtype)
 
         return jax.tree.map(stepped, rates, jax.grad(loss)(rates), towards), None
 
     def one_round(rates: Variables, batches: dict[str, jax.Array]) -> Variables:
-        own = jax.lax.map(lambda client: jax.lax.scan(step, rates, client)[0], batches)
-        return jax.tree.map(partial(jnp.mean, axis=0), own)
+        client_rates = jax.lax.map(lambda client: jax.lax.scan(step, rates, client)[0], batches)
+        return jax.tree.map(partial(jnp.mean, axis=0), client_rates)
 
     rates = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
     learn = jax.jit(one_round)
     for _ in range(rounds):
         rates = learn(rates, batches)
-    for path, one in jax.tree_util.tree_leaves_with_path(rates):
-        if not jnp.isfinite(one):
+    for path, leaf_rate in jax.tree_util.tree_leaves_with_path(rates):
+        if not jnp.isfinite(leaf_rate):
             raise ValueError(
-                f"learn_rates: the rate of {'/'.join(path_names(path))} is {one} after {rounds} "
-                f"round(s) with rate={rate}: give a smaller rate"
+                f"learn_rates: the rate of {'/'.join(path_names(path))} is {leaf_rate} after "
+                f"{rounds} round(s) with rate={rate}: give a smaller rate"
             )
     return rates
 
@@ -175,18 +179,22 @@ def _direction(
         return Statistics(layer.mean, layer.var, fresh.moved)
 
     def loss(params: PyTree) -> tuple[jax.Array, Variables]:
-        mine = {**variables, "params": params}
+        model_variables = {**variables, "params": params}
         options: dict[str, Any] = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
-        passed = forward(model, mine, images, **options if batch_norm_paths(variables) else {})
+        passed = forward(
+            model, model_variables, images, **options if batch_norm_paths(variables) else {}
+        )
         logits, seen = logits_and_seen(model, passed.outputs, valid)
         return mean(entropy(logits), seen), passed.moved
 
     gradient, moved = jax.grad(loss, has_aux=True)(variables["params"])
-    found = {"params": jax.tree.map(jnp.negative, gradient)}
+    direction = {"params": jax.tree.map(jnp.negative, gradient)}
     if STATISTICS in variables:
-        old = variables[STATISTICS]
-        found[STATISTICS] = jax.tree.map(jnp.subtract, moved.get(STATISTICS, old), old)
-    return found
+        received = variables[STATISTICS]
+        direction[STATISTICS] = jax.tree.map(
+            jnp.subtract, moved.get(STATISTICS, received), received
+        )
+    return direction
 
 
 def _moved(variables: Variables, rates: Variables, towards: Variables) -> Variables:
@@ -196,5 +204,5 @@ def _moved(variables: Variables, rates: Variables, towards: Variables) -> Variab
         return jnp.maximum(leaf, 0) if name[0] == STATISTICS and name[-1] == "var" else leaf
 
     received = _moving(variables)
-    found = jax.tree_util.tree_map_with_path(moved, received, rates, towards)
-    return without(variables, *found) | found
+    moved_leaves = jax.tree_util.tree_map_with_path(moved, received, rates, towards)
+    return without(variables, *moved_leaves) | moved_leaves

@@ -34,20 +34,20 @@ class Range(NamedTuple):
 
 def one_of(*names: str) -> Range:
     """Returns the range that allows these names; "" means that the value may be empty."""
-    text = " or ".join(name or "empty" for name in names)
-    return Range(text, names.__contains__, tuple(filter(None, names)))
+    statement = " or ".join(name or "empty" for name in names)
+    return Range(statement, names.__contains__, tuple(filter(None, names)))
 
 
 def _between(low: int, high: int) -> Range:
     """Returns the range of whole numbers from `low` to `high`, both included."""
-    last = ", below 2**31" if high == 2**31 - 1 else f" and at most {high}"
-    return Range(f"at least {low}{last}", lambda value: low <= value <= high)
+    upper = ", below 2**31" if high == 2**31 - 1 else f" and at most {high}"
+    return Range(f"at least {low}{upper}", lambda value: low <= value <= high)
 
 
-def printable(text: str) -> bool:
+def printable(value: str) -> bool:
     """Returns whether a text has at most 4096 characters, without controls or lone surrogates."""
-    odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
-    return len(text) <= _LONGEST and not odd
+    odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
+    return len(value) <= _LONGEST and not odd
 
 
 def _is_window(ends: Sequence[Any]) -> bool:
@@ -146,37 +146,37 @@ def bounded(target: _Made) -> _Made:
       ValueError: at the call; the message names function, argument, value and what is allowed.
       TypeError: at the call, an option is unknown; the message names the nearest right one.
     """
-    made: Any = target
-    signature = inspect.signature(made)
+    checked: Any = target
+    signature = inspect.signature(checked)
     stated = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
 
-    def check(given: Mapping[str, Any]) -> None:
-        for key, value in given.items():
+    def check(arguments: Mapping[str, Any]) -> None:
+        for key, value in arguments.items():
             allowed = stated.get(key) if isinstance(value, _CHECKED) else None
-            if allowed and (why := refusal(value, allowed)):
-                raise ValueError(f"{target.__name__}: {key}={brief(value)} {why}")
+            if allowed and (problem := refusal(value, allowed)):
+                raise ValueError(f"{target.__name__}: {key}={brief(value)} {problem}")
 
     if isinstance(target, type):
         # In a dataclass all fields, defaults included, are set before `__post_init__` is called.
-        before = made.__post_init__
+        before = checked.__post_init__
 
         @functools.wraps(before)
         def __post_init__(self: Any) -> None:
             check({key: getattr(self, key) for key, allowed in stated.items() if allowed})
             before(self)
 
-        made.__post_init__ = __post_init__
-        return made
+        checked.__post_init__ = __post_init__
+        return checked
 
     # Only the arguments of the call are checked, not the defaults, which would cost time.
-    known = _options(signature)
+    options = _options(signature)
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
         for key in kwargs:
-            if known and key not in known:
+            if options and key not in options:
                 raise TypeError(
-                    f"{target.__name__} has no option {brief(key)}{nearest(key, known)}"
+                    f"{target.__name__} has no option {brief(key)}{nearest(key, options)}"
                 )
         check(dict(zip(signature.parameters, args, strict=False)) | kwargs)
         return target(*args, **kwargs)

@@ -20,10 +20,9 @@ _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 def brief(value: Any) -> str:
     """Returns a value as messages show it: its `repr`, shortened if it is long."""
     try:
-        text = repr(value)
+        return _cut(repr(value), 200)
     except (ValueError, RecursionError):  # a number of thousands of digits, or a deeply nested list
         return f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 200 else f"{text[:100]}...{text[-20:]}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -36,9 +35,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the message of an error on one line, shortened if it is long."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 500 else f"{text[:480]}..."
+    """Returns the whole message of an error on one line; it may end in a long path."""
+    return " ".join(str(error).split())
 
 
 def file_name(text: str) -> str:
@@ -64,31 +62,38 @@ def file_name(text: str) -> str:
     return f"{name[: _LONGEST - len(digest) - 2]}%~{digest}"
 
 
-def shown(text: str) -> str:
+def shown(name: str) -> str:
     """Returns a text on one line of valid Unicode, with escapes for what cannot be printed.
 
     Backslashes are doubled, so that two texts that differ are shown differently.
     """
     return "".join(
-        one if one.isprintable() and one != "\\" else one.encode("unicode_escape").decode()
-        for one in text
+        character
+        if character.isprintable() and character != "\\"
+        else character.encode("unicode_escape").decode()
+        for character in name
     )
 
 
-def short(text: str, most: int = 200) -> str:
+def short(name: str, limit: int = 200) -> str:
     """Returns a text as `shown` does, or the beginning and the end of a long one."""
-    one, half = shown(text), most // 2
-    return one if len(one) <= most else f"{one[:half]}...{one[3 - half :]}"
+    return _cut(shown(name), limit)
 
 
-def cell(text: str) -> str:
+def _cut(line: str, limit: int) -> str:
+    """Returns a line of at most `limit` characters; the end stays, by which names often differ."""
+    half = limit // 2
+    return line if len(line) <= limit else f"{line[:half]}...{line[3 - half :]}"
+
+
+def cell(value: str) -> str:
     """Returns a text as a cell of a CSV: on one line, and no formula for a spreadsheet.
 
     A text that begins like a formula gets a single quote before it, as OWASP recommends.
     """
-    return f"'{shown(text)}" if _FORMULA.match(text) else shown(text)
+    return f"'{shown(value)}" if _FORMULA.match(value) else shown(value)
 
 
-def names_in(text: str) -> tuple[str, ...]:
+def names_in(names: str) -> tuple[str, ...]:
     """Returns the names of a list such as "norm1, norm2"; an empty entry stays empty."""
-    return tuple(map(str.strip, text.split(",")))
+    return tuple(map(str.strip, names.split(",")))

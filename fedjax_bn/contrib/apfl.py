@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, bounded
 from fedjax_bn.client import Train, Trained, run_steps
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.optimizers import descend
 from fedjax_bn.engine.optimizers import start as start_optimizer
@@ -58,21 +58,22 @@ def apfl(
       alpha_rate: r, the learning rate of alpha, at least 0; 0 keeps alpha.
       **options: as in `fedavg`.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         share = jnp.asarray(alpha, parameter_dtype(variables))
-        return with_own(variables, alpha=share, local={"params": variables["params"]})
+        # The local model v starts as the shared one, so the mixture does too.
+        return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
-    rest["train"] = _beginning(rest.get("train") or run_steps)
+    federate_options["train"] = _beginning(federate_options.get("train") or run_steps)
     gradient = differentiate(supervised(learned))
-    own = _of_mixture(gradient, optimizer, alpha_rate)
+    personal_step = _of_mixture(gradient, optimizer, alpha_rate)
     return method_of(
-        in_turn(of_shared(gradient_step(gradient, optimizer)), own),
-        share=keeping(rest.pop("share", everything), OWN),
+        in_turn(of_shared(gradient_step(gradient, optimizer)), personal_step),
+        share=keeping(federate_options.pop("share", everything), OWN),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -91,12 +92,14 @@ def _beginning(train: Train) -> Train:
 
     def begun(
         step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
-        *rest: Any,
+        *arguments: Any,
     ) -> Trained:  # fmt: skip
-        own = variables[OWN]
-        variables = _mixed(variables, own["model"], own["alpha"], own["local"])
-        first = jnp.arange(batches["valid"].shape[0]) == 0
-        return train(step, received, variables, state, batches | {_FIRST: first}, *rest)
+        personal = variables[OWN]
+        variables = _mixed(variables, personal["model"], personal["alpha"], personal["local"])
+        is_first_step = jnp.arange(batches["valid"].shape[0]) == 0
+        return train(
+            step, received, variables, state, batches | {_FIRST: is_first_step}, *arguments
+        )
 
     return begun
 
@@ -109,20 +112,23 @@ def _of_mixture(
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        own, alpha = variables[OWN], variables[OWN]["alpha"]
-        mixed = {**without(variables, OWN), **own["model"]}
+        personal, alpha = variables[OWN], variables[OWN]["alpha"]
+        # The gradient is taken at the mixture, whose collections replace the shared model's.
+        mixed = {**without(variables, OWN), **personal["model"]}
         gradients, (loss, moved) = gradient(mixed, batch, received, key)
         # alpha moves in the first step alone, before which w is the received model.
         slopes = jax.tree.map(
+            # dF(mixture)/dalpha, leaf by leaf.
             lambda g, v, w: jnp.vdot(g, v - w).astype(alpha.dtype),
             gradients["params"],
-            own["local"]["params"],
+            personal["local"]["params"],
             join(received.shared, received.personal)["params"],
         )
         new_alpha = jnp.clip(alpha - alpha_rate * sum(jax.tree.leaves(slopes)), 0, 1)
+        # dF(mixture)/dv is alpha times dF/d(mixture).
         scaled = jax.tree.map(lambda g: alpha.astype(g.dtype) * g, gradients)
-        local, state = descend(optimizer, scaled, state, own["local"], received.round, loss)
+        local, state = descend(optimizer, scaled, state, personal["local"], received.round, loss)
         new_alpha = jnp.where(batch[_FIRST], new_alpha, alpha)
-        return _mixed(variables, {**own["model"], **moved}, new_alpha, local), state, loss
+        return _mixed(variables, {**personal["model"], **moved}, new_alpha, local), state, loss
 
     return LocalStep(lambda variables: start_optimizer(optimizer, variables[OWN]["local"]), update)

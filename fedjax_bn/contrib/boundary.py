@@ -38,11 +38,11 @@ def boundary_contrast(
     places = _places(mask, classes, nested, dtype) * valid.astype(dtype)[:, None, None, None]
     count = places.sum((2, 3)).transpose(2, 0, 1)[:, :, None]  # f[regions, 2, 1, B]
     sums = jnp.einsum("kbhwr,mbhwf->rkmbf", places, maps.astype(dtype))
-    known = jnp.broadcast_to(count > 0, sums.shape[:-1])
-    vectors = jnp.where(known[..., None], sums / jnp.maximum(count, 1)[..., None], 0)
+    has_pixels = jnp.broadcast_to(count > 0, sums.shape[:-1])
+    vectors = jnp.where(has_pixels[..., None], sums / jnp.maximum(count, 1)[..., None], 0)
     shape = len(sums), 2, -1  # M B vectors of each kind
-    each = jax.vmap(_contrast)(vectors.reshape(*shape, sums.shape[-1]), known.reshape(shape))
-    return each.sum()
+    losses = jax.vmap(_contrast)(vectors.reshape(*shape, sums.shape[-1]), has_pixels.reshape(shape))
+    return losses.sum()
 
 
 def _places(mask: jax.Array, classes: int, nested: bool, dtype: jnp.dtype) -> jax.Array:
@@ -66,15 +66,15 @@ def _dilated(x: jax.Array) -> jax.Array:
     return jnp.maximum(down, max_pool(x, (1, 3), (1, 1), ((0, 0), (1, 1))))
 
 
-def _contrast(vectors: jax.Array, known: jax.Array) -> jax.Array:
+def _contrast(vectors: jax.Array, has_pixels: jax.Array) -> jax.Array:
     """Returns the contrast f[] of vectors f[2, N, F] of two kinds, of which some are known."""
     # Bounded inside the root, so that the gradient is finite where a vector is 0.
     squares = jnp.square(vectors).sum(-1, keepdims=True)
     unit = vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
     same = jnp.einsum("knf,kmf->knm", unit, unit) / TEMPERATURE
-    other = jnp.einsum("knf,kmf->knm", unit, unit[::-1]) / TEMPERATURE
-    other = jnp.where(known[::-1, None], other, _NEVER)
+    across = jnp.einsum("knf,kmf->knm", unit, unit[::-1]) / TEMPERATURE
+    across = jnp.where(has_pixels[::-1, None], across, _NEVER)
     # The logarithm above, as a function of the differences alone.
-    each = jax.nn.softplus(jax.nn.logsumexp(other, -1, keepdims=True) - same)
-    pairs = known[:, None] & known[..., None] & ~jnp.eye(known.shape[-1], dtype=bool)
-    return masked_mean(each, pairs)
+    losses = jax.nn.softplus(jax.nn.logsumexp(across, -1, keepdims=True) - same)
+    pairs = has_pixels[:, None] & has_pixels[..., None] & ~jnp.eye(has_pixels.shape[-1], dtype=bool)
+    return masked_mean(losses, pairs)

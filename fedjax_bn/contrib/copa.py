@@ -54,9 +54,12 @@ def copa(
       ValueError: at `init`, the classifier is not found, or the model has no batch norm for the
         gates.
     """
-    learned, rest = learning(model, classifier="copa", **options)
+    learned, federate_options = learning(model, classifier="copa", **options)
     rule = gated_statistics if gates else None
-    inner, share = keep_gates(optimizer) if gates else optimizer, rest.pop("share", everything)
+    inner, share = (
+        keep_gates(optimizer) if gates else optimizer,
+        federate_options.pop("share", everything),
+    )
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
@@ -72,13 +75,15 @@ def copa(
             variables, images, batch, key, statistics=rule, wanted=["features"]
         )
         # The others' classifiers are stacked arrays, so one product applies all of them.
-        others = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
+        client_logits = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
         if "bias" in received.server:
-            others += received.server["bias"][:, None]
-        each = jax.vmap(lambda logits: learned.task.loss(logits, batch["label"], valid))(others)
+            client_logits += received.server["bias"][:, None]
+        losses = jax.vmap(lambda logits: learned.task.loss(logits, batch["label"], valid))(
+            client_logits
+        )
         # The own classifier is applied too and masked, so that all clients share one program.
-        is_other = jnp.arange(len(each), dtype=jnp.int32) != received.client
-        return loss + jnp.where(is_other, each, 0).sum(), (loss, out.moved)
+        is_other = jnp.arange(len(losses), dtype=jnp.int32) != received.client
+        return loss + jnp.where(is_other, losses, 0).sum(), (loss, out.moved)
 
     method = method_of(
         gradient_step(differentiate(objective), inner),
@@ -86,13 +91,13 @@ def copa(
         server=averaging(renew=_renew_classifiers, message_weight=equal_messages),
         share=_keeping_classifier(model, share),
         start=start,
-        **{"statistics": rule} | rest,
+        **{"statistics": rule} | federate_options,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         state = method.init(key, variables, num_clients)
-        path, kept = _path(model, variables), state.frozen or {}
-        if "params" in kept and jax.tree.leaves(_leaves_of(path, kept)):
+        path, frozen = _path(model, variables), state.frozen or {}
+        if "params" in frozen and jax.tree.leaves(_leaves_of(path, frozen)):
             raise ValueError(
                 "copa trains and exchanges the classifiers of its clients, but frozen freezes the "
                 "classifier: let frozen leave it out"
@@ -109,7 +114,7 @@ def _send_classifier(model: Any) -> Finish:
     """Returns the last act: send the classifier in the client's row, and a mask of that row."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        own = _classifier(model, complete(received.with_frozen(trained.variables)))
+        classifier = _classifier(model, complete(received.with_frozen(trained.variables)))
         count = len(received.server["kernel"])
 
         def placed(leaf: jax.Array) -> jax.Array:
@@ -117,8 +122,9 @@ def _send_classifier(model: Any) -> Finish:
             everyone = jnp.zeros((count, *leaf.shape), leaf.dtype)
             return everyone.at[received.client].set(leaf)
 
-        one = jnp.ones((), own["kernel"].dtype)
-        message = {"classifiers": jax.tree.map(placed, own), "sent": placed(one)}
+        # A one in the client's row: its mean shows the server which rows were sent.
+        sent = jnp.ones((), classifier["kernel"].dtype)
+        message = {"classifiers": jax.tree.map(placed, classifier), "sent": placed(sent)}
         return trained.variables, received.memory, message
 
     return finish
@@ -127,21 +133,23 @@ def _send_classifier(model: Any) -> Finish:
 def _renew_classifiers(sent: PyTree, aggregate: Aggregate) -> PyTree:
     message = aggregate.message
     return jax.tree.map(
-        lambda old, new: renewed(old, new, message["sent"]), sent, message["classifiers"]
+        lambda before, update: renewed(before, update, message["sent"]),
+        sent,
+        message["classifiers"],
     )
 
 
-def renewed(old: jax.Array, found: jax.Array, part: jax.Array) -> jax.Array:
+def renewed(before: jax.Array, sent: jax.Array, part: jax.Array) -> jax.Array:
     """Returns the rows of all clients, where the rows that clients sent replace the old ones.
 
     Args:
-      old: f[K, ...].
-      found: f[K, ...], the mean over the n clients that count, of rows placed among zeros.
+      before: f[K, ...].
+      sent: f[K, ...], the mean over the n clients that count, of rows placed among zeros.
       part: f[K] or f[K, N], the mean of ones in the same places: 1 / n where a row was sent.
     """
-    part = part.reshape(*part.shape, *(1,) * (old.ndim - part.ndim)).astype(found.dtype)
+    part = part.reshape(*part.shape, *(1,) * (before.ndim - part.ndim)).astype(sent.dtype)
     # Both are means over the same n clients, so n cancels.
-    return jnp.where(part > 0, found / jnp.where(part > 0, part, 1), old)
+    return jnp.where(part > 0, sent / jnp.where(part > 0, part, 1), before)
 
 
 def _classifier(model: Any, variables: Variables) -> PyTree:
@@ -170,8 +178,8 @@ def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
     def rule(variables: Variables) -> PyTree:
         path = ("params", *_path(model, variables))
 
-        def kept(where: tuple, shared: bool) -> bool:
-            return shared and path_names(where)[:-1] != path
+        def kept(leaf_path: tuple, shared: bool) -> bool:
+            return shared and path_names(leaf_path)[:-1] != path
 
         return jax.tree_util.tree_map_with_path(kept, share(variables))
 

@@ -14,8 +14,8 @@ from fedjax_bn.contrib.parts import (
     affine,
     by_distances,
     changing_outputs,
-    dense,
     discrepancy,
+    draw_dense,
     squared_distances,
     stages_of,
 )
@@ -62,7 +62,7 @@ def csac(  # type: ignore[misc] # its own default
 
     t_i and s_j are the outputs of some modules. Bilinear sampling and a learned layer bring each of
     them to [32, 7, 7]; t_i and s_j have separate layers. a passes no gradient, and MMD is
-    `rivals.parts.discrepancy` with ratios 2 * 3^k, k = -3 to 1. In its first round a client
+    `contrib.parts.discrepancy` with ratios 2 * 3^k, k = -3 to 1. In its first round a client
     minimizes CE. `aggregation.by_divergence` (`weigh`) weighs each leaf separately. The learned
     layers, the collection `calibration`, travel with the model and do not predict. The reported
     loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
@@ -81,7 +81,7 @@ def csac(  # type: ignore[misc] # its own default
       model: images -> logits, with batch norms or named modules.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared in addition to logits.
-      names: modules whose outputs are the stages, see `rivals.parts.stages_of`. "" for the first
+      names: modules whose outputs are the stages, see `contrib.parts.stages_of`. "" for the first
         that the model has: the ends of layer2 to layer4, as in the authors' code; a DenseNet's
         last two transitions and its last batch norm; all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
@@ -90,7 +90,7 @@ def csac(  # type: ignore[misc] # its own default
     Raises:
       ValueError: at `init`, the model has no such modules.
     """
-    learned, rest = learning(model, classifier="csac", **options)
+    learned, federate_options = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0
     trained = ("params", COLLECTION) if stages else ("params",)
 
@@ -105,17 +105,17 @@ def csac(  # type: ignore[misc] # its own default
 
     return method_of(
         gradient_step(
-            differentiate(_calibrated(learned, calibration), trained), optimizer, trained
+            differentiate(calibrated_objective(learned, calibration), trained), optimizer, trained
         ),
         memory=_start_memory,
         finish=_remember,
         weigh=weigh or by_divergence(),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
-def _calibrated(learned: Learning, weight: float) -> Objective:
+def calibrated_objective(learned: Learning, weight: float) -> Objective:
     """Returns the objective of `csac`, for the memory of `_start_memory`.
 
     It compares stages if the variables hold `calibration`.
@@ -126,17 +126,21 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         layers = variables.get(COLLECTION, {"trained": {}, "frozen": {}})
-        mine: dict[str, jax.Array] = {}
-        theirs: dict[str, jax.Array] = {}
-        with _noting(layers["trained"], mine):
+        stages_trained: dict[str, jax.Array] = {}
+        stages_frozen: dict[str, jax.Array] = {}
+        with _noting(layers["trained"], stages_trained):
             loss, out = learned.trained(without(variables, COLLECTION), images, batch, key)
-        with _noting(layers["frozen"], theirs):
-            first = received.with_frozen(received.memory["model"])
-            frozen = forward(learned.model, first, images)
+        with _noting(layers["frozen"], stages_frozen):
+            # The memory has only trained leaves; the frozen ones come from the state.
+            round_start = received.with_frozen(received.memory["model"])
+            frozen = forward(learned.model, round_start, images)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
-        if mine:
-            stages = _brought(layers["trained"], mine), _brought(layers["frozen"], theirs)
-            gaps += _stage_gaps(*stages, valid).astype(gaps.dtype)
+        if stages_trained:
+            stages = (
+                stages_brought(layers["trained"], stages_trained),
+                stages_brought(layers["frozen"], stages_frozen),
+            )
+            gaps += stage_gaps(*stages, valid).astype(gaps.dtype)
         # In its first round a client has no frozen model: the gaps are computed, but count 0.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
@@ -144,22 +148,25 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
     return objective
 
 
-def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
+def stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns sum_ij a_ij MMD(t_i, s_j) f[], for stages f[stages, B, D] each; see `csac`."""
-    products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
+    products = jnp.einsum("ibd,jbd->ijb", trained, frozen) * trained.shape[-1] ** -0.5
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
+    # Padding has no product, so that it adds nothing to the mean.
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
     # One matrix product for all pairs of stages is faster than one for each pair.
-    both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
-    both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
+    distances = squared_distances(
+        *(stages.reshape(-1, stages.shape[-1]) for stages in (trained, frozen))
+    )
+    distances = distances.reshape(len(trained), len(valid), len(frozen), len(valid)).swapaxes(1, 2)
 
     def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
         return by_distances(t, s, between, valid, RATIOS)
 
     # With a gradient, the attention would turn to the pairs that differ least.
-    each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
-    gaps = each(within(mine, mine), within(theirs, theirs), both)
+    gap_of_pairs = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
+    gaps = gap_of_pairs(within(trained, trained), within(frozen, frozen), distances)
     return (jax.lax.stop_gradient(attention) * gaps).sum()
 
 
@@ -171,7 +178,7 @@ def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
     return changing_outputs(places, note)
 
 
-def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
+def stages_brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
     """Returns all stages f[B, ..., C] at one size, after their layers: f[stages, B, 7 * 7 * 32]."""
 
     def one(name: str) -> jax.Array:
@@ -221,6 +228,6 @@ def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
     """Draws a dense layer from each stage's channels to 32, in the default dtype."""
     keys, dtype = jax.random.split(key, len(places)), jnp.result_type(float)
     return {
-        name: dense(k, size, _CHANNELS, dtype)
+        name: draw_dense(k, size, _CHANNELS, dtype)
         for k, (name, size) in zip(keys, places.items(), strict=True)
     }

@@ -54,9 +54,9 @@ def csd(
     Raises:
       ValueError: at `init`, the size of the features is not found.
     """
-    learned, rest = learning(model, classifier="csd", **options)
+    learned, federate_options = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
-    objective = _decomposed(learned, specific, penalty)
+    objective = decomposed_objective(learned, specific, penalty)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if SPECIFIC in variables:
@@ -67,8 +67,8 @@ def csd(
         keys = jax.random.split(stream(key, "decomposed head"), 4)
         shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())
         kernel, bias, common = (
-            jax.random.normal(own, shape, sizes.dtype)
-            for own, shape in zip(keys[:3], shapes, strict=True)
+            jax.random.normal(layer_key, shape, sizes.dtype)
+            for layer_key, shape in zip(keys[:3], shapes, strict=True)
         )
         weights = 1e-4 * jax.random.normal(keys[3], (directions,), sizes.dtype)
         layers = {"kernel": 0.1 * kernel, "bias": 0.1 * bias, "common": 0.1 + 1e-4 * common}
@@ -76,13 +76,13 @@ def csd(
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(rest.pop("share", everything), OWN),
+        share=keeping(federate_options.pop("share", everything), OWN),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
-def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
+def decomposed_objective(learned: Learning, specific: float, penalty: float) -> Objective:
     """Returns the objective of `csd`, for variables with `specific` and `domain`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -94,16 +94,18 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
         # The rows after the batch are the logits of unit vectors and of 0, see `_with_weights`.
         common, kernel = out.outputs[: len(valid)], out.outputs[len(valid) : -1] - out.outputs[-1]
-        layers, own = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
-        others = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
-        others += layers["bias"][:, None]
-        mine = jnp.tanh(layers["common"]) * common + jnp.tensordot(own, others, 1)
+        layers, weights = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
+        specific_logits = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
+        specific_logits += layers["bias"][:, None]
+        client_logits = jnp.tanh(layers["common"]) * common + jnp.tensordot(
+            weights, specific_logits, 1
+        )
         loss, by_domain = (
-            learned.task.loss(logits, batch["label"], valid) for logits in (common, mine)
+            learned.task.loss(logits, batch["label"], valid) for logits in (common, client_logits)
         )
         # W_0 is read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
-        value = loss + specific * by_domain + penalty * _gram_penalty(kernels)
+        value = loss + specific * by_domain + penalty * gram_penalty(kernels)
         return value, (loss, out.moved)
 
     return objective
@@ -115,11 +117,13 @@ def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
     This reads the weights of any affine classifier, whatever the names of its parameters.
     """
     size = features.shape[-1]
+    # The last row is 0, whose logits are the bias alone.
     units = jnp.eye(size + 1, size, dtype=features.dtype)
     return classify(jnp.concatenate([features, units]))
 
 
-def _gram_penalty(kernels: jax.Array) -> jax.Array:
+def gram_penalty(kernels: jax.Array) -> jax.Array:
     """Returns the mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
+    # One Gram matrix for each class.
     gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)
     return jnp.square(gram - jnp.eye(len(kernels), dtype=gram.dtype)).mean()

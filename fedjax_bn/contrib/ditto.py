@@ -6,7 +6,7 @@ import jax
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
     Batch,
@@ -47,14 +47,14 @@ def ditto(
       weight: lambda, strength of the pull, at least 0.
       **options: as in `fedavg`.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
-    own = gradient_step(_pulled(gradient, weight), optimizer)
+    personal_step = gradient_step(_pulled(gradient, weight), optimizer)
     return method_of(
-        in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(own)),
-        share=keeping(rest.pop("share", everything), OWN),
-        start=lambda key, variables: with_own(variables),
-        **rest,
+        in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(personal_step)),
+        share=keeping(federate_options.pop("share", everything), OWN),
+        start=lambda key, variables: with_own_model(variables),
+        **federate_options,
     )
 
 
@@ -63,6 +63,7 @@ def _pulled(gradient: Gradient, weight: float) -> Gradient:
 
     def pulled(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
+        # w is the received model, which stays the same in all steps of a round.
         start = join(received.shared, received.personal)["params"]
         params = jax.tree.map(
             lambda g, v, w: g + weight * (v - w), gradients["params"], variables["params"], start
@@ -78,8 +79,9 @@ def _of_own(step: LocalStep) -> LocalStep:
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        mine = {**without(variables, OWN), **variables[OWN]["model"]}
-        moved, state, loss = step.update(mine, state, batch, received, key)
+        # The step sees the own model in the places of the shared one.
+        personal_model = {**without(variables, OWN), **variables[OWN]["model"]}
+        moved, state, loss = step.update(personal_model, state, batch, received, key)
         return with_model(variables, moved), state, loss
 
     return LocalStep(lambda variables: step.init(variables[OWN]["model"]), update)

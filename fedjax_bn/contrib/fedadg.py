@@ -85,13 +85,15 @@ def fedadg(
     Raises:
       ValueError: at `init`, the size of the features is not found.
     """
-    learned, rest = learning(model, classifier="fedadg", **options)
+    learned, federate_options = learning(model, classifier="fedadg", **options)
     steps = (
-        (_pulled(learned, share_of_loss), "params"),
+        (pulled_to_discriminator(learned, share_of_loss), "params"),
         (_discriminating(learned), DISCRIMINATOR),
         (_generating, GENERATOR),
     )
-    made = [gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps]
+    adversarial_steps = [
+        gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps
+    ]
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if GENERATOR in variables:
@@ -100,21 +102,23 @@ def fedadg(
         return {**variables, **_start(key, sizes_of(model, variables), *widths)}
 
     return method_of(
-        in_turn(made[0], *map(_unless_alone, made[1:])),
+        in_turn(adversarial_steps[0], *map(_unless_alone, adversarial_steps[1:])),
         around=lambda client: _announcing(client, alone),
-        share=keeping(rest.pop("share", everything), DISCRIMINATOR),
+        share=keeping(federate_options.pop("share", everything), DISCRIMINATOR),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
-def _pulled(learned: Learning, share: float) -> Objective:
+def pulled_to_discriminator(learned: Learning, share: float) -> Objective:
     """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps `alone`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         loss, out = _passed(learned, variables, batch, key)
-        gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], out.features, batch["label"]))
+        gaps = jnp.square(
+            1 - judged_features(variables[DISCRIMINATOR], out.features, batch["label"])
+        )
         value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
         # The batch has no mark if the objective is called outside a round.
         value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
@@ -130,10 +134,10 @@ def _discriminating(learned: Learning) -> Objective:
         del received
         # A new pass, because the network has moved since the pass of its own step.
         _, out = _passed(learned, variables, batch, key)
-        own, label = variables[DISCRIMINATOR], batch["label"]
-        made = _generated(variables[GENERATOR], label, key)
-        sure = jnp.square(_judged(own, made, label))
-        sure += jnp.square(1 - _judged(own, out.features, label))
+        discriminator, label = variables[DISCRIMINATOR], batch["label"]
+        generated = generated_features(variables[GENERATOR], label, key)
+        sure = jnp.square(judged_features(discriminator, generated, label))
+        sure += jnp.square(1 - judged_features(discriminator, out.features, label))
         value = -masked_mean(sure, batch["valid"])
         return value, (value, {})  # moves no statistics: the network's pass has moved them
 
@@ -143,13 +147,15 @@ def _discriminating(learned: Learning) -> Objective:
 def _generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
     """Returns G's objective: (1 - D(g, y))^2, a mean over valid samples."""
     del received
-    made = _generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
-    gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], made, batch["label"]))
+    generated = generated_features(
+        variables[GENERATOR], batch["label"], stream(key, "generated features")
+    )
+    gaps = jnp.square(1 - judged_features(variables[DISCRIMINATOR], generated, batch["label"]))
     value = masked_mean(gaps, batch["valid"])
     return value, (value, {})
 
 
-def _generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
+def generated_features(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
     """Returns G(u, y) f[B, F], u ~ U(0, 1)^F."""
     kernel = layers["kernel"]
     features = layers["out_bias"].shape[0]
@@ -158,7 +164,7 @@ def _generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
     return jax.nn.relu(hidden @ layers["out"] + layers["out_bias"])
 
 
-def _judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
+def judged_features(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
     """Returns D(f, y) f[B], in (0, 1)."""
     kernel = layers["kernel"]
     projected = features.astype(kernel.dtype) @ layers["projection"]
@@ -199,8 +205,8 @@ def _unless_alone(step: LocalStep) -> LocalStep:
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        *new, loss = step.update(variables, state, batch, received, key)
-        return *where_tree(batch[_ALONE], (variables, state), tuple(new)), loss
+        *updated, loss = step.update(variables, state, batch, received, key)
+        return *where_tree(batch[_ALONE], (variables, state), tuple(updated)), loss
 
     return step._replace(update=update)
 

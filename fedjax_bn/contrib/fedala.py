@@ -9,7 +9,7 @@ import optax
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.arguments.text import names_in
 from fedjax_bn.client import Load, Train, Trained, run_steps
-from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own
+from fedjax_bn.contrib.personal_model import of_shared, with_model, with_own_model
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -62,29 +62,31 @@ def fedala(
       ValueError: the task has no classifier, and `names` is empty; at `init`, there is no such
         module, or the classifier is not found; at `round`, a module to weigh is frozen.
     """
-    learned, rest = learning(model, classifier="" if names else "fedala", **options)
+    learned, federate_options = learning(model, classifier="" if names else "fedala", **options)
     objective = supervised(learned)
     chosen = at(*names_in(names)) if names else only_head(model)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
-        last, _ = split(variables, chosen(variables))
-        return with_own(variables, weights=jax.tree.map(jnp.ones_like, last["params"]))
+        last_layers, _ = split(variables, chosen(variables))
+        return with_own_model(variables, weights=jax.tree.map(jnp.ones_like, last_layers["params"]))
 
-    epochs = rest.get("local_epochs", 1)
-    rest["train"] = _weighed_first(rest.get("train") or run_steps, objective, rate, epochs)
+    epochs = federate_options.get("local_epochs", 1)
+    federate_options["train"] = _weighed_first(
+        federate_options.get("train") or run_steps, objective, rate, epochs
+    )
     return method_of(
         of_shared(gradient_step(differentiate(objective), optimizer)),
-        share=keeping(rest.pop("share", everything), OWN),
+        share=keeping(federate_options.pop("share", everything), OWN),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
 def _weighed(variables: Variables, weights: PyTree) -> Variables:
     """Returns the shared model with w_k + (w - w_k) W where a parameter has weights W."""
 
-    def one(weight: jax.Array | None, w: jax.Array | None, mine: jax.Array) -> Any:
+    def one(weight: jax.Array | None, w: jax.Array | None, personal: jax.Array) -> Any:
         if weight is None:
             return w
         if w is None:
@@ -92,7 +94,7 @@ def _weighed(variables: Variables, weights: PyTree) -> Variables:
                 "fedala weighs a module that is frozen: give fedala.names that frozen leaves out"
             )
         # At weight 1 exactly w, which mine + (w - mine) is not.
-        return w + (1 - weight) * (mine - w)
+        return w + (1 - weight) * (personal - w)
 
     trees = weights, variables["params"], variables[OWN]["model"]["params"]
     params = jax.tree.map(one, *trees, is_leaf=lambda leaf: leaf is None)
@@ -109,11 +111,13 @@ def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs
             value, (loss, _) = objective(_weighed(variables, weights), batch, received, key)
             return value, loss
 
-        own = variables[OWN]
+        personal = variables[OWN]
         # The gradient of W is that at the weighed parameters times w - w_k.
-        slopes, loss = jax.grad(value, has_aux=True)(own["weights"])
-        weights = jax.tree.map(lambda W, g: jnp.clip(W - rate * g, 0, 1), own["weights"], slopes)
-        return {**variables, OWN: {**own, "weights": weights}}, state, loss
+        slopes, loss = jax.grad(value, has_aux=True)(personal["weights"])
+        weights = jax.tree.map(
+            lambda W, g: jnp.clip(W - rate * g, 0, 1), personal["weights"], slopes
+        )
+        return {**variables, OWN: {**personal, "weights": weights}}, state, loss
 
     weighing = LocalStep(lambda variables: (), update)
 
@@ -126,10 +130,19 @@ def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs
         key: jax.Array,
         load: Load | None = None,
     ) -> Trained:
-        first, own_key = first_epoch(batches, local_epochs), stream(key, "weights of last layers")
-        variables = run_steps(weighing, received, variables, (), first, own_key, load).variables
+        first_batches, own_key = (
+            first_epoch(batches, local_epochs),
+            stream(key, "weights of last layers"),
+        )
+        variables = run_steps(
+            weighing, received, variables, (), first_batches, own_key, load
+        ).variables
+        # Training starts at the weighed model.
         variables |= _weighed(variables, variables[OWN]["weights"])
-        done = train(step, received, variables, state, batches, key, load)
-        return done._replace(variables=with_model(done.variables, done.variables))
+        trained_model = train(step, received, variables, state, batches, key, load)
+        # What the client has trained is its own model in the next round.
+        return trained_model._replace(
+            variables=with_model(trained_model.variables, trained_model.variables)
+        )
 
     return trained

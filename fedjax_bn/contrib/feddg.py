@@ -66,7 +66,7 @@ def feddg(
     F(w; x). Until another client has sent amplitudes, x' = x.
 
     A task of segmentation adds `boundary` times the contrast of features on and around the borders
-    of regions (`rivals.boundary`), over both passes, in the map that the last layer reads.
+    of regions (`contrib.boundary`), over both passes, in the map that the last layer reads.
 
     Defaults but `order` are those of the authors' released code, whose loader exchanges only the
     means, as a whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and
@@ -103,7 +103,7 @@ def feddg(
             "fedavg"
         )
     load = options.get("load")
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     taps = _taps_of(learned) if boundary and learned.task.segments else ()
     objective = _episodic(
         *(learned, half, inner_rate, clip), drawn=drawn, order=order, taps=taps, weight=boundary
@@ -113,7 +113,7 @@ def feddg(
         memory=lambda shared, personal: jnp.zeros((), bool),
         around=lambda client: _showing(client, learned, load, spectra, half),
         server=averaging(renew=_collect, message_weight=equal_messages),
-        **rest,
+        **federate_options,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
@@ -161,7 +161,7 @@ def _episodic(
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
-        other = _in_other_styles(images, received, stream(key, "amplitudes"), half, drawn=drawn)
+        restyled = _in_other_styles(images, received, stream(key, "amplitudes"), half, drawn=drawn)
 
         def loss_of(params: PyTree, x: jax.Array) -> tuple[jax.Array, tuple[Variables, list]]:
             maps: list[jax.Array] = []
@@ -179,17 +179,18 @@ def _episodic(
         with differentiated_twice() if order == 2 else nullcontext():
             step = jax.value_and_grad(loss_of, has_aux=True)
             (loss, (moved, maps)), gradients = step(params, images)
+        # First order: the outer loss sees the inner step as a constant shift.
         if order == 1:
             gradients = jax.lax.stop_gradient(gradients)
         inner = jax.tree.map(
             lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip), params, gradients
         )
-        outer, (_, others) = loss_of(inner, other)
+        outer, (_, other_maps) = loss_of(inner, restyled)
         value = loss + outer
         if taps:
-            both, mask = jnp.stack([*maps, *others]), batch["label"]["mask"]
+            all_maps, mask = jnp.stack([*maps, *other_maps]), batch["label"]["mask"]
             contrast = boundary_contrast(
-                both, mask, batch["valid"], task.segments, nested=task.nested
+                all_maps, mask, batch["valid"], task.segments, nested=task.nested
             )
             value += weight * contrast.astype(value.dtype)
         return value, (loss, moved)
@@ -208,18 +209,20 @@ def _in_other_styles(
             f"feddg exchanges frequencies of images with {bank['amplitudes'].shape[-1]} channels, "
             f"not {x.shape}: give it their number of channels (feddg.channels)"
         )
-    others = jnp.arange(count, dtype=jnp.int32) != received.client
-    allowed = ((bank["known"] > 0) & others[:, None]).reshape(-1)
+    is_other_client = jnp.arange(count, dtype=jnp.int32) != received.client
+    allowed = ((bank["known"] > 0) & is_other_client[:, None]).reshape(-1)
     # Uniform over what others have sent; before they have, any choice, which is dropped below.
     logits = jnp.where(allowed, 0.0, -jnp.inf)
     chosen = jax.random.categorical(
         choice_key, jnp.where(allowed.any(), logits, 0), shape=(len(x),)
     )
-    found = bank["amplitudes"].reshape(-1, *bank["amplitudes"].shape[2:])[chosen]
+    drawn_amplitudes = bank["amplitudes"].reshape(-1, *bank["amplitudes"].shape[2:])[chosen]
     share = jnp.zeros((), x.dtype)
     if drawn:
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
-    return jnp.where(allowed.any(), _with_amplitudes(x, found.astype(x.dtype), share, half), x)
+    return jnp.where(
+        allowed.any(), with_amplitudes(x, drawn_amplitudes.astype(x.dtype), share, half), x
+    )
 
 
 def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
@@ -233,21 +236,21 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
         order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
-        found = _amplitudes(learned.prepare(batch["image"], dtype)[order], half)
-        known = valid[order] & ~received.memory.method
+        amplitudes = low_amplitudes(learned.prepare(batch["image"], dtype)[order], half)
+        is_sent = valid[order] & ~received.memory.method
 
-        def placed(like: jax.Array, own: jax.Array) -> jax.Array:
-            own = own.astype(like.dtype)
-            return jnp.zeros_like(like).at[received.client, : len(own)].set(own)
+        def placed(like: jax.Array, value: jax.Array) -> jax.Array:
+            value = value.astype(like.dtype)
+            return jnp.zeros_like(like).at[received.client, : len(value)].set(value)
 
         message = {
             "amplitudes": placed(
-                bank["amplitudes"], jnp.where(known[:, None, None, None], found, 0)
+                bank["amplitudes"], jnp.where(is_sent[:, None, None, None], amplitudes, 0)
             ),
-            "known": placed(bank["known"], known),
+            "known": placed(bank["known"], is_sent),
         }
         update = client.run(received, batches, key)
-        memory = update.memory._replace(method=received.memory.method | known.any())
+        memory = update.memory._replace(method=received.memory.method | is_sent.any())
         return update._replace(memory=memory, message=message)
 
     return client._replace(run=run)
@@ -256,10 +259,10 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
 def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
     """Returns the bank with the amplitudes that clients sent; the server sends it to all."""
     part = aggregate.message["known"]
-    return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}
+    return {name: renewed(before, aggregate.message[name], part) for name, before in sent.items()}
 
 
-def _amplitudes(x: jax.Array, half: int) -> jax.Array:
+def low_amplitudes(x: jax.Array, half: int) -> jax.Array:
     """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
 
     They are |F x|, except at frequency 0, the real sum of the pixels, which keeps its sign: the
@@ -269,19 +272,19 @@ def _amplitudes(x: jax.Array, half: int) -> jax.Array:
     return _signed(low, half)
 
 
-def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
+def with_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array, half: int) -> jax.Array:
     """Returns F^-1((share |F x| + (1 - share) other) e^(i angle F x)) within the window.
 
-    `other` holds amplitudes f[B, 2 b + 1, 2 b + 1, C]; the share is f[B, 1, 1, 1] or f[].
+    `style` holds amplitudes f[B, 2 b + 1, 2 b + 1, C]; the share is f[B, 1, 1, 1] or f[].
     """
     spectrum, low = _spectrum(x, half)
-    own, size = _signed(low, half), jnp.abs(low)
+    amplitude, size = _signed(low, half), jnp.abs(low)
     length = jnp.where(size > 0, size, 1)
     # The phase as cosine and sine; frequency 0 is real, with its sign in the amplitude.
     cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
     sine = (low.imag / length).at[:, half, half].set(0)
     # Only the change is transformed back and added, so that x itself has no rounding by FFTs.
-    change = (1 - share) * (other - own)
+    change = (1 - share) * (style - amplitude)
     rows, columns = (_places(length, half) for length in x.shape[1:3])
     added = (
         jnp.zeros_like(spectrum)

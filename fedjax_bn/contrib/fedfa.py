@@ -64,7 +64,7 @@ def fedfa(
 
     Args:
       model: images -> outputs, with batch norms or named modules that give maps f[B, ..., C].
-      names: modules whose outputs are redrawn if they are maps, see `rivals.parts.stages_of`. ""
+      names: modules whose outputs are redrawn if they are maps, see `contrib.parts.stages_of`. ""
         means the first of these that the model has: encoders and bottleneck of a U-Net; the ends of
         layer1 to layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's
         stage.
@@ -75,17 +75,19 @@ def fedfa(
     Raises:
       ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     plain = supervised(learned)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
         places = stages_of("fedfa", variables, names, _ends(variables))
-        own = {name: {"mean": jnp.zeros(c), "std": jnp.ones(c)} for name, c in places.items()}
-        return {COLLECTION: own} | variables
+        statistics = {
+            name: {"mean": jnp.zeros(c), "std": jnp.ones(c)} for name, c in places.items()
+        }
+        return {COLLECTION: statistics} | variables
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        kept, own_key = variables[COLLECTION], stream(key, "redrawn statistics")
+        tracked, own_key = variables[COLLECTION], stream(key, "redrawn statistics")
         seen: dict[str, PyTree] = {}
 
         def redrawn(name: str, x: jax.Array) -> jax.Array:
@@ -95,29 +97,32 @@ def fedfa(
             place_key = jax.random.fold_in(own_key, crc32(name.encode()))
             keys = jax.random.split(place_key)
             acts = jax.random.bernoulli(keys[0], probability)
-            new, own = _redraw(keys[1], x, batch["valid"], received.server[name])
+            redrawn_map, measured = redraw_map(keys[1], x, batch["valid"], received.server[name])
+            # A batch that is not redrawn moves no average.
             past = jnp.where(acts, momentum, 1)
             seen[name] = jax.tree.map(
-                lambda old, new: (past * old + (1 - past) * new).astype(old.dtype), kept[name], own
+                lambda before, update: (past * before + (1 - past) * update).astype(before.dtype),
+                tracked[name],
+                measured,
             )
-            return jnp.where(acts, new, x)
+            return jnp.where(acts, redrawn_map, x)
 
-        with changing_outputs(kept, redrawn):
+        with changing_outputs(tracked, redrawn):
             value, (loss, moved) = plain(without(variables, COLLECTION), batch, received, key)
         if not seen:
             raise ValueError(
-                f"fedfa redraws maps f[B, ..., C], but {', '.join(kept)} give none: name other "
+                f"fedfa redraws maps f[B, ..., C], but {', '.join(tracked)} give none: name other "
                 "modules (fedfa.names)"
             )
-        return value, (loss, {**moved, COLLECTION: {**kept, **seen}})
+        return value, (loss, {**moved, COLLECTION: {**tracked, **seen}})
 
     return method_of(
         gradient_step(differentiate(objective), optimizer),
         finish=_send_changes,
         server=averaging(_first_variances, _variances_over_clients, equal_messages),
-        share=keeping(rest.pop("share", everything), COLLECTION, shared=True),
+        share=keeping(federate_options.pop("share", everything), COLLECTION, shared=True),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -130,7 +135,7 @@ def _ends(variables: Variables) -> list[tuple[str, ...]]:
     return [encoders, *stages] if encoders else stages
 
 
-def _redraw(
+def redraw_map(
     key: jax.Array, x: jax.Array, valid: jax.Array, over_clients: PyTree
 ) -> tuple[jax.Array, PyTree]:
     """Returns x' f[B, ..., C], and the means {"mean", "std"} f[C] of its statistics in the batch.
@@ -142,19 +147,20 @@ def _redraw(
     std = jnp.sqrt(var * (positions / max(positions - 1, 1)) + _EPSILON)
     drawn, means = {}, {}
     statistics = {"mean": mean, "std": std}
-    for own_key, (name, own) in zip(jax.random.split(key), statistics.items(), strict=True):
-        means[name], spread, count = moments(own, valid)
+    for own_key, (name, statistic) in zip(jax.random.split(key), statistics.items(), strict=True):
+        means[name], spread, count = moments(statistic, valid)
+        # Unbiased over the valid samples, as PyTorch's `var` is.
         spread = spread * (count / jnp.maximum(count - 1, 1)) + _EPSILON
-        wider = 1 + _fusion(over_clients[name].astype(own.dtype))
-        noise = jax.random.normal(own_key, own.shape, own.dtype)
-        drawn[name] = own + noise * jnp.sqrt(wider * spread)
+        wider = 1 + fusion_factors(over_clients[name].astype(statistic.dtype))
+        noise = jax.random.normal(own_key, statistic.shape, statistic.dtype)
+        drawn[name] = statistic + noise * jnp.sqrt(wider * spread)
     factor = drawn["std"] / std
     dtype = promote(x.dtype, mean.dtype)
     scale, shift = (positioned(t, x) for t in (factor, drawn["mean"] - factor * mean))
     return (x.astype(dtype) * scale + shift).astype(x.dtype), means
 
 
-def _fusion(over_clients: jax.Array) -> jax.Array:
+def fusion_factors(over_clients: jax.Array) -> jax.Array:
     """Returns g f[C] of `fedfa`, whose mean over channels is 1, from variances f[C]."""
     wide = over_clients + _EPSILON
     share = wide / (1 + wide)
@@ -163,9 +169,9 @@ def _fusion(over_clients: jax.Array) -> jax.Array:
 
 def _send_changes(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
     """Sends the changes of the averaged statistics in a round, and their squares."""
-    old, new = received.shared[COLLECTION], trained.variables[COLLECTION]
+    before, after = received.shared[COLLECTION], trained.variables[COLLECTION]
     # A variance of changes is that of the values, and loses no digits where these are large.
-    change = jax.tree.map(jnp.subtract, new, old)
+    change = jax.tree.map(jnp.subtract, after, before)
     message = {"change": change, "square": jax.tree.map(jnp.square, change)}
     return trained.variables, received.memory, message
 

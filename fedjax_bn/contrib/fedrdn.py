@@ -17,7 +17,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.sharing import MEASURED, Variables, everything, keeping, without
 from fedjax_bn.state import Received
@@ -65,7 +65,7 @@ def fedrdn(
       ValueError: at `round`, images have other channels.
     """
     load = options.get("load")
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
@@ -74,8 +74,8 @@ def fedrdn(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         own_key = stream(key, "normalizing clients")
-        images = _by_random_clients(own_key, images, variables[MEASURED], received)
-        # Without the collection, because `hook` would normalize the images again.
+        images = normalized_by_random_clients(own_key, images, variables[MEASURED], received)
+        # Without the collection, because `_hook` would normalize the images again.
         loss, out = learned.trained(without(variables, MEASURED), images, batch, key)
         return loss, (loss, out.moved)
 
@@ -84,15 +84,15 @@ def fedrdn(
         around=lambda client: _measuring(client, learned, load or look_up),
         server=averaging(renew=_collect, message_weight=equal_messages),
         # Personal whatever `share` is.
-        share=keeping(rest.pop("share", everything), MEASURED),
+        share=keeping(federate_options.pop("share", everything), MEASURED),
         start=start,
-        **rest,
+        **federate_options,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         state = method.init(key, variables, num_clients)
-        own = _nothing(channels, parameter_dtype(variables))
-        bank = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), own)
+        empty = _nothing(channels, parameter_dtype(variables))
+        bank = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), empty)
         return state._replace(server=ServerState(sent=bank))
 
     shown = (
@@ -102,28 +102,31 @@ def fedrdn(
     return method._replace(init=init, notes=(shown,))
 
 
-def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Normalizes images f[B, H, W, C] by the client's statistics, see `models.hooks`.
 
     Without any, each image is normalized by its own.
     """
     del key
-    known = tree["count"] > 0
-    own = _statistics_of(images, tree["mean"])
+    is_measured = tree["count"] > 0
+    image_statistics = _statistics_of(images, tree["mean"])
     mean, std = (
-        jnp.where(known, tree[name], one.astype(tree[name].dtype))
-        for name, one in zip(("mean", "std"), own, strict=True)
+        jnp.where(is_measured, tree[name], statistic.astype(tree[name].dtype))
+        for name, statistic in zip(("mean", "std"), image_statistics, strict=True)
     )
     return Hooked(_normalize(images, mean, std))
 
 
-def follow(given: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
+def _follow(received: PyTree, so_far: PyTree, images: jax.Array, valid: jax.Array | None) -> PyTree:
     """Returns an unseen client's statistics with those of its next batch, see `models.hooks`.
 
-    Statistics that a client has measured in training (`given`) stay.
+    Statistics that a client has measured in training (`received`) stay.
     """
     valid = jnp.ones(len(images), bool) if valid is None else valid
-    return where_tree(given["count"] > 0, given, _measure(so_far, images, valid))
+    return where_tree(received["count"] > 0, received, _measure(so_far, images, valid))
+
+
+register(MEASURED, _hook, _follow)
 
 
 def _nothing(channels: int, dtype: Any) -> PyTree:
@@ -144,19 +147,19 @@ def _statistics_of(images: jax.Array, like: jax.Array) -> tuple[jax.Array, jax.A
     return mean, jnp.sqrt(var)
 
 
-def _measure(own: PyTree, images: jax.Array, valid: jax.Array) -> PyTree:
+def _measure(tracked: PyTree, images: jax.Array, valid: jax.Array) -> PyTree:
     """Returns the statistics of a client's images so far, with those of one more batch."""
-    dtype = own["count"].dtype
-    count = own["count"] + valid.sum(dtype=dtype)
+    dtype = tracked["count"].dtype
+    count = tracked["count"] + valid.sum(dtype=dtype)
     weight = (valid.astype(dtype) / jnp.maximum(count, 1))[:, None]
 
-    def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+    def moved(mean_before: jax.Array, value: jax.Array) -> jax.Array:
         # By differences, so that means of many images lose no digits.
-        change = jnp.where(valid[:, None], new.astype(dtype) - old, 0)
-        return old + (weight * change).sum(0)
+        change = jnp.where(valid[:, None], value.astype(dtype) - mean_before, 0)
+        return mean_before + (weight * change).sum(0)
 
-    mean, std = _statistics_of(images, own["mean"])
-    return {"mean": moved(own["mean"], mean), "std": moved(own["std"], std), "count": count}
+    mean, std = _statistics_of(images, tracked["mean"])
+    return {"mean": moved(tracked["mean"], mean), "std": moved(tracked["std"], std), "count": count}
 
 
 def _normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
@@ -164,21 +167,23 @@ def _normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
     mean, std = (
         jnp.broadcast_to(t, (len(images), t.shape[-1])).astype(images.dtype) for t in (mean, std)
     )
+    # A constant channel has nothing to scale, and 1 / 0 would spoil all others.
     std = jnp.where(std < _LEAST, 1, std)
     return (images - positioned(mean, images)) / positioned(std, images)
 
 
-def _by_random_clients(
-    key: jax.Array, images: jax.Array, own: PyTree, received: Received
+def normalized_by_random_clients(
+    key: jax.Array, images: jax.Array, personal: PyTree, received: Received
 ) -> jax.Array:
     """Returns images, each normalized by a random client's statistics."""
     bank = received.server
-    mine = jnp.arange(len(bank["count"]), dtype=jnp.int32) == received.client
-    known = mine | (bank["count"] > 0)
-    chosen = jax.random.categorical(key, jnp.where(known, 0.0, -jnp.inf), shape=(len(images),))
+    is_this_client = jnp.arange(len(bank["count"]), dtype=jnp.int32) == received.client
+    has_sent = is_this_client | (bank["count"] > 0)
+    # Uniform over the clients that have sent: the logits are 0 or minus infinity.
+    chosen = jax.random.categorical(key, jnp.where(has_sent, 0.0, -jnp.inf), shape=(len(images),))
 
     def of_chosen(name: str) -> jax.Array:
-        return jnp.where(mine[chosen][:, None], own[name], bank[name][chosen])
+        return jnp.where(is_this_client[chosen][:, None], personal[name], bank[name][chosen])
 
     return _normalize(images, of_chosen("mean"), of_chosen("std"))
 
@@ -190,7 +195,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
     """
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        old, source = received.personal[MEASURED], batches.get("source")
+        before, source = received.personal[MEASURED], batches.get("source")
         # Later epochs have the same images.
         steps = {
             name: jax.tree.map(lambda leaf: leaf[: len(leaf) // client.epochs], leaf)
@@ -199,17 +204,17 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
         }
         keys = jax.random.split(stream(key, "image statistics"), len(steps["valid"]))
 
-        def one(own: PyTree, inputs: tuple) -> tuple[PyTree, None]:
+        def one(tracked: PyTree, inputs: tuple) -> tuple[PyTree, None]:
             batch = blank_padding(load(source, *inputs))
-            images = learned.prepare(batch["image"], own["mean"].dtype)
-            return _measure(own, images, batch["valid"]), None
+            images = learned.prepare(batch["image"], tracked["mean"].dtype)
+            return _measure(tracked, images, batch["valid"]), None
 
-        new, _ = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, old), (steps, keys))
+        measured, _ = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, before), (steps, keys))
         # Always measured and then chosen: where devices share a client, a branch could not.
-        own = where_tree(old["count"] > 0, old, new)
-        personal = {**received.personal, MEASURED: own}
+        statistics = where_tree(before["count"] > 0, before, measured)
+        personal = {**received.personal, MEASURED: statistics}
         update = client.run(received._replace(personal=personal), batches, key)
-        sent = own | {"count": (own["count"] > 0).astype(own["count"].dtype)}
+        sent = statistics | {"count": (statistics["count"] > 0).astype(statistics["count"].dtype)}
         message = jax.tree.map(
             lambda rows, leaf: jnp.zeros_like(rows).at[received.client].set(leaf),
             received.server,
@@ -223,4 +228,4 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
 def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
     """Returns the statistics of all clients, with those that clients sent in this round."""
     part = aggregate.message["count"]
-    return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}
+    return {name: renewed(before, aggregate.message[name], part) for name, before in sent.items()}

@@ -54,12 +54,14 @@ def fedrep(  # type: ignore[misc] # its own default
       ValueError: the task has no classifier, and `share` is not given; at `init`, the classifier is
         not found.
     """
-    learned, rest = learning(model, classifier="" if share else "fedrep", **options)
+    learned, federate_options = learning(model, classifier="" if share else "fedrep", **options)
     objective = supervised(learned)
     head, body = (_part(objective, optimizer, personal) for personal in (True, False))
-    epochs = rest.get("local_epochs", 1)
-    rest["train"] = _head_first(rest.get("train") or run_steps, head, head_epochs, epochs)
-    return method_of(body, share=share or all_but_head(model), **rest)
+    epochs = federate_options.get("local_epochs", 1)
+    federate_options["train"] = _head_first(
+        federate_options.get("train") or run_steps, head, head_epochs, epochs
+    )
+    return method_of(body, share=share or all_but_head(model), **federate_options)
 
 
 def _head_first(train: Train, head: LocalStep, head_epochs: int, local_epochs: int) -> Train:
@@ -76,9 +78,9 @@ def _head_first(train: Train, head: LocalStep, head_epochs: int, local_epochs: i
     ) -> Trained:
         if head_epochs:
             passes = first_epoch(batches, local_epochs, head_epochs)
-            given = received, variables, head.init(variables), passes
+            arguments = received, variables, head.init(variables), passes
             own_key = stream(key, "epochs of the head")
-            variables = run_steps(head, *given, own_key, load).variables
+            variables = run_steps(head, *arguments, own_key, load).variables
         return train(step, received, variables, state, batches, key, load)
 
     return trained
@@ -91,8 +93,8 @@ def _part(
 
     def halves(variables: Variables, received: Received) -> tuple[PyTree, PyTree]:
         """Returns the parameters that move, and the others."""
-        shared, own = split_like(variables["params"], received.shared["params"])
-        return (own, shared) if personal else (shared, own)
+        shared, personal_params = split_like(variables["params"], received.shared["params"])
+        return (personal_params, shared) if personal else (shared, personal_params)
 
     def of_part(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         moving, still = halves(variables, received)

@@ -56,12 +56,15 @@ def fedsam(
     Raises:
       ValueError: with `variates`, clients keep a momentum.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = sharpness_aware(differentiate(supervised(learned)), rho, eta)
     if variates:
-        check_fresh("fedsam with variates", optimizer, rest)
-        gradient, rest = corrected(gradient), rest | keeping_variates(optimizer)
-    return method_of(gradient_step(gradient, optimizer), **rest)
+        check_fresh("fedsam with variates", optimizer, federate_options)
+        gradient, federate_options = (
+            corrected(gradient),
+            federate_options | keeping_variates(optimizer),
+        )
+    return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
 def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradient:
@@ -72,14 +75,14 @@ def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradien
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        worst = _ascend(variables["params"], gradients["params"], rho, eta)
+        worst = worst_point(variables["params"], gradients["params"], rho, eta)
         at_worst, _ = gradient({**variables, "params": worst}, batch, received, key)
         return at_worst, reported
 
     return wrapped
 
 
-def _ascend(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
+def worst_point(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
     """Returns w + rho T^2 g / ||T g||, see `fedsam`; w where the gradient is 0."""
 
     def scale(w: jax.Array) -> jax.Array:

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.parts import affine, dense
+from fedjax_bn.contrib.parts import affine, draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
@@ -68,9 +68,9 @@ def fedsr(
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
-    learned, rest = learning(model, classifier="fedsr", **options)
+    learned, federate_options = learning(model, classifier="fedsr", **options)
     trained = ("params", LATENT, *([REFERENCE] if cmi else []))
-    objective = _simple_representation(learned, l2r, cmi, squared=squared)
+    objective = simple_representation_objective(learned, l2r, cmi, squared=squared)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         variables = _with_latent(stream(key, "latent layer"), model, variables, noise=noise)
@@ -85,13 +85,13 @@ def fedsr(
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
-        share=keeping(rest.pop("share", everything), REFERENCE),
+        share=keeping(federate_options.pop("share", everything), REFERENCE),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
-def _simple_representation(
+def simple_representation_objective(
     learned: Learning, l2r: float, cmi: float, *, squared: bool = False
 ) -> Objective:
     """Returns the objective of `fedsr`, for variables with `latent` and, for cmi, `reference`."""
@@ -99,17 +99,17 @@ def _simple_representation(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        found = []
+        draws = []
 
         def drawn(classify: Classify, features: jax.Array) -> jax.Array:
-            found.append(_draw(variables[LATENT], features, key))
-            return classify(found[-1][0])
+            draws.append(_draw(variables[LATENT], features, key))
+            return classify(draws[-1][0])
 
-        # Drawn here and not by `hook`, because the loss needs z, mean and deviation.
-        own = learned._replace(model=ClassifiedBy(learned.model, drawn))
-        loss, out = own.trained(without(variables, LATENT), images, batch, key)
+        # Drawn here and not by `_hook`, because the loss needs z, mean and deviation.
+        with_latent = learned._replace(model=ClassifiedBy(learned.model, drawn))
+        loss, out = with_latent.trained(without(variables, LATENT), images, batch, key)
         # Inside a model that computes in bfloat16 they have that dtype, and the loss has not.
-        z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), found[-1])
+        z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), draws[-1])
         squares = jnp.square(z).sum(-1)
         if squared:
             lengths = squares
@@ -119,14 +119,14 @@ def _simple_representation(
         value = loss + l2r * masked_mean(lengths, valid)
         if cmi:
             assert deviation is not None  # `fedsr` raises ValueError for cmi without noise
-            gaps = _divergence(mean, deviation, batch["label"], variables[REFERENCE])
+            gaps = latent_divergence(mean, deviation, batch["label"], variables[REFERENCE])
             value += cmi * masked_mean(gaps, valid)
         return value, (loss, out.moved)
 
     return objective
 
 
-def _divergence(
+def latent_divergence(
     mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
 ) -> jax.Array:
     r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
@@ -141,12 +141,12 @@ def _divergence(
     scale = reference["scale"].astype(mean.dtype)
     m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
     r = jax.nn.softplus(v)
-    own = jnp.abs(scale) * deviation  # training may make C negative
-    distance = jnp.square(own) + jnp.square(scale * mean - m)
-    return (jnp.log(r) - jnp.log(own) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
+    spread = jnp.abs(scale) * deviation  # training may make C negative
+    distance = jnp.square(spread) + jnp.square(scale * mean - m)
+    return (jnp.log(r) - jnp.log(spread) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
 
 
-def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Adds the latent between features and classifier, see `models.hooks`."""
 
     def drawn(classify: Classify, features: jax.Array) -> jax.Array:
@@ -155,7 +155,7 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         shape = (_DRAWS, 1, features.shape[-1])
         # The same draws for every sample and call, so that predictions do not depend on the batch.
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
-        mean, deviation = _moments_of(tree, features)
+        mean, deviation = latent_moments(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
         # The mean of probabilities by their logarithms, because small ones would underflow.
         logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
@@ -164,7 +164,10 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
     return Hooked(images, drawn)
 
 
-def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+register(LATENT, _hook)
+
+
+def latent_moments(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns mu and s, f[B, F] each, for features f[B, F]."""
     deviation = jax.nn.softplus(affine(latent["deviation"], features))
     return affine(latent["mean"], features), deviation
@@ -180,7 +183,7 @@ def _draw(
     if "deviation" not in latent:
         mean = affine(latent["mean"], features)
         return mean, mean, None
-    mean, deviation = _moments_of(latent, features)
+    mean, deviation = latent_moments(latent, features)
     noise = jax.random.normal(stream(cast(jax.Array, key), "latent noise"), mean.shape, mean.dtype)
     return mean + deviation * noise, mean, deviation
 
@@ -193,4 +196,7 @@ def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: boo
     layers = ("mean", "deviation") if noise else ("mean",)
     keys = zip(layers, jax.random.split(key, len(layers)), strict=True)
     size = sizes.features
-    return {**variables, LATENT: {name: dense(own, size, size, sizes.dtype) for name, own in keys}}
+    return {
+        **variables,
+        LATENT: {name: draw_dense(layer_key, size, size, sizes.dtype) for name, layer_key in keys},
+    }

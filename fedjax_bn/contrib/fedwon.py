@@ -53,6 +53,6 @@ def fedwon(
             )
         return variables
 
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     step = gradient_step(differentiate(supervised(learned)), optimizer)
-    return method_of(step, start=start, **rest)
+    return method_of(step, start=start, **federate_options)

@@ -40,7 +40,7 @@ def fixbn(
     Raises:
       ValueError: at `init`, the model has no batch norm.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
@@ -52,7 +52,9 @@ def fixbn(
         rule = _fixed_statistics(jnp.asarray(received.round >= from_round))
         return supervised(learned, rule)(variables, batch, received, key)
 
-    return method_of(gradient_step(differentiate(objective), optimizer), start=start, **rest)
+    return method_of(
+        gradient_step(differentiate(objective), optimizer), start=start, **federate_options
+    )
 
 
 def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
@@ -62,8 +64,8 @@ def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
         # Always computed, because one program serves the rounds before and after.
         plain = statistics_of(None, layer, x, valid)
 
-        def choose(kept: jax.Array, new: jax.Array) -> jax.Array:
-            return jnp.where(fixed, kept.astype(new.dtype), new)
+        def choose(tracked: jax.Array, measured: jax.Array) -> jax.Array:
+            return jnp.where(fixed, tracked.astype(measured.dtype), measured)
 
         mean, var = choose(layer.mean, plain.mean), choose(layer.var, plain.var)
         if plain.moved is None:

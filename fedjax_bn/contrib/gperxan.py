@@ -12,7 +12,7 @@ from fedjax_bn.federation import FederatedMethod, check_choices
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
@@ -68,7 +68,7 @@ def gperxan(  # type: ignore[misc] # its own default
         that classifies.
     """
     check_choices(share=share)
-    learned, rest = learning(model, classifier="gperxan", **options)
+    learned, federate_options = learning(model, classifier="gperxan", **options)
     trained = ("params", COLLECTION)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -97,7 +97,7 @@ def gperxan(  # type: ignore[misc] # its own default
         gradient_step(differentiate(objective, trained), optimizer, trained),
         share=keeping(share, COLLECTION, shared=True),
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -114,10 +114,13 @@ def _norms(variables: Variables) -> PyTree:
     return norms
 
 
-def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Adds instance norms to the batch norms named in the tree, see `models.hooks`."""
     del key
     return Hooked(images, contexts=(_normalizing_instances(tree),))
+
+
+register(COLLECTION, _hook)
 
 
 def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
@@ -125,14 +128,15 @@ def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
         y, x = function(*args, **kwargs), args[0] if args else kwargs["x"]
         if not is_spatial(x):
             return y
-        own = norms["/".join(call.path)]
+        norm = norms["/".join(call.path)]
         mean, var = instance_moments(x)
-        own = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), own)
-        factor = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
-        shift = own["bias"] - mean * factor
+        norm = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), norm)
+        # Scale and shift of the instance norm as one affine map of x.
+        factor = norm["scale"] * jax.lax.rsqrt(var + _EPSILON)
+        shift = norm["bias"] - mean * factor
         x = x.astype(mean.dtype)
         instance = x * positioned(factor, x) + positioned(shift, x)
-        batch_share, instance_share = jax.nn.softmax(own["scores"])
+        batch_share, instance_share = jax.nn.softmax(norm["scores"])
         return (batch_share * y.astype(x.dtype) + instance_share * instance).astype(y.dtype)
 
     return intercepting(add, lambda call: call.normalize is not None and call.method == "__call__")

@@ -24,7 +24,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.sharing import Variables, everything, keeping
 from fedjax_bn.state import Received
 
@@ -59,7 +59,7 @@ def harmofl(  # type: ignore[misc] # its own default
     Differs from the code: clients may join later, where there all take part in the first round;
     means are of what the model reads and keep their sign, which amplitudes lose (for images above 0
     both are the same). The Dice that it prints is the mean over slices and over classes with the
-    background, and 0 for a class that neither mask has; ours is `segmentation.overlap.score_of`.
+    background, and 0 for a class that neither mask has; ours is `engine.overlap.score_of`.
 
     Args:
       model: f[B, H, W, C] -> outputs.
@@ -78,7 +78,7 @@ def harmofl(  # type: ignore[misc] # its own default
             "fedprox"
         )
     load = options.get("load")
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
@@ -88,13 +88,13 @@ def harmofl(  # type: ignore[misc] # its own default
     return method_of(
         gradient_step(sharpness_aware(differentiate(supervised(learned)), rho), optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
-        server=_averaging_means(rest.pop("server", None) or averaging()),
+        server=_averaging_means(federate_options.pop("server", None) or averaging()),
         around=lambda client: _measuring(client, learned, load),
         # Shared whatever `share` is, because the server sets it.
-        share=keeping(rest.pop("share", everything), COLLECTION, shared=True),
+        share=keeping(federate_options.pop("share", everything), COLLECTION, shared=True),
         weigh=weigh,
         start=start,
-        **rest,
+        **federate_options,
     )
 
 
@@ -105,19 +105,23 @@ class _Means(NamedTuple):
     known: jax.Array  # f[], the fraction of the K clients that have sent theirs
 
 
-def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Shifts images f[B, H, W, C] to the federation's means, see `models.hooks`."""
     del key
-    return Hooked(_harmonize(images, tree["mean"]))
+    return Hooked(harmonize(images, tree["mean"]))
 
 
-def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
+register(COLLECTION, _hook)
+
+
+def harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C], each shifted to the means f[C] over height and width."""
     if images.ndim != 4 or images.shape[-1] != len(mean):
         raise ValueError(
             f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "
             "their number of channels (harmofl.channels)"
         )
+    # A shift alone: the window of the spectrum holds nothing but the mean.
     return images - images.mean((1, 2), keepdims=True) + mean.astype(images.dtype)
 
 
@@ -127,18 +131,23 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         batch = load_first(load, batches, stream(key, "mean amplitude"))
         valid = batch["valid"]
-        old, sent = received.shared[COLLECTION]["mean"], received.memory.method
+        federation_mean, sent = received.shared[COLLECTION]["mean"], received.memory.method
         # Over the pixels of valid images; 0 without any. `load_first` blanks padding, but keeps it.
-        means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
+        means = learned.prepare(batch["image"], federation_mean.dtype).mean((1, 2))
         count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
-        own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)
+        client_mean = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(
+            federation_mean.dtype
+        )
         # In the first round the federation has no mean yet.
-        mean = jnp.where(received.server.known > 0, old, own)
+        mean = jnp.where(received.server.known > 0, federation_mean, client_mean)
         shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
-        new = ~sent & valid.any()
-        message = _Means(jnp.where(new, own, 0), new.astype(old.dtype))
-        memory = update.memory._replace(method=sent | new)
+        is_first_message = ~sent & valid.any()
+        message = _Means(
+            jnp.where(is_first_message, client_mean, 0),
+            is_first_message.astype(federation_mean.dtype),
+        )
+        memory = update.memory._replace(method=sent | is_first_message)
         return update._replace(memory=memory, message=message)
 
     return client._replace(run=run)
@@ -157,15 +166,15 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
     ) -> tuple[PyTree, ServerState]:
         share = aggregate.share
         means = jax.tree.map(
-            lambda old, new: old + (new * share.astype(new.dtype)).astype(old.dtype),
+            lambda total, change: total + (change * share.astype(change.dtype)).astype(total.dtype),
             state.sent,
             aggregate.message,
         )
         # The method's own step comes first, because it averages the collection like any leaf; its
         # result is then replaced.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
-        some = means.known > 0
-        mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)
+        any_sent = means.known > 0
+        mean = jnp.where(any_sent, means.total / jnp.where(any_sent, means.known, 1), 0)
         return {**shared, COLLECTION: {"mean": mean}}, ServerState(sent=means, kept=inner)
 
     return ServerUpdate(init, update, message_weight=equal_messages)

@@ -67,7 +67,7 @@ def hbn(
       ValueError: at `init`, the model has no batch norm.
     """
     load = options.get("load")
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     objective = supervised(learned, _hybrid_statistics)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -84,10 +84,10 @@ def hbn(
     method = method_of(
         gradient_step(differentiate(objective), optimizer),
         around=lambda client: _measuring(client, learned, load or look_up),
-        share=_keeping_shares(rest.pop("share", everything)),
+        share=_keeping_shares(federate_options.pop("share", everything)),
         server=_moving_statistics(momentum),
         start=start,
-        **rest,
+        **federate_options,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
@@ -112,13 +112,13 @@ def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> S
     mean, var, count = moments(x, valid, layer.columns)
     share = jax.nn.sigmoid(cast(jax.Array, layer.gate).astype(mean.dtype))
 
-    def mixed(kept: jax.Array, new: jax.Array) -> jax.Array:
-        return (1 - share) * kept.astype(mean.dtype) + share * new
+    def mixed(tracked: jax.Array, measured: jax.Array) -> jax.Array:
+        return (1 - share) * tracked.astype(mean.dtype) + share * measured
 
     mean, var = mixed(layer.mean, mean), mixed(layer.var, var)
     # The mean square, because unlike variances it may be averaged over batches and clients.
-    found = {"seen_count": count, "seen_mean": mean, "seen_square": var + jnp.square(mean)}
-    return Statistics(mean, var, recorded=found)
+    statistics = {"seen_count": count, "seen_mean": mean, "seen_square": var + jnp.square(mean)}
+    return Statistics(mean, var, recorded=statistics)
 
 
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
@@ -146,8 +146,8 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
             share = (count / jnp.maximum(count.sum(), 1))[:, None]
             return {name: (share * layer[f"seen_{name}"]).sum(0) for name in ("mean", "square")}
 
-        found = _each_layer(mean_of_steps, jax.lax.map(one, (steps, keys)))
-        return client.run(received, batches, key)._replace(message=found)
+        measured = _each_layer(mean_of_steps, jax.lax.map(one, (steps, keys)))
+        return client.run(received, batches, key)._replace(message=measured)
 
     return client._replace(run=run)
 
@@ -162,25 +162,26 @@ def _each_layer(function: Any, *trees: PyTree) -> PyTree:
 def _moving_statistics(momentum: float) -> ServerUpdate:
     """Returns averaging that moves the statistics towards the pooled moments of all clients."""
 
-    def moved(old: PyTree, found: PyTree) -> PyTree:
-        mean = found["mean"]
+    def moved(before: PyTree, measured: PyTree) -> PyTree:
+        mean = measured["mean"]
         # Without the maximum, rounding could make the variance negative.
-        new = {"mean": mean, "var": jnp.maximum(found["square"] - jnp.square(mean), 0)}
+        statistics = {"mean": mean, "var": jnp.maximum(measured["square"] - jnp.square(mean), 0)}
         return {
             name: (
-                (1 - momentum) * old[name] + (momentum * new[name]).astype(old[name].dtype)
-            ).astype(old[name].dtype)
-            for name in old
+                (1 - momentum) * before[name]
+                + (momentum * statistics[name]).astype(before[name].dtype)
+            ).astype(before[name].dtype)
+            for name in before
         }
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
-        mean, found = aggregate.mean, aggregate.message
+        mean, message = aggregate.mean, aggregate.message
         # If clients keep their statistics by the sharing rule, there is nothing to move.
-        if len(jax.tree.leaves(shared[STATISTICS])) < len(jax.tree.leaves(found)):
+        if len(jax.tree.leaves(shared[STATISTICS])) < len(jax.tree.leaves(message)):
             return mean, state
-        return {**mean, STATISTICS: _each_layer(moved, shared[STATISTICS], found)}, state
+        return {**mean, STATISTICS: _each_layer(moved, shared[STATISTICS], message)}, state
 
     return ServerUpdate(averaging().init, update, message_weight=messages_by_size)
 

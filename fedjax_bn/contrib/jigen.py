@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, Puzzles, UpTo1, bounded
-from fedjax_bn.contrib.parts import dense
+from fedjax_bn.contrib.parts import draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
@@ -56,15 +56,15 @@ def jigen(
       ValueError: at `init`, the size of the features is not found; at `round`, samples are not
         images of at least 3x3.
     """
-    learned, rest = learning(model, classifier="jigen", **options)
+    learned, federate_options = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
-    table = _orders(permutations)
+    table = distant_orders(permutations)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images = learned.read(variables, batch, key)
-        order = _draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
-        shuffled = _shuffle(images, jnp.asarray(table)[order])
+        order = draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
+        shuffled = shuffle_tiles(images, jnp.asarray(table)[order])
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, shuffled, batch, key, wanted=["features"])
         head = variables[COLLECTION]
@@ -75,13 +75,16 @@ def jigen(
         if COLLECTION in variables:
             return variables
         sizes, key = sizes_of(model, variables), stream(key, "puzzle head")
-        return {**variables, COLLECTION: dense(key, sizes.features, permutations + 1, sizes.dtype)}
+        return {
+            **variables,
+            COLLECTION: draw_dense(key, sizes.features, permutations + 1, sizes.dtype),
+        }
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
+    return method_of(step, start=start, **federate_options)
 
 
-def _orders(count: int) -> np.ndarray:
+def distant_orders(count: int) -> np.ndarray:
     """Returns i32[count + 1, 9]: the identity, and permutations that agree in at most one place.
 
     Entry [p, i] is the tile at place i. The permutations are the 72 maps x -> a x + b with a != 0,
@@ -92,18 +95,20 @@ def _orders(count: int) -> np.ndarray:
     number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
     # Two such maps agree in at most one x, because a x + b = c x + d has at most one solution.
-    maps.sort(key=lambda one: one != list(range(9)))  # stable: the identity comes first
+    maps.sort(
+        key=lambda permutation: permutation != list(range(9))
+    )  # stable: the identity comes first
     return np.asarray(maps[: count + 1], np.int32)
 
 
-def _draw_orders(key: jax.Array, size: int, whole: float, count: int) -> jax.Array:
-    """Draws i32[size]: 0 with probability `whole`, else any of 0, ..., count - 1."""
+def draw_orders(key: jax.Array, size: int, unshuffled: float, count: int) -> jax.Array:
+    """Draws i32[size]: 0 with probability `unshuffled`, else any of 0, ..., count - 1."""
     order_key, whole_key = jax.random.split(key)
     order = jax.random.randint(order_key, (size,), 0, count, jnp.int32)
-    return jnp.where(jax.random.bernoulli(whole_key, whole, (size,)), 0, order)
+    return jnp.where(jax.random.bernoulli(whole_key, unshuffled, (size,)), 0, order)
 
 
-def _shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:
+def shuffle_tiles(images: jax.Array, tiles: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with tile `tiles[b, i]` i32[B, 9] at place i, row by row."""
     if images.ndim != 4 or min(images.shape[1:3]) < _TILES:
         raise ValueError(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, Channels, UpTo1, bounded
-from fedjax_bn.contrib.parts import affine, dense, kernel, squared_distances
+from fedjax_bn.contrib.parts import affine, draw_dense, kernel, squared_distances
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -52,11 +52,11 @@ def l2d(
 
     $S(\mu, v, z') = (z' - \mu)^2 / v + \log v$, a mean over samples and features
 
-    z and z' are the features of x and of x', which `_stylize` makes. SupCon is the supervised
+    z and z' are the features of x and of x', which `stylize` makes. SupCon is the supervised
     contrast (Khosla et al. 2020) with temperature 0.07. Two dense layers compute mu (leaky ReLU)
     and log v (ReLU) from z. S, the surprise, is -2 / F times the log-likelihood of z' under
     N(mu, v), without its constant. CLUB bounds the information of z about z' (Cheng et al. 2020).
-    MMD is `_by_class`, a mean over the batch's classes, each with its own kernel width. A step
+    MMD is `by_class`, a mean over the batch's classes, each with its own kernel width. A step
     first moves the model and the layers of mu and v. Then plain gradient descent moves the
     stylist's scales and shifts; this second pass uses fixed kernels and moves no statistics. The
     stylist, the collection `stylist` (for each of 4 branches a scale and a shift of each channel),
@@ -84,11 +84,11 @@ def l2d(
       ValueError: at `init`, the size of the features is not found; at `round`, images have other
         channels.
     """
-    learned, rest = learning(model, classifier="l2d", **options)
+    learned, federate_options = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
-    goal = _diversified(learned, share_of_style, contrast, likelihood)
+    goal = diversified_objective(learned, share_of_style, contrast, likelihood)
     # The stylist's step uses the features of the model after its step.
-    first = gradient_step(differentiate(goal, trained), optimizer, trained)
+    model_step = gradient_step(differentiate(goal, trained), optimizer, trained)
     style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
     second = gradient_step(style, optax.sgd(rate), (STYLIST,))
 
@@ -100,14 +100,22 @@ def l2d(
         keys = zip(("mean", "logs"), jax.random.split(other_key), strict=True)
         return {
             **variables,
-            STYLIST: _start_stylist(own_key, channels, parameter_dtype(variables)),
-            LIKELIHOOD: {name: dense(own, size, size, dtype) for name, own in keys},
+            STYLIST: draw_stylist(own_key, channels, parameter_dtype(variables)),
+            LIKELIHOOD: {
+                name: draw_dense(layer_key, size, size, dtype) for name, layer_key in keys
+            },
         }
 
-    return method_of(in_turn(first, second) if share_of_style else first, start=start, **rest)
+    return method_of(
+        in_turn(model_step, second) if share_of_style else model_step,
+        start=start,
+        **federate_options,
+    )
 
 
-def _diversified(learned: Learning, share: float, contrast: float, likelihood: float) -> Objective:
+def diversified_objective(
+    learned: Learning, share: float, contrast: float, likelihood: float
+) -> Objective:
     """Returns the model's objective, for variables with `stylist` and `likelihood`; see `l2d`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -115,12 +123,14 @@ def _diversified(learned: Learning, share: float, contrast: float, likelihood: f
         loss, out = _both(learned, variables, batch, key, share, stream(key, "styled images"))
         valid, value = batch["valid"], loss
         if contrast:
-            label, both = (jnp.tile(batch[name], 2) for name in ("label", "valid"))
-            value += contrast * _supervised_contrast(out.features, label, both).astype(loss.dtype)
+            label, valid_pairs = (jnp.tile(batch[name], 2) for name in ("label", "valid"))
+            value += contrast * supervised_contrast(out.features, label, valid_pairs).astype(
+                loss.dtype
+            )
         if likelihood:
-            z, other = jnp.split(out.features, 2)
+            z, z_styled = jnp.split(out.features, 2)
             mean, logs = _moments_of(variables[LIKELIHOOD], z)
-            value += likelihood * _surprise(mean, logs, other, valid).astype(loss.dtype)
+            value += likelihood * _surprise(mean, logs, z_styled, valid).astype(loss.dtype)
         return value, (loss, out.moved)
 
     return objective
@@ -132,9 +142,9 @@ def _styling(learned: Learning, share: float, leak: float) -> Objective:
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         _, out = _both(learned, variables, batch, key, share, None)
-        (z, other), valid = jnp.split(out.features, 2), batch["valid"]
-        value = _by_class(z, other, batch["label"], valid, out.outputs.shape[-1])
-        value += leak * _leaked(*_moments_of(variables[LIKELIHOOD], z), other, valid)
+        (z, z_styled), valid = jnp.split(out.features, 2), batch["valid"]
+        value = by_class(z, z_styled, batch["label"], valid, out.outputs.shape[-1])
+        value += leak * leaked_information(*_moments_of(variables[LIKELIHOOD], z), z_styled, valid)
         return value, (value, {})
 
     return objective
@@ -150,13 +160,13 @@ def _both(
 ) -> tuple[jax.Array, Output]:
     """Makes a training pass over x and x' together; returns its cross entropy f[], and `Output`."""
     images = learned.read(variables, batch, key)
-    styled = _stylize(variables[STYLIST], images, share, style)
+    styled = stylize(variables[STYLIST], images, share, style)
     twice = batch | {name: jnp.tile(batch[name], 2) for name in ("label", "valid")}
-    both, plain = jnp.concatenate([images, styled]), without(variables, STYLIST, LIKELIHOOD)
-    return learned.trained(plain, both, twice, key, wanted=["features"])
+    pairs, plain = jnp.concatenate([images, styled]), without(variables, STYLIST, LIKELIHOOD)
+    return learned.trained(plain, pairs, twice, key, wanted=["features"])
 
 
-def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     r"""Returns SupCon f[] (Khosla et al. 2020, L_out) of vectors f[N, F], a mean over valid ones.
 
     $-\frac{1}{|P_i|} \sum_{p \in P_i} \log(e^{z_i z_p / T} / \sum_{a \ne i} e^{z_i z_a / T})$
@@ -165,26 +175,27 @@ def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> ja
     """
     # Bounded inside the root, so that the gradient is finite where a vector is 0.
     z = z * jax.lax.rsqrt(jnp.maximum(jnp.square(z).sum(-1, keepdims=True), 1e-24))
-    others = valid & ~jnp.eye(len(z), dtype=bool)
+    is_contrasted = valid & ~jnp.eye(len(z), dtype=bool)
     # -1e30 and not -inf, which would make a row without others NaN.
-    near = jnp.where(others, z @ z.T / TEMPERATURE, -1e30)
+    near = jnp.where(is_contrasted, z @ z.T / TEMPERATURE, -1e30)
     logs = near - jax.nn.logsumexp(near, axis=1, keepdims=True)
-    positive = (others & (label[:, None] == label)).astype(z.dtype)
+    positive = (is_contrasted & (label[:, None] == label)).astype(z.dtype)
     count = positive.sum(1)
-    each = -(jnp.where(others, logs, 0) * positive).sum(1) / jnp.maximum(count, 1)
-    return masked_mean(each, valid & (count > 0))
+    # A sample without another one of its class has no contrast, and count 1 avoids 0 / 0.
+    losses = -(jnp.where(is_contrasted, logs, 0) * positive).sum(1) / jnp.maximum(count, 1)
+    return masked_mean(losses, valid & (count > 0))
 
 
-def _by_class(
-    z: jax.Array, other: jax.Array, label: jax.Array, valid: jax.Array, classes: int
+def by_class(
+    z: jax.Array, styled: jax.Array, label: jax.Array, valid: jax.Array, classes: int
 ) -> jax.Array:
     """Returns MMD^2 f[] of z and z' f[B, F] within each class, averaged over the batch's classes.
 
     The width of a class's kernels is the mean squared distance of two different vectors among its
     z and z' (the authors' `conditional_mmd_rbf`).
     """
-    both = jnp.concatenate([z, other])
-    far = squared_distances(both, both)
+    z_pairs = jnp.concatenate([z, styled])
+    far = squared_distances(z_pairs, z_pairs)
     # f[classes, B], so that sums within each class are matrix products.
     members = jax.nn.one_hot(label, classes, dtype=z.dtype).T * valid.astype(z.dtype)
     count, owned = members.sum(1), jnp.tile(members, 2)
@@ -196,20 +207,22 @@ def _by_class(
     return masked_mean(jnp.einsum("ca,ab,cb->c", signs, values, signs), count > 0)
 
 
-def _surprise(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
+def _surprise(mean: jax.Array, logs: jax.Array, styled: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns the mean f[] of (z' - mu)^2 / v + log v over valid samples and features f[B, F]."""
-    gaps = jnp.square(mean - other) * jnp.exp(-logs) + logs
+    gaps = jnp.square(mean - styled) * jnp.exp(-logs) + logs
     return masked_mean(gaps.mean(-1), valid)
 
 
-def _leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
+def leaked_information(
+    mean: jax.Array, logs: jax.Array, styled: jax.Array, valid: jax.Array
+) -> jax.Array:
     """Returns CLUB f[]: mean_i [log N(z'_i; mu_i, v_i) - mean_j log N(z'_j; mu_i, v_i)]."""
-    count = jnp.maximum(valid.sum(dtype=other.dtype), 1)
-    known = jnp.where(valid[:, None], other, 0)
-    first, second = known.sum(0) / count, jnp.square(known).sum(0) / count
+    count = jnp.maximum(valid.sum(dtype=styled.dtype), 1)
+    valid_rows = jnp.where(valid[:, None], styled, 0)
+    moment1, moment2 = valid_rows.sum(0) / count, jnp.square(valid_rows).sum(0) / count
     # Two moments of z' give the mean over all pairs without a matrix of pairs.
-    apart = second - 2 * mean * first + jnp.square(mean)
-    gaps = 0.5 * ((apart - jnp.square(mean - other)) * jnp.exp(-logs)).sum(-1)
+    apart = moment2 - 2 * mean * moment1 + jnp.square(mean)
+    gaps = 0.5 * ((apart - jnp.square(mean - styled)) * jnp.exp(-logs)).sum(-1)
     return masked_mean(gaps, valid)
 
 
@@ -218,7 +231,7 @@ def _moments_of(layers: PyTree, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.nn.leaky_relu(affine(layers["mean"], z)), jax.nn.relu(affine(layers["logs"], z))
 
 
-def _start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+def draw_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     """Draws {"scale", "shift"} f[branches, C] around 1 and 0, with standard deviation 0.1."""
     scale_key, shift_key = jax.random.split(key)
     shape = (len(SIDES), channels)
@@ -228,7 +241,7 @@ def _start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     }
 
 
-def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = None) -> jax.Array:
+def stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = None) -> jax.Array:
     r"""Returns images f[B, H, W, C] in another style, which is partly learned.
 
     $x' = share (2 \, \mathrm{sigmoid}(g(x)) - 1) + (1 - share) x$
@@ -253,8 +266,8 @@ def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None =
     color_key, drop_key, weight_key, *keys = jax.random.split(drawn, 3 + 2 * len(sides))
     color = _convolved(color_key, 1, x, 0)
     if key is not None:
-        kept = jax.random.bernoulli(drop_key, 1 - _DROPPED, x.shape)
-        color = jnp.where(kept, color / (1 - _DROPPED), 0)
+        is_retained = jax.random.bernoulli(drop_key, 1 - _DROPPED, x.shape)
+        color = jnp.where(is_retained, color / (1 - _DROPPED), 0)
     branches = [color]
     for i, side in enumerate(sides):
         down = _styled(_convolved(keys[2 * i], side, x, 0), layers["scale"][i], layers["shift"][i])

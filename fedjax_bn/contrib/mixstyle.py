@@ -65,14 +65,14 @@ def mixstyle(
     Raises:
       ValueError: at `round`, no map has such a name.
     """
-    learned, rest = learning(model, **options)
-    mix = _mixing_styles(probability, concentration)
+    learned, federate_options = learning(model, **options)
+    mix = mixing_styles(probability, concentration)
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         # Only their shape: the pass reads the images itself.
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
-        places, own_key = _chosen_maps(model, variables, images, names), stream(key, "mixed styles")
+        places, own_key = chosen_maps(model, variables, images, names), stream(key, "mixed styles")
 
         def mixed(name: str, x: jax.Array) -> jax.Array:
             # Each place has its own key, derived from its name.
@@ -81,26 +81,27 @@ def mixstyle(
         with changing_outputs(places, mixed):
             return plain(variables, batch, received, key)
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
+    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _mixing_styles(probability: float, concentration: float) -> Mix:
+def mixing_styles(probability: float, concentration: float) -> Mix:
     """Returns `mix(key, x f[B, ..., C], valid bool[B]) -> x'`, see `mixstyle`."""
 
     def mix(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         other_key, weight_key, whether_key = jax.random.split(key, 3)
         shape = (len(x), *(1,) * (x.ndim - 1))
         weight = jax.random.beta(weight_key, concentration, concentration, shape, x.dtype)
-        mixed = _with_styles(x, x[partners(other_key, valid)], weight)
+        mixed = with_styles(x, x[partners(other_key, valid)], weight)
         return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
 
     return mix
 
 
-def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
+def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns x with mean and deviation l times its own plus 1 - l times the other's.
 
-    x and `other` are f[B, ..., C] with at least two positions; l is `weight` f[B, 1, ..., 1].
+    x and `style_source` are f[B, ..., C] with at least two positions; l is `weight`
+    f[B, 1, ..., 1].
     """
     axes = tuple(range(1, x.ndim - 1))
 
@@ -108,42 +109,42 @@ def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array
         var = x.var(axes, keepdims=True, ddof=1)
         return jax.lax.stop_gradient((x.mean(axes, keepdims=True), jnp.sqrt(var + _EPSILON)))
 
-    (mean, std), (other_mean, other_std) = style(x), style(other)
+    (mean, std), (other_mean, other_std) = style(x), style(style_source)
     mixed_std = weight * std + (1 - weight) * other_std
     return mixed_std * (x - mean) / std + weight * mean + (1 - weight) * other_mean
 
 
-def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
+def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
     """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
-    found: list[str] = []  # in the order of calls
+    called: list[str] = []  # in the order of calls
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
         if call.method == "__call__" and call.path and hasattr(output, "shape"):
             # A deviation needs at least two positions.
             styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
-            found.extend(["/".join(call.path)] * styled)
+            called.extend(["/".join(call.path)] * styled)
         return output
 
     with intercepting(note), normalize_with(running_statistics):
         shapes_of(model, variables, images)
 
     def last(name: str) -> str | None:
-        alike = [path for path in found if path == name or path.startswith(f"{name}_")]
+        alike = [path for path in called if path == name or path.startswith(f"{name}_")]
         return alike[-1] if alike else None
 
     if not names:
         stages = tuple(map(last, _STAGES))
         has_norms = bool(batch_norm_paths(variables)) and None in stages
         layers = spatial_layers(model, variables, images) if has_norms else ()
-        norms = tuple(layer for layer in layers if layer in found)[:2]
-        wanted = norms or stages
+        norms = tuple(layer for layer in layers if layer in called)[:2]
+        candidates = norms or stages
     else:
-        wanted = tuple(map(last, names_in(names)))
-    places = tuple(place for place in wanted if place is not None)
-    if len(places) < len(wanted):
+        candidates = tuple(map(last, names_in(names)))
+    places = tuple(place for place in candidates if place is not None)
+    if len(places) < len(candidates):
         raise ValueError(
             f"mixstyle: names={names!r} finds no feature maps in {type(model).__name__}: name "
-            f"modules that give maps, of {', '.join(found) or 'which it has none'}"
+            f"modules that give maps, of {', '.join(called) or 'which it has none'}"
         )
     return places

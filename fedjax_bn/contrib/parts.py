@@ -1,4 +1,4 @@
-"""Parts of several rivals: dense layers, places inside a network, and a distance of features."""
+"""Parts of several methods: dense layers, places inside a network, and a distance of features."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ _STAGES = (
 Change = Callable[[str, jax.Array], jax.Array]
 
 
-def dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
+def draw_dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
     """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch initializes a layer.
 
     All entries are drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)).
@@ -67,27 +67,31 @@ def stages_of(
         for depth in range(1, len(parts)):
             block = "/".join(parts[:depth])
             inside[block] = max(size, inside.get(block, 0))
-    known = inside | layers | norms
+    module_names = inside | layers | norms
 
     def last(name: str) -> str | None:
-        parts = (path for path in known if path.startswith(f"{name}_"))
-        alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (name in known)
+        parts = (path for path in module_names if path.startswith(f"{name}_"))
+        alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (
+            name in module_names
+        )
         # Length first, so that layer1_10 comes after layer1_9.
         return max(alike, key=lambda path: (len(path), path), default=None)
 
-    wanted = [names_in(names)] if names else ends
-    found = [[last(name) for name in stages] for stages in wanted]
-    places = next((paths for paths in found if None not in paths), None if names else list(norms))
+    candidates = [names_in(names)] if names else ends
+    stage_names = [[last(name) for name in stages] for stages in candidates]
+    places = next(
+        (paths for paths in stage_names if None not in paths), None if names else list(norms)
+    )
     if places == []:
         raise ValueError(
             f"{method} reads the outputs of batch norms, but the model has no batch norm: name "
-            f"modules by {method}.names, of {', '.join(known)}"
+            f"modules by {method}.names, of {', '.join(module_names)}"
         )
     if places is None:
         raise ValueError(
-            f"{method}: names={names!r} finds no modules: name some of {', '.join(known)}"
+            f"{method}: names={names!r} finds no modules: name some of {', '.join(module_names)}"
         )
-    return {place: known[place] for place in places if place is not None}
+    return {place: module_names[place] for place in places if place is not None}
 
 
 def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
@@ -107,12 +111,12 @@ def changing_outputs(places: Collection[str], change: Change) -> AbstractContext
 
 def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
     """Returns path -> size of the last axis, for modules with one of these leaves."""
-    found = {}
+    channels = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(collection):
         *module, name = path_names(path)
         if name in leaves:
-            found["/".join(module)] = leaf.shape[-1]
-    return found
+            channels["/".join(module)] = leaf.shape[-1]
+    return channels
 
 
 def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[float]) -> jax.Array:
@@ -165,6 +169,6 @@ def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Arr
 
 def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns ||x_a - y_b||^2 f[N, M] of all pairs of rows f[N, D] and f[M, D]."""
-    first, second = (jnp.square(z).sum(-1) for z in (x, y))
+    norms_x, norms_y = (jnp.square(z).sum(-1) for z in (x, y))
     # Not below 0: rounding could make the distance of equal rows negative.
-    return jnp.maximum(first[:, None] + second[None] - 2 * x @ y.T, 0)
+    return jnp.maximum(norms_x[:, None] + norms_y[None] - 2 * x @ y.T, 0)

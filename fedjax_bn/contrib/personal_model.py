@@ -17,16 +17,19 @@ from fedjax_bn.state import Received
 PyTree = Any
 
 
-def with_own(variables: Variables, **more: PyTree) -> Variables:
+def with_own_model(variables: Variables, **collections: PyTree) -> Variables:
     """Returns the variables with an own model that equals the shared one, and more of its own."""
     variables = without(variables, OWN)
     present = jnp.ones((), parameter_dtype(variables))
-    return {**variables, OWN: {"model": variables, "present": present, **more}}
+    return {**variables, OWN: {"model": variables, "present": present, **collections}}
 
 
-def with_model(variables: Variables, model: Variables, **more: PyTree) -> Variables:
+def with_model(variables: Variables, model: Variables, **collections: PyTree) -> Variables:
     """Returns the variables with another own model, of which frozen leaves are left out."""
-    return {**variables, OWN: {**variables[OWN], "model": without(model, OWN, FROZEN), **more}}
+    return {
+        **variables,
+        OWN: {**variables[OWN], "model": without(model, OWN, FROZEN), **collections},
+    }
 
 
 def of_shared(step: LocalStep) -> LocalStep:
@@ -35,11 +38,11 @@ def of_shared(step: LocalStep) -> LocalStep:
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
-        new, state, loss = step.update(without(variables, OWN), state, batch, received, key)
-        return {**new, OWN: variables[OWN]}, state, loss
+        trained, state, loss = step.update(without(variables, OWN), state, batch, received, key)
+        return {**trained, OWN: variables[OWN]}, state, loss
 
     return LocalStep(
         lambda variables: step.init(without(variables, OWN)),
         update,
-        lambda variables, *rest: step.check(without(variables, OWN), *rest),
+        lambda variables, *arguments: step.check(without(variables, OWN), *arguments),
     )

@@ -47,7 +47,7 @@ def pn(
     Raises:
       ValueError: at `init`, the model has no batch norm.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     trained = ("params", STATISTICS)
     # The rule of predictions: its mean and variance are leaves of `batch_stats`.
     gradient = differentiate(supervised(learned, running_statistics), trained)
@@ -58,11 +58,13 @@ def pn(
         return variables
 
     return method_of(
-        _with_variances(gradient_step(gradient, optimizer, trained)), start=start, **rest
+        with_trained_variances(gradient_step(gradient, optimizer, trained)),
+        start=start,
+        **federate_options,
     )
 
 
-def _with_variances(step: LocalStep) -> LocalStep:
+def with_trained_variances(step: LocalStep) -> LocalStep:
     """Returns the step after which every variance is at least 0."""
 
     def update(

@@ -55,7 +55,7 @@ def randconv(
     Raises:
       ValueError: at `round`, samples are not images.
     """
-    learned, rest = learning(model, classifier="randconv", **options)
+    learned, federate_options = learning(model, classifier="randconv", **options)
     convolve = perturb.randconv(mix, identity, largest)
     draws = DRAWS if consistency else 1
 
@@ -63,21 +63,21 @@ def randconv(
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         passes = [
-            learned.trained(variables, convolve(own, images, valid), batch, key)
-            for own in jax.random.split(stream(key, "random convolutions"), draws)
+            learned.trained(variables, convolve(draw_key, images, valid), batch, key)
+            for draw_key in jax.random.split(stream(key, "random convolutions"), draws)
         ]
         # Only the first pass is reported and moves running statistics.
         value = loss = passes[0][0]
         if consistency:
             # All passes have the same dropout, so that only the convolutions differ.
             logits = jnp.stack([out.outputs for _, out in passes])
-            value += consistency * masked_mean(_disagreement(logits), valid)
+            value += consistency * masked_mean(disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
+    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _disagreement(logits: jax.Array) -> jax.Array:
+def disagreement(logits: jax.Array) -> jax.Array:
     """Returns the mean over draws of KL(p_j | m), f[B], for logits f[draws, B, classes]."""
     logs = jax.nn.log_softmax(logits)
     # Clipped as in the authors' code, so that the logarithm is finite.

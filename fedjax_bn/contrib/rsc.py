@@ -49,12 +49,12 @@ def rsc(
     Raises:
       ValueError: at `round`, the model's features are not found.
     """
-    learned, rest = learning(model, classifier="rsc", **options)
-    objective = _self_challenging(learned, features, batch)
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
+    learned, federate_options = learning(model, classifier="rsc", **options)
+    objective = self_challenging_objective(learned, features, batch)
+    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _self_challenging(learned: Learning, features: float, share: float) -> Objective:
+def self_challenging_objective(learned: Learning, features: float, share: float) -> Objective:
     """Returns the objective of `rsc`; `share` is the fraction of the samples."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -63,14 +63,15 @@ def _self_challenging(learned: Learning, features: float, share: float) -> Objec
         options = {"train": True, "valid": valid, "key": key}
         out = forward(learned.model, variables, images, wanted=["features"], **options)
 
-        def classify(given: jax.Array) -> jax.Array:
+        def classify(muted: jax.Array) -> jax.Array:
             # The pass replaces the features, so that XLA computes the classifier alone.
-            replaced = ClassifiedBy(learned.model, lambda classify, features: classify(given))
+            replaced = ClassifiedBy(learned.model, lambda classify, features: classify(muted))
             return forward(replaced, variables, images, **options).outputs
 
+        # The mask is chosen at fixed features, so that no gradient passes through the choice.
         fixed = jax.lax.stop_gradient(out.features)
         mask = jax.lax.stop_gradient(
-            _challenge(classify, fixed, out.outputs, batch["label"], valid, features, share)
+            muted_mask(classify, fixed, out.outputs, batch["label"], valid, features, share)
         )
         loss = learned.task.loss(classify(out.features * mask), batch["label"], valid)
         return loss, (loss, out.moved)
@@ -78,7 +79,7 @@ def _self_challenging(learned: Learning, features: float, share: float) -> Objec
     return objective
 
 
-def _challenge(
+def muted_mask(
     classify: Any,
     features: jax.Array,
     logits: jax.Array,

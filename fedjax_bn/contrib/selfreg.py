@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, AtLeast0, bounded
-from fedjax_bn.contrib.parts import dense
+from fedjax_bn.contrib.parts import draw_dense
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
@@ -57,9 +57,9 @@ def selfreg(
     Raises:
       ValueError: at `init`, the size of the features is not found.
     """
-    learned, rest = learning(model, classifier="selfreg", **options)
+    learned, federate_options = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
-    objective = _self_regularized(learned, feature, beta)
+    objective = self_regularized_objective(learned, feature, beta)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if COLLECTION in variables:
@@ -69,7 +69,7 @@ def selfreg(
         widths = (sizes.features, wide, wide, sizes.features)
 
         def layer(key: jax.Array, inputs: int, outputs: int) -> PyTree:
-            linear = dense(key, inputs, outputs, sizes.dtype)
+            linear = draw_dense(key, inputs, outputs, sizes.dtype)
             return {
                 "kernel": linear["kernel"],
                 "dense_bias": linear["bias"],
@@ -77,14 +77,17 @@ def selfreg(
                 "bias": jnp.zeros(outputs, sizes.dtype),
             }
 
-        layers = {f"layer{i + 1}": layer(own, *widths[i : i + 2]) for i, own in enumerate(keys)}
+        layers = {
+            f"layer{i + 1}": layer(layer_key, *widths[i : i + 2])
+            for i, layer_key in enumerate(keys)
+        }
         return {**variables, COLLECTION: layers}
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
+    return method_of(step, start=start, **federate_options)
 
 
-def _self_regularized(learned: Learning, feature: float, beta: float) -> Objective:
+def self_regularized_objective(learned: Learning, feature: float, beta: float) -> Objective:
     """Returns the objective of `selfreg`, for variables with `projection`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -93,9 +96,9 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, images, batch, key, wanted=["features"])
         first_key, second_key, share_key = jax.random.split(stream(key, "pairs"), 3)
-        pair = [_alike(own, label, valid) for own in (first_key, second_key)]
+        pair = [partners_of_class(pair_key, label, valid) for pair_key in (first_key, second_key)]
         share = jax.random.beta(share_key, beta, beta, (), loss.dtype)
-        projected = _project(variables[COLLECTION], out.features, valid)
+        projected = project_features(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
         gap += feature * _gap(out.features, projected, pair, share)
         # The gap counts less as the classes are learned; this weight passes no gradient.
@@ -105,15 +108,15 @@ def _self_regularized(learned: Learning, feature: float, beta: float) -> Objecti
     return objective
 
 
-def _gap(x: jax.Array, others: jax.Array, pair: list[jax.Array], share: jax.Array) -> jax.Array:
+def _gap(x: jax.Array, partners: jax.Array, pair: list[jax.Array], share: jax.Array) -> jax.Array:
     """Returns l (x - o2)^2 + (1 - l) (x - (l o2 + (1 - l) o3))^2, mean over entries, f[B]."""
-    two, three = (others[index] for index in pair)
+    two, three = (partners[index] for index in pair)
     mixed = share * two + (1 - share) * three
-    near, far = (jnp.square(x - other).mean(-1) for other in (two, mixed))
+    near, far = (jnp.square(x - target).mean(-1) for target in (two, mixed))
     return share * near + (1 - share) * far
 
 
-def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def partners_of_class(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns a random valid sample of the same class for each, i32[B], by permutations.
 
     It may be the sample itself; padding samples get padding samples.
@@ -126,7 +129,7 @@ def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     return jnp.zeros_like(to).at[of].set(to)
 
 
-def _project(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
+def project_features(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
     """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them.
 
     Batch norms use the moments of the valid samples, because only training uses the projection.

@@ -42,7 +42,7 @@ def sfa(
     Raises:
       ValueError: the task is segmentation; at `round`, the features are not found.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     if learned.task.segments:  # refused here, while the outputs of other tasks may be dense
         require_classifier("sfa", learned.task)
 
@@ -50,16 +50,16 @@ def sfa(
         del received
         noise = stream(key, "feature noise")  # separate, so that dropout draws as without noise
         noisy = ClassifiedBy(
-            model, lambda classify, f: classify(_with_noise(noise, f, scale, shift))
+            model, lambda classify, f: classify(with_affine_noise(noise, f, scale, shift))
         )
         images = learned.read(variables, batch, key)
         loss, out = learned._replace(model=noisy).trained(variables, images, batch, key)
         return loss, (loss, out.moved)
 
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
+    return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _with_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
+def with_affine_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
     """Returns a f + b, see `sfa`, for f of any shape."""
     a, b = jax.random.normal(key, (2, *features.shape), features.dtype)
     return (1 + scale * a) * features + shift * b

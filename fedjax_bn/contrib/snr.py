@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.parts import changing_outputs, dense, stages_of
+from fedjax_bn.contrib.parts import changing_outputs, draw_dense, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.sharing import Variables, without
@@ -64,7 +64,7 @@ def snr(
     Args:
       model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
       weight: weight of the heads' terms, at least 0; 0.01 in the authors' code.
-      names: modules whose outputs are restored, see `rivals.parts.stages_of`. "" means the first
+      names: modules whose outputs are restored, see `contrib.parts.stages_of`. "" means the first
         that the model has: the ends of layer1 to layer3, as in the authors' code; a DenseNet's
         transitions; all batch norms that see maps.
       optimizer, **options: as in `fedavg`.
@@ -72,7 +72,7 @@ def snr(
     Raises:
       ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
     """
-    learned, rest = learning(model, classifier="snr", **options)
+    learned, federate_options = learning(model, classifier="snr", **options)
     trained = ("params", COLLECTION, HEADS)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -82,17 +82,17 @@ def snr(
         layers, heads, key = {}, {}, stream(key, "restitution")
         for name, size in places.items():
             # By the name's checksum, so that a place draws the same whatever the other places are.
-            own = jax.random.fold_in(key, crc32(name.encode()))
-            layer_key, head_key = jax.random.split(own)
-            layers[name] = _layer(layer_key, size, sizes.dtype)
-            heads[name] = dense(head_key, size, sizes.classes, sizes.dtype)
+            place_key = jax.random.fold_in(key, crc32(name.encode()))
+            layer_key, head_key = jax.random.split(place_key)
+            layers[name] = draw_restitution(layer_key, size, sizes.dtype)
+            heads[name] = draw_dense(head_key, size, sizes.classes, sizes.dtype)
         return {**variables, COLLECTION: layers, HEADS: heads}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
-        seen: dict[str, _Restored] = {}
-        # Here and not by `hook`, because the loss needs each layer's n, x+ and x-.
+        seen: dict[str, Restored] = {}
+        # Here and not by `_hook`, because the loss needs each layer's n, x+ and x-.
         with _restoring(variables[COLLECTION], seen):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         if not seen:
@@ -100,24 +100,22 @@ def snr(
                 f"snr restores maps f[B, ..., C], but {', '.join(variables[COLLECTION])} give "
                 "none: name other modules (snr.names)"
             )
-        value = loss + weight * _head_losses(seen, variables[HEADS], label, valid).astype(
-            loss.dtype
-        )
+        value = loss + weight * head_losses(seen, variables[HEADS], label, valid).astype(loss.dtype)
         return value, (loss, out.moved)
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
+    return method_of(step, start=start, **federate_options)
 
 
-class _Restored(NamedTuple):
+class Restored(NamedTuple):
     """The result of a layer for one map."""
 
-    kept: jax.Array  # x+ f[B, ..., C], which replaces the map
+    restored: jax.Array  # x+ f[B, ..., C], which replaces the map
     means: jax.Array  # of n, x+ and x- over positions, f[3, B, C]
 
 
-def _head_losses(
-    seen: Mapping[str, _Restored], heads: PyTree, label: jax.Array, valid: jax.Array
+def head_losses(
+    seen: Mapping[str, Restored], heads: PyTree, label: jax.Array, valid: jax.Array
 ) -> jax.Array:
     """Returns the sum over places plus the last place's cross entropy, f[]; see `snr`."""
 
@@ -126,24 +124,27 @@ def _head_losses(
         return -(jnp.exp(logs) * logs).sum(-1)
 
     total: Any = 0.0
-    last: Any = None
+    last_logits: Any = None
     for name, parts in seen.items():
         head = heads[name]
         logits = parts.means @ head["kernel"] + head["bias"]
-        normalized, kept, left = (masked_mean(entropy(x), valid) for x in logits)
-        total += jax.nn.softplus(kept - normalized) + jax.nn.softplus(normalized - left)
-        last = logits[1]
-    return total + cross_entropy(last, label, valid)
+        normalized, restored, complement = (masked_mean(entropy(x), valid) for x in logits)
+        total += jax.nn.softplus(restored - normalized) + jax.nn.softplus(normalized - complement)
+        last_logits = logits[1]
+    return total + cross_entropy(last_logits, label, valid)
 
 
-def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
+def _hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
     """Restores the outputs of the modules named in the tree, see `models.hooks`."""
     del key
     return Hooked(images, contexts=(_restoring(tree),))
 
 
+register(COLLECTION, _hook)
+
+
 def _restoring(
-    layers: Mapping[str, PyTree], seen: MutableMapping[str, _Restored] | None = None
+    layers: Mapping[str, PyTree], seen: MutableMapping[str, Restored] | None = None
 ) -> AbstractContextManager:
     """Returns a context in which traced modules have restored outputs.
 
@@ -153,15 +154,15 @@ def _restoring(
     def restored(name: str, x: jax.Array) -> jax.Array:
         if not is_spatial(x):
             return x  # no positions to normalize over
-        parts = _restore(layers[name], x)
+        parts = restore_style(layers[name], x)
         if seen is not None:
             seen[name] = parts
-        return parts.kept.astype(x.dtype)
+        return parts.restored.astype(x.dtype)
 
     return changing_outputs(layers, restored)
 
 
-def _restore(layer: PyTree, x: jax.Array) -> _Restored:
+def restore_style(layer: PyTree, x: jax.Array) -> Restored:
     """Returns a layer's result for a map f[B, ..., C], in at least float32.
 
     For each sample n = s x + t, and the mean of n is the instance norm's bias. The gate thus needs
@@ -174,20 +175,20 @@ def _restore(layer: PyTree, x: jax.Array) -> _Restored:
             "(snr.names)"
         )
     x = x.astype(promote(x.dtype, jnp.float32))
-    own = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
+    weights = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
     mean, var = instance_moments(x)
-    scale = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
-    shift = own["bias"] - mean * scale
+    scale = weights["scale"] * jax.lax.rsqrt(var + _EPSILON)
+    shift = weights["bias"] - mean * scale
     # The mean of n over positions is the instance norm's bias, whatever x is.
-    rest = mean - own["bias"]  # the mean of r over positions
-    hidden = jax.nn.relu(rest @ own["down"] + own["down_bias"])
-    gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"])
+    residual_mean = mean - weights["bias"]  # the mean of r over positions
+    hidden = jax.nn.relu(residual_mean @ weights["down"] + weights["down_bias"])
+    gate = jax.nn.sigmoid(hidden @ weights["up"] + weights["up_bias"])
     scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
-    means = own["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * rest
-    return _Restored(x * scale + shift, means)
+    means = weights["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * residual_mean
+    return Restored(x * scale + shift, means)
 
 
-def _layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+def draw_restitution(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     """Draws an instance norm and the two dense layers of a gate as PyTorch does."""
     hidden = max(channels // _REDUCTION, 1)
     keys = jax.random.split(key, 4)

@@ -41,24 +41,24 @@ def on_a_tpu(program: Any, num_clients: int) -> int:
       num_clients: the number of clients that a device trains.
     """
     steps = max(_loops(program), key=lambda loop: loop.products, default=_Loop(0, 0))
-    most = min(_FAST // 2 // max(steps.carried, 1), _MAPS // max(steps.products, 1))
-    return _evenly(most, num_clients)
+    most_clients = min(_FAST // 2 // max(steps.carried, 1), _MAPS // max(steps.products, 1))
+    return _evenly(most_clients, num_clients)
 
 
 def on_a_gpu(program: Any, num_clients: int) -> int:
     """Returns how many of the clients a GPU trains at once; arguments as for `on_a_tpu`."""
-    made = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
-    if sum(map(_bytes, made)) > _SMALL or any(one.dtype.itemsize < 4 for one in made):
+    results = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
+    if sum(map(_bytes, results)) > _SMALL or any(result.dtype.itemsize < 4 for result in results):
         return 1
     products = max((loop.products for loop in _loops(program)), default=0)
     return _evenly(_ROOM // max(products, 1), num_clients)
 
 
-def _evenly(most: int, num_clients: int) -> int:
-    """Returns a number of at most `most` clients, which divides all of them if one is near."""
-    most = max(1, min(most, num_clients))
-    even = max(n for n in range(1, most + 1) if num_clients % n == 0)
-    return even if 2 * even > most else most
+def _evenly(most_clients: int, num_clients: int) -> int:
+    """Returns at most `most_clients`, a number that divides all clients if one is near."""
+    most_clients = max(1, min(most_clients, num_clients))
+    even = max(n for n in range(1, most_clients + 1) if num_clients % n == 0)
+    return even if 2 * even > most_clients else most_clients
 
 
 def _loops(program: Any) -> Iterator[_Loop]:
@@ -66,8 +66,8 @@ def _loops(program: Any) -> Iterator[_Loop]:
     for equation in program.eqns:
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"].jaxpr
-            first = equation.params["num_consts"]
-            carry = body.invars[first : first + equation.params["num_carry"]]
+            start = equation.params["num_consts"]
+            carry = body.invars[start : start + equation.params["num_carry"]]
             carried = sum(_bytes(variable.aval) for variable in carry)
             results = _results(body, ("conv_general_dilated", "dot_general"))
             yield _Loop(carried, sum(_bytes(variable.aval) for variable in results))
@@ -87,8 +87,8 @@ def _results(program: Any, names: tuple[str, ...]) -> Iterator[Any]:
 def _inside(equation: Any) -> Iterator[Any]:
     """Yields the programs in an operation's parameters, such as the body of a loop."""
     for value in equation.params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            program = getattr(one, "jaxpr", one)
+        for part in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(part, "jaxpr", part)
             if hasattr(program, "eqns"):
                 yield program
 

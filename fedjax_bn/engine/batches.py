@@ -55,11 +55,11 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
     forms |= dict.fromkeys(("image", "valid"), (shape, f"{[*shape]} in its first axes, as 'label'"))
     forms |= dict.fromkeys(_BY_CLIENT, ((rows,), f"[K={rows}]"))
     forms |= dict.fromkeys(("source", "validation"), ((rows,), f"[K={rows}, ...]"))
-    for name, (start, text) in forms.items():
+    for name, (start, form) in forms.items():
         for leaf in jax.tree.leaves(batches.get(name, ())):
             begins = leaf.shape[: len(start)] == start and (name != "label" or len(shape) == 3)
             if not begins or (name in _BY_CLIENT and leaf.ndim > 1):
-                raise ValueError(f"batches['{name}'] has shape {leaf.shape}, not {text}")
+                raise ValueError(f"batches['{name}'] has shape {leaf.shape}, not {form}")
     if shape[1] % epochs:
         raise ValueError(
             f"{shape[1]} steps are not {epochs} equal local epochs: pad every epoch to the same "
@@ -99,8 +99,8 @@ def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
     """
     # Counted from the end, because padding epochs follow the real ones.
     real = valid.reshape(epochs, -1).any(1)
-    last = epochs - 1 - jnp.argmax(real[::-1])
-    return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last
+    last_real = epochs - 1 - jnp.argmax(real[::-1])
+    return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last_real
 
 
 def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
@@ -110,12 +110,12 @@ def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
     """
     steps = {name: leaf for name, leaf in batches.items() if name != "source"}
     count = batches["valid"].shape[0] // epochs
-    first = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:count]] * times), steps)
-    return batches | first
+    first_steps = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:count]] * times), steps)
+    return batches | first_steps
 
 
 class Admission:
-    """Checks the labels of batches against the number of classes, found once for each shape.
+    """Checks the labels of batches against the number of classes, computed once for each shape.
 
     `shared` and `personal` are leaves of the state; they and batches belong to all clients or one.
 
@@ -128,21 +128,23 @@ class Admission:
         self._classes = classes
         self._found: dict[tuple, int | None] = {}
 
-    def _number(self, shared: PyTree, own: PyTree, batches: Batches) -> tuple[int | None, bool]:
-        """Returns C, or None if labels are not classes, and whether it was found before."""
-        given = batches["image"], batches.get("source")
-        form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(given))
+    def _number(
+        self, shared: PyTree, personal: PyTree, batches: Batches
+    ) -> tuple[int | None, bool]:
+        """Returns C, or None if labels are not classes, and whether the model was traced before."""
+        inputs = batches["image"], batches.get("source")
+        form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
         if self._classes is None:
             return None, True
-        if known := form in self._found:
-            return self._found[form], known
+        if is_traced := form in self._found:
+            return self._found[form], is_traced
         rows = np.ndim(batches["valid"]) - 2  # 1 for the axis of the clients
-        variables = join(_shapes(shared), _shapes(own, rows))
+        variables = join(_shapes(shared), _shapes(personal, rows))
         read = (*REQUIRED, "source")
-        one = {name: _shapes(batches[name], rows) for name in read if name in batches}
+        client_shapes = {name: _shapes(batches[name], rows) for name in read if name in batches}
         # Computed from shapes, which costs one trace of the model's forward pass for each shape.
-        self._found[form] = self._classes(variables, one)
-        return self._found[form], known
+        self._found[form] = self._classes(variables, client_shapes)
+        return self._found[form], is_traced
 
     def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
         """Raises ValueError for an image dtype or a label that a model cannot be trained on.
@@ -157,8 +159,8 @@ class Admission:
                         f"batches['{name}'] holds a {type(leaf).__name__} instead of an array: "
                         "convert it with numpy.asarray"
                     )
-        given: list[Any] = [batches.get(name) for name in REQUIRED]
-        image, label, valid = given
+        arrays: list[Any] = [batches.get(name) for name in REQUIRED]
+        image, label, valid = arrays
         if hasattr(valid, "dtype") and valid.dtype != bool:
             raise ValueError(
                 f"batches['valid'] is {valid.dtype}; it must be bool, True for each sample that "
@@ -170,12 +172,12 @@ class Admission:
             return
         if label.shape[: valid.ndim] != valid.shape:
             return  # `check_batches` refuses it
-        classes, known = self._number(shared, personal, batches)
-        if classes is None or not (_readable(label, known) and _readable(valid, known)):
+        classes, is_traced = self._number(shared, personal, batches)
+        if classes is None or not (_readable(label, is_traced) and _readable(valid, is_traced)):
             return
         label, valid = np.asarray(label), np.asarray(valid, bool)
-        whole = label.dtype.kind in "iu" and label.shape == valid.shape and label.size
-        if not whole or label.min() < 0 or label.max() >= classes:
+        is_plain = label.dtype.kind in "iu" and label.shape == valid.shape and label.size
+        if not is_plain or label.min() < 0 or label.max() >= classes:
             class_labels(label, "batches['label']", classes, valid=valid)
 
     def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
@@ -189,8 +191,8 @@ class Admission:
                 "batches['label'] is a tree of arrays, but the method's task is classification: "
                 "give the method a task for such labels, or batches with one class a sample"
             )
-        label, known = known_labels(label, classes, "batches['label']", valid.shape)
-        return batches | {"label": label, "valid": valid & known}
+        label, in_range = known_labels(label, classes, "batches['label']", valid.shape)
+        return batches | {"label": label, "valid": valid & in_range}
 
 
 def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
@@ -198,11 +200,11 @@ def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)
 
 
-def _readable(array: Any, known: bool) -> bool:
+def _readable(array: Any, is_traced: bool) -> bool:
     """Returns whether an array can be read on the host without delaying a round."""
     if isinstance(array, np.ndarray):
         return True
     if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
         return False
     ready = array.is_ready()  # type: ignore[attr-defined]
-    return array.is_fully_addressable and (not known or ready)
+    return array.is_fully_addressable and (not is_traced or ready)

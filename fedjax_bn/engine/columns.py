@@ -50,50 +50,57 @@ def repeated(values: jax.Array, columns: int) -> jax.Array:
     return values if columns == 1 else jnp.concatenate([values] * columns, axis=-1)
 
 
-def joined(mean: jax.Array, var: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
+def unpacked_moments(mean: jax.Array, var: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
     """Returns mean and variance f[..., C] of channels from those of packed columns."""
     if columns == 1:
         return mean, var
-    mean, var = (one.reshape(*one.shape[:-1], columns, -1) for one in (mean, var))
-    whole = mean.mean(-2, keepdims=True)
-    return whole.squeeze(-2), (var + jnp.square(mean - whole)).mean(-2)
+    mean, var = (moment.reshape(*moment.shape[:-1], columns, -1) for moment in (mean, var))
+    total_mean = mean.mean(-2, keepdims=True)
+    return total_mean.squeeze(-2), (var + jnp.square(mean - total_mean)).mean(-2)
 
 
-def convolve(
+def convolve_packed(
     x: jax.Array,
     kernel: jax.Array,
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
     read: int,
-    made: int,
+    written: int,
 ) -> jax.Array:
-    """Convolves a map of which `read` columns are packed into one of which `made` are.
+    """Convolves a map of which `read` columns are packed into one of which `written` are.
 
     Args:
       x: f[B, H, W / read, read C].
       kernel: f[r, s, C, F].
-      strides: (down, across); across times `made` is a multiple of `read`.
+      strides: (down, across); across times `written` is a multiple of `read`.
       padding: ((top, bottom), (left, right)).
 
     Returns:
-      f[B, H', W' / made, made F], if W' is a multiple of `made`.
+      f[B, H', W' / written, written F], if W' is a multiple of `written`.
     """
-    (down, across), (rows, (left, right)) = strides, padding
+    (down, across), (rows, (left_padding, right)) = strides, padding
     size, width = kernel.shape[1], x.shape[2] * read
-    outputs = (width + left + right - size) // across + 1
-    # Output `made * j + i` reads the columns from `made * j * across + i * across - left`.
-    first, last = -left // read, (across * (made - 1) + size - 1 - left) // read
-    taps = last - first + 1
-    begins = [across * i - left - first * read for i in range(made)]
+    outputs = (width + left_padding + right - size) // across + 1
+    # Output `written * j + i` reads the columns from `written * j * across + i * across - left`.
+    first_tap, last_tap = (
+        -left_padding // read,
+        (across * (written - 1) + size - 1 - left_padding) // read,
+    )
+    taps = last_tap - first_tap + 1
+    begins = [across * i - left_padding - first_tap * read for i in range(written)]
     ends = [taps * read - begin - size for begin in begins]
     copies = [
         jnp.pad(kernel, ((0, 0), (begin, end), (0, 0), (0, 0)))
         for begin, end in zip(begins, ends, strict=True)
     ]
-    large = jnp.stack(copies, axis=3)  # f[r, taps read, C, made, F]
+    large = jnp.stack(copies, axis=3)  # f[r, taps read, C, written, F]
     large = large.reshape(kernel.shape[0], taps, read * kernel.shape[2], -1)
-    step = across * made // read
-    after = step * (outputs // made - 1) + last - (x.shape[2] - 1)
+    step = across * written // read
+    after = step * (outputs // written - 1) + last_tap - (x.shape[2] - 1)
     return lax.conv_general_dilated(
-        x, large, (down, step), (rows, (-first, after)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x,
+        large,
+        (down, step),
+        (rows, (-first_tap, after)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )

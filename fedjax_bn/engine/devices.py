@@ -75,31 +75,31 @@ def map_and_sum(
         count = jax.tree.leaves(group)[0].shape[0]
         # Update the rows in place. If the scan stacked them, XLA would fill and copy the arrays; it
         # would also copy all rows if one client's row were read in several places.
-        old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count), rows)
-        old = computed_once(jax.lax.optimization_barrier(old))
+        rows_before = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count), rows)
+        rows_before = computed_once(jax.lax.optimization_barrier(rows_before))
         if size > 1:
-            part, new, results = together(old, group)
+            part, rows_after, results = together(rows_before, group)
         else:
-            first = jax.tree.map(lambda x: x[0], (old, *group))
-            part, *one = function(*first)
-            new, results = jax.tree.map(lambda x: x[None], tuple(one))
+            single = jax.tree.map(lambda x: x[0], (rows_before, *group))
+            part, *row_and_result = function(*single)
+            rows_after, results = jax.tree.map(lambda x: x[None], tuple(row_and_result))
         rows = jax.tree.map(
-            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), rows, new
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), rows, rows_after
         )
         return (jax.tree.map(jnp.add, total, part), rows), results
 
-    whole = num_clients - num_clients % size
-    groups = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), stacked)
+    grouped = num_clients - num_clients % size
+    groups = jax.tree.map(lambda x: x[:grouped].reshape(-1, size, *x.shape[1:]), stacked)
     # Only the shapes of a part are needed, for the zeros with which the sum starts.
     like, *_ = jax.eval_shape(function, *shapes)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), rows
-    begins = jnp.arange(0, whole, size, dtype=jnp.int32)
+    begins = jnp.arange(0, grouped, size, dtype=jnp.int32)
     carry, results = jax.lax.scan(step, start, (begins, groups))
-    results = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results)
-    if whole < num_clients:
-        rest = jax.tree.map(lambda x: x[whole:], stacked)
-        carry, last = step(carry, (jnp.int32(whole), rest))
-        results = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), results, last)
+    results = jax.tree.map(lambda x: x.reshape(grouped, *x.shape[2:]), results)
+    if grouped < num_clients:
+        leftover = jax.tree.map(lambda x: x[grouped:], stacked)
+        carry, leftover_results = step(carry, (jnp.int32(grouped), leftover))
+        results = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), results, leftover_results)
     return *carry, results
 
 
@@ -139,13 +139,13 @@ def _at_once(clients: str) -> int | None:
     if clients in ("auto", "map", "vmap"):
         return None if clients == "vmap" else 1
     # Up to 0.2.0 the strategy was written vmap:n, which still works.
-    found = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d{0,8})", clients, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d{0,8})", clients, re.ASCII)
+    if match is None:
         raise ValueError(
             f"clients={clients!r} is not a way to map clients: use 'auto', 'map', 'vmap' or "
             "'vmap:at_once=n' with n >= 1 clients at a time"
         )
-    return int(found[1])
+    return int(match[1])
 
 
 class Meeting(NamedTuple):
@@ -155,16 +155,16 @@ class Meeting(NamedTuple):
       devices: the number of devices over which clients are spread.
       together: `together(sums, rows) -> (sums, rows)` adds the sums of all devices and gathers the
         rows [P, ...] of all clients from this device's rows, in one reduction. Dtypes stay.
-      mine: `mine(rows) -> rows` takes the rows of this device's clients from the rows [K, ...] of
-        all clients, and 0 for padding.
+      local_rows: `local_rows(rows) -> rows` takes the rows of this device's clients from the rows
+        [K, ...] of all clients, and 0 for padding.
     """
 
     devices: int
     together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
-    mine: Callable[[PyTree], PyTree]
+    local_rows: Callable[[PyTree], PyTree]
 
 
-_ALONE = Meeting(devices=1, together=lambda sums, rows: (sums, rows), mine=lambda rows: rows)
+_ALONE = Meeting(devices=1, together=lambda sums, rows: (sums, rows), local_rows=lambda rows: rows)
 
 
 def checked_mesh(mesh: Mesh | None) -> Mesh | None:
@@ -247,18 +247,18 @@ def on_each_device(
         return functools.partial(function, _ALONE)
     devices = mesh.shape[CLIENTS]
 
-    def mine(tree: PyTree) -> PyTree:
+    def local_rows(tree: PyTree) -> PyTree:
         rows = padded(jax.tree.leaves(tree)[0].shape[0], mesh)
-        each = rows // devices
-        start, tree = jax.lax.axis_index(CLIENTS) * each, pad_rows(tree, rows)
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, each), tree)
+        per_device = rows // devices
+        start, tree = jax.lax.axis_index(CLIENTS) * per_device, pad_rows(tree, rows)
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, per_device), tree)
 
     # One psum of sums and rows together: a separate gather would be a second reduction.
     def spread(leaf: jax.Array) -> jax.Array:
         leaf = _as_floats(leaf)
-        each = leaf.shape[0]
-        empty = jnp.zeros((each * devices, *leaf.shape[1:]), leaf.dtype)
-        start = jax.lax.axis_index(CLIENTS) * each
+        per_device = leaf.shape[0]
+        empty = jnp.zeros((per_device * devices, *leaf.shape[1:]), leaf.dtype)
+        start = jax.lax.axis_index(CLIENTS) * per_device
         return jax.lax.dynamic_update_slice_in_dim(empty, leaf, start, 0)
 
     def together(sums: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -269,7 +269,7 @@ def on_each_device(
     # Nothing is differentiated through the reduction, so check_vma would find nothing. Only the
     # clients axis is manual: XLA itself divides along "batch" and inserts the reductions there.
     return jax.shard_map(
-        functools.partial(function, Meeting(devices, together, mine)),
+        functools.partial(function, Meeting(devices, together, local_rows)),
         mesh=mesh,
         in_specs=(PartitionSpec(), by_client),
         out_specs=(PartitionSpec(), by_client),

@@ -30,12 +30,12 @@ def risk_extrapolation(
 
     Args:
       eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
-      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `_least_variance`), which gives the
+      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `least_variance`), which gives the
         same weights to about 1e-6 and calls the host.
 
     Returns:
       A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. If a
-      client with samples has a risk that is not finite or below the smallest normal number (about
+      client with samples has a risk that is not finite or below the floor normal number (about
       1.2e-38 in float32), the rule raises a ValueError
       that names the client. Under `jit`, where values are unknown, it returns NaN for that client:
       the round then changes nothing, and `fedjax_bn.run.train` stops with the same error.
@@ -52,12 +52,12 @@ def risk_extrapolation(
         dtype = jnp.result_type(float)
         counts, risks = sizes > 0, risks.astype(dtype)
         # XLA takes smaller numbers as 0, which would make every weight NaN.
-        wrong = counts & ~((risks >= jnp.finfo(dtype).tiny) & (risks < jnp.inf))
+        unusable = counts & ~((risks >= jnp.finfo(dtype).tiny) & (risks < jnp.inf))
         # A wrong risk becomes 1, so that the other clients' weights stay finite.
-        w = solve(jnp.where(counts & ~wrong, risks, 1), counts)
+        w = solve(jnp.where(counts & ~unusable, risks, 1), counts)
         shares = sizes.astype(dtype) / jnp.maximum(sizes.sum(), 1).astype(dtype)
         weights = jax.nn.softmax(eta * w + shares, where=counts)
-        return jnp.where(wrong, jnp.nan, jnp.where(counts, weights, 0))
+        return jnp.where(unusable, jnp.nan, jnp.where(counts, weights, 0))
 
     return rule
 
@@ -70,14 +70,14 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = 
       risks: f[K].
       names: the clients' names; by default "client 0" and so on.
     """
-    least = float(jnp.finfo(jnp.result_type(float)).tiny)
-    wrong = (sizes > 0) & ~((risks >= least) & np.isfinite(risks))
-    if wrong.any():
-        k = int(np.flatnonzero(wrong)[0])
+    floor = float(jnp.finfo(jnp.result_type(float)).tiny)
+    unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))
+    if unusable.any():
+        k = int(np.flatnonzero(unusable)[0])
         who = names[k] if names else f"client {k}"
         raise ValueError(
             f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}, but the mean training "
-            f"loss of every client's last local epoch must be finite and at least {least:.3g}; use "
+            f"loss of every client's last local epoch must be finite and at least {floor:.3g}; use "
             "another weighing rule, such as by_size, where a client fits its data without any loss"
         )
 
@@ -89,21 +89,21 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
       risks: f[K], positive.
       counts: bool[K], which clients count; the others get weight 0.
     """
-    # Relative to the smallest risk, because 1 / R of a tiny risk would overflow.
-    least = jnp.min(risks, initial=jnp.inf, where=counts)
+    # Relative to the floor risk, because 1 / R of a tiny risk would overflow.
+    floor = jnp.min(risks, initial=jnp.inf, where=counts)
     # R_min / R_e is in (0, 1] whatever the scale of the risks.
-    inverse = jnp.where(counts, least / risks, 0)
+    inverse = jnp.where(counts, floor / risks, 0)
     return inverse / jnp.maximum(inverse.sum(), 1)
 
 
 def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns `_least_variance` of the clients that count, also under `jit`; 0 for the others."""
+    """Returns `least_variance` of the clients that count, also under `jit`; 0 for the others."""
 
     def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:
         risks, counts = np.asarray(risks), np.asarray(counts)
         w = np.zeros_like(risks)
         if counts.any():
-            w[counts] = _least_variance(risks[counts].astype(np.float64))
+            w[counts] = least_variance(risks[counts].astype(np.float64))
         return w
 
     # SciPy runs on the host, so XLA must know the shape and dtype of the result.
@@ -111,7 +111,7 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
 
 
-def _least_variance(risks: np.ndarray) -> np.ndarray:
+def least_variance(risks: np.ndarray) -> np.ndarray:
     """Returns w f64[K] in [0, 1] that solves Eq. 17 by sequential least squares (SLSQP).
 
     The unknowns are v_e = w_e R_e, scaled to 1 at the solution: the variance is equally curved

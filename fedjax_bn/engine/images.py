@@ -28,12 +28,12 @@ def impossible_samples(
     """
     channels = {len(mean), len(std)}
     right = channels <= {1, *shape[-1:]} and all(abs(x) <= _MOST for x in (*mean, *std))
-    wrong = {
+    impossible = {
         "shape": not 1 <= len(shape) <= 4 or min(shape) < 1 or math.prod(shape) > 2**28,
         "dtype": dtype not in ("uint8", "float32"),
         "mean or std": not right or min(std) < _LEAST_STD,
     }
-    return next((what for what, is_wrong in wrong.items() if is_wrong), "")
+    return next((part for part, is_wrong in impossible.items() if is_wrong), "")
 
 
 def standardize(mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.5) -> Prepare:

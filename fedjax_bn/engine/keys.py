@@ -9,7 +9,7 @@ for keys that are also folded with counts (clients, rounds, rows), which stay be
 import jax
 import jax.numpy as jnp
 
-_STREAMS = {
+STREAMS = {
     # of a model's first key
     "adapter": 3,
     "latent layer": 4,
@@ -57,8 +57,8 @@ _STREAMS = {
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
-    """Returns the key of a named use of `key`; `_STREAMS` has the names."""
-    return jax.random.fold_in(key, _STREAMS[name])
+    """Returns the key of a named use of `key`; `STREAMS` has the names."""
+    return jax.random.fold_in(key, STREAMS[name])
 
 
 def step_keys(key: jax.Array, valid: jax.Array) -> jax.Array:

@@ -65,18 +65,18 @@ def segmentation_loss(
     mask = label["mask"]
     # Float16 counts to 65504, which is less than the pixels of one image of 256x256.
     logits = wide(logits_of(logits, mask, classes))
-    known = (mask < classes) & valid[:, None, None]
-    mask = jnp.where(known, mask, 0).astype(jnp.int32)
+    labelled = (mask < classes) & valid[:, None, None]
+    mask = jnp.where(labelled, mask, 0).astype(jnp.int32)
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
-    logits = jnp.where(known[..., None], logits, 0)
-    seen = known.astype(logits.dtype)
+    logits = jnp.where(labelled[..., None], logits, 0)
+    seen = labelled.astype(logits.dtype)
     entropy = optax.softmax_cross_entropy_with_integer_labels(logits, mask) * seen
     total = entropy.sum() / jnp.maximum(seen.sum(), 1)
     probability = jax.nn.softmax(logits) * seen[..., None]
     truth = jax.nn.one_hot(mask, logits.shape[-1], dtype=logits.dtype) * seen[..., None]
     axes = (1, 2) if by_sample else (0, 1, 2)
-    both, either = (probability * truth).sum(axes), (probability + truth).sum(axes)
-    overlap = ((2 * both + _EPSILON) / (either + _EPSILON))[..., 1:].mean(-1)
+    shared_area, total_area = (probability * truth).sum(axes), (probability + truth).sum(axes)
+    overlap = ((2 * shared_area + _EPSILON) / (total_area + _EPSILON))[..., 1:].mean(-1)
     if by_sample:
         count = jnp.maximum(valid.sum(dtype=logits.dtype), 1)
         overlap = jnp.where(valid, overlap, 0).sum() / count

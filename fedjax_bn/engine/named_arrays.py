@@ -44,13 +44,13 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
       ValueError: a name is missing or unknown, or an array has another shape or dtype; the message
         names it.
     """
-    wanted = _leaves(like)
+    expected = _leaves(like)
 
     def some(names: list[str]) -> str:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return ", ".join(f"{name:.80}" for name in names[:3] or ["none"]) + more
+        suffix = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ", ".join(f"{name:.80}" for name in names[:3] or ["none"]) + suffix
 
-    missing, unknown = sorted(wanted.keys() - arrays), sorted(arrays.keys() - wanted.keys())
+    missing, unknown = sorted(expected.keys() - arrays), sorted(arrays.keys() - expected.keys())
     if missing or unknown:
         raise ValueError(
             f"the arrays lack {some(missing)} and have unknown {some(unknown)}: the other side has "
@@ -70,8 +70,8 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
             )
         return array
 
-    found = [fitting(name, leaf) for name, leaf in wanted.items()]
-    return jax.tree.unflatten(jax.tree.structure(like), found)
+    fitted = [fitting(name, leaf) for name, leaf in expected.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), fitted)
 
 
 def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:

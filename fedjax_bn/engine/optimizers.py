@@ -6,7 +6,6 @@ local step passes `round` i32[], `value` (the loss f[]) and `grad` to the optimi
 optax passes extra arguments.
 """
 
-import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.arguments.text import one_line
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.sharing import Variables, path_names
 
@@ -129,12 +129,13 @@ def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
         if not typed and not (named and leaf.shape[-1:] in ((2,), (4,))):
             return leaf
         words = jax.random.key_data(leaf) if typed else leaf
-        own = jax.random.fold_in(stream(key, "local optimizer"), number)
-        words ^= jax.random.bits(own, words.shape, words.dtype)
+        part_key = jax.random.fold_in(stream(key, "local optimizer"), number)
+        words ^= jax.random.bits(part_key, words.shape, words.dtype)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf)) if typed else words
 
     leaves, form = jax.tree_util.tree_flatten_with_path(state)
-    return form.unflatten([mixed(number, *leaf) for number, leaf in enumerate(leaves)])
+    mixed_leaves = [mixed(number, *leaf) for number, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(form, mixed_leaves)
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
@@ -195,16 +196,18 @@ def check_rounds(
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
     except Exception as error:
-        reason = textwrap.shorten(str(error), 120)
+        reason = one_line(error)
         raise ValueError(
             f"the local optimizer does not take these variables ({reason}): its masks and labels "
             "must have the form of the parameters, or of {collection: tree} with "
             f"{', '.join(sorted(trained))}"
         ) from error
     try:
-        jax.eval_shape(lambda *given: _step(optimizer, *given), _seen_by(optimizer, trained), state)
+        jax.eval_shape(
+            lambda *arguments: _step(optimizer, *arguments), _seen_by(optimizer, trained), state
+        )
     except Exception as error:
-        reason = textwrap.shorten(str(error), 120)
+        reason = one_line(error)
         raise ValueError(
             f"the local optimizer cannot make a local step ({reason}): it gets the gradient, the "
             "parameters, value, grad and round; choose one that needs nothing else"
@@ -267,9 +270,9 @@ def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyT
 
 def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
     """Returns whether a state holds one of `kinds`, outside of states of `but_in`."""
-    found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
     # If the state holds the hyperparameters, only scheduled ones count.
-    return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in found)
+    return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in parts)
 
 
 def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> tuple:
@@ -294,11 +297,11 @@ def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: in
     moved = False
     # Evaluated at once, even while a round is traced: the result decides whether to raise an error.
     with jax.ensure_compile_time_eval():
-        one = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
-        one = _seen_by(optimizer, one)
-        state = optimizer.init(one)
+        ones = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
+        ones = _seen_by(optimizer, ones)
+        state = optimizer.init(ones)
         for _ in range(steps):
-            updates, state = _step(optimizer, one, state)
+            updates, state = _step(optimizer, ones, state)
             moved = moved or any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(updates))
         parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _GATHERING))
         return all(acted(part) for part in parts if isinstance(part, _GATHERING))

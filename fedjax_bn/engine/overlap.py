@@ -46,29 +46,31 @@ def overlaps(
       classes: number of classes, the background among them.
       nested: as in `regions_of`.
     """
-    known = (label["mask"] != UNLABELLED)[..., None]
-    found = regions_of(predicted, classes, nested=nested) & known
+    labelled = (label["mask"] != UNLABELLED)[..., None]
+    predicted_regions = regions_of(predicted, classes, nested=nested) & labelled
     true = regions_of(label["mask"], classes, nested=nested)
-    counts = jnp.stack([found & true, found, true], -1).sum((1, 2), dtype=jnp.int32)
+    counts = jnp.stack([predicted_regions & true, predicted_regions, true], -1).sum(
+        (1, 2), dtype=jnp.int32
+    )
     return Overlaps(counts, valid, label.get("volume"))
 
 
-def score_of(found: Overlaps) -> tuple[Any, Any]:
+def score_of(counted: Overlaps) -> tuple[Any, Any]:
     """Returns Dice and IoU f[N, R] in [0, 1] of the volume of each sample, and weights f[N].
 
     A weighted mean is thus a mean over volumes. Both are 1 where neither mask has the region, and 0
     where one of them alone has it. Works on NumPy's arrays as on JAX's.
     """
-    counts, valid, volume = found
+    counts, valid, volume = counted
     weights = valid.astype("float32")
     if volume is not None:
         # Each sample gets the sums and the share of its volume, so that shapes are fixed.
         counts = _by_volume(counts * valid[:, None, None], volume)
         weights = weights / _by_volume(valid.astype("int32"), volume).clip(1)
-    both, sides = counts[..., 0], counts[..., 1] + counts[..., 2]
+    shared_area, sides = counts[..., 0], counts[..., 1] + counts[..., 2]
     empty = sides == 0
-    dice = (2 * both + empty) / (sides + empty)
-    iou = (both + empty) / (sides - both + empty)
+    dice = (2 * shared_area + empty) / (sides + empty)
+    iou = (shared_area + empty) / (sides - shared_area + empty)
     return (dice, iou), weights
 
 
@@ -76,6 +78,6 @@ def _by_volume(values: Any, volume: Any) -> Any:
     """Returns for each sample the sum of values i[N, ...] over the samples of its volume i[N]."""
     order = volume.argsort()
     ranked, number = values[order], volume[order]
-    first, end = (number.searchsorted(volume, side=side) for side in ("left", "right"))
+    begin, end = (number.searchsorted(volume, side=side) for side in ("left", "right"))
     total = ranked.cumsum(0)
-    return total[end - 1] - total[first] + ranked[first]
+    return total[end - 1] - total[begin] + ranked[begin]

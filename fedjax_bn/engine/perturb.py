@@ -44,7 +44,7 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
             raise ValueError(f"amplitude_mix needs images f[B, H, W, C], not {x.shape}")
         partner_key, share_key, whether_key = jax.random.split(key, 3)
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
-        mixed = _mix_amplitudes(x, x[partners(partner_key, valid)], share)
+        mixed = mix_amplitudes(x, x[partners(partner_key, valid)], share)
         return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
 
     return perturb
@@ -59,7 +59,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     with kernels w f[k, k, C, C], k uniform in 1, 3, ..., `largest`, zeros around the images, no
     bias and no clipping; k, w and a are drawn once for each batch. Without `mix`, a is 0: RC_img of
     the paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between
-    three draws is `methods.randconv`. Clients send nothing for it.
+    three draws is `contrib.randconv`. Clients send nothing for it.
 
     Args:
       mix: whether the images are mixed with what the convolution makes of them.
@@ -75,7 +75,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     sides = range(1, largest + 1, 2)
 
     def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
-        kernel = _random_kernel(key, side, x.shape[-1], x.dtype)
+        kernel = random_kernel(key, side, x.shape[-1], x.dtype)
         return jax.lax.conv_general_dilated(
             x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
@@ -96,18 +96,20 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     return perturb
 
 
-def _random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
+def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
     """Draws f[side, side, C, C] ~ N(0, 1 / (C side^2)): outputs keep the mean square of a patch."""
     shape = (side, side, channels, channels)
     return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
 
 
-def _mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
-    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `other`."""
-    own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
-    # Cosine and sine of the phase, not own / |own|, which is NaN at 0.
-    amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)
-    spectrum = jax.lax.complex(*(amplitude * part(jnp.angle(own)) for part in (jnp.cos, jnp.sin)))
+def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Array:
+    """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `style`."""
+    own_spectrum, style_spectrum = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, style))
+    # Cosine and sine of the phase, not x / |x|, which is NaN at 0.
+    amplitude = (1 - share) * jnp.abs(own_spectrum) + share * jnp.abs(style_spectrum)
+    spectrum = jax.lax.complex(
+        *(amplitude * part(jnp.angle(own_spectrum)) for part in (jnp.cos, jnp.sin))
+    )
     return jnp.fft.ifft2(spectrum, axes=(1, 2)).real
 
 

@@ -65,14 +65,14 @@ def gaussian(
     Raises:
       ValueError: an argument is out of its range, or there is noise without a clip.
     """
-    wrong = {
+    requirements = {
         "clip must be above 0": not clip > 0,
         "noise must be at least 0 and finite": not 0 <= noise < math.inf,
         "at must be server or client": at not in ("server", "client"),
         f"seed must be {SEED.text}": bool(refusal(seed, SEED)),
         "noise needs a finite clip, which bounds what a client adds": noise and clip == math.inf,
     }
-    for sentence, is_wrong in wrong.items():
+    for sentence, is_wrong in requirements.items():
         if is_wrong:
             raise ValueError(f"gaussian(clip={clip}, noise={noise}, at={at!r}): {sentence}")
     return Privacy(float(clip), float(noise), at, seed)
@@ -115,19 +115,19 @@ def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTr
     """
     if is_known(scale, 0):
         return leaves
-    given, form = jax.tree.flatten(leaves)
+    flat, form = jax.tree.flatten(leaves)
 
     def add(number: int, leaf: jax.Array) -> jax.Array:
         dtype = _wide(leaf).dtype
         drawn = jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype)
         return (leaf.astype(dtype) + jnp.asarray(scale, dtype) * drawn).astype(leaf.dtype)
 
-    return jax.tree.unflatten(form, [add(i, leaf) for i, leaf in enumerate(given)])
+    return jax.tree.unflatten(form, [add(i, leaf) for i, leaf in enumerate(flat)])
 
 
-def is_known(given: float | jax.Array, number: float) -> bool:
+def is_known(value: float | jax.Array, number: float) -> bool:
     """Returns whether a number is known before compilation and equals this one."""
-    return isinstance(given, float | int) and given == number
+    return isinstance(value, float | int) and value == number
 
 
 def _wide(leaf: jax.Array) -> jax.Array:
@@ -168,6 +168,6 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
 
     # Replaced data move the sum up to twice as far as left-out data, as with half the noise.
     drawn, population = cohort
-    one = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(noise / 2))
+    event = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(noise / 2))
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    return float(accountant.compose(dp.SelfComposedDpEvent(one, rounds)).get_epsilon(delta))
+    return float(accountant.compose(dp.SelfComposedDpEvent(event, rounds)).get_epsilon(delta))

@@ -24,7 +24,7 @@ import numpy as np
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import Weighing, normalize, weighted
+from fedjax_bn.engine.weighing import Weighing, normalized, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
@@ -77,24 +77,24 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
     Raises:
       ValueError: an argument is out of its range; at the round, it has fewer than 2f + 3 rows.
     """
-    least = 2 * malicious + 3
+    least_clients = 2 * malicious + 3
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
         counts, rows = weights > 0, jnp.arange(len(weights))
-        if len(weights) < least:
+        if len(weights) < least_clients:
             raise ValueError(
-                f"krum with malicious={malicious} needs at least {least} clients in a round, and "
-                f"there are {len(weights)}: lower malicious, or let more clients take part"
+                f"krum with malicious={malicious} needs at least {least_clients} clients a round, "
+                f"and there are {len(weights)}: lower malicious, or let more clients take part"
             )
         count = counts.sum()
-        others = counts[:, None] & counts & (rows[:, None] != rows)
-        near = jnp.sort(jnp.where(others, _squared_distances(stacked, rows), jnp.inf), axis=1)
+        is_pair = counts[:, None] & counts & (rows[:, None] != rows)
+        near = jnp.sort(jnp.where(is_pair, _squared_distances(stacked, rows), jnp.inf), axis=1)
         scores = jnp.where(rows < count - malicious - 2, near, 0).sum(1)
         # Clients that do not count come last, even if scores are infinite.
         rank = jnp.argsort(jnp.lexsort((scores, ~counts)))
-        kept = counts & (rank < jnp.minimum(keep, count - malicious)) & (count >= least)
-        weights = normalize(kept)
+        chosen = counts & (rank < jnp.minimum(keep, count - malicious)) & (count >= least_clients)
+        weights = normalized(chosen)
         return sum_over(weighted, stacked, weights), weights
 
     return _rule(combine)
@@ -125,16 +125,16 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         counts = weights > 0
 
-        def step(number: jax.Array, last: tuple) -> tuple[PyTree, jax.Array]:
-            far = update_norms(stacked, last[0], counts)
+        def step(number: jax.Array, previous: tuple) -> tuple[PyTree, jax.Array]:
+            far = update_norms(stacked, previous[0], counts)
             # Of two middle distances the smaller one, which an attacker cannot make large.
             middle = jnp.sort(jnp.where(counts, far, jnp.inf))[(counts.sum() - 1) // 2]
-            least = jnp.maximum(jnp.where(number == 0, middle, 0), smoothing)
-            weights = normalize(jnp.where(counts, 1 / jnp.maximum(far, least), 0))
+            floor = jnp.maximum(jnp.where(number == 0, middle, 0), smoothing)
+            weights = normalized(jnp.where(counts, 1 / jnp.maximum(far, floor), 0))
             return sum_over(weighted, stacked, weights), weights
 
-        first = jax.tree.map(wide, start), weights
-        return jax.lax.fori_loop(0, iterations, step, first)
+        initial = jax.tree.map(wide, start), weights
+        return jax.lax.fori_loop(0, iterations, step, initial)
 
     return _rule(combine)
 
@@ -166,8 +166,8 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
         scales = jnp.where(counts, scales, 0)
         shares = scales / jnp.maximum(count, 1).astype(scales.dtype)
         # A mean of x and all y, not x plus updates, which rounding could make a negative variance.
-        kept, moved = weighted(start, 1 - shares.sum()), sum_over(weighted, stacked, shares)
-        return jax.tree.map(jnp.add, kept, moved), normalize(scales)
+        start_part, moved = weighted(start, 1 - shares.sum()), sum_over(weighted, stacked, shares)
+        return jax.tree.map(jnp.add, start_part, moved), normalized(scales)
 
     return _rule(combine)
 
@@ -201,7 +201,7 @@ def _rule(combine: _Combine) -> Weighing:
                 "one client could move as far as it likes in spite of a robust rule: choose a "
                 "method that sends none, such as fedavg, fedbn, fedprox or fedadam"
             )
-        return normalize(sizes > 0), state
+        return normalized(sizes > 0), state
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 
@@ -230,10 +230,10 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
 
         leaves, form = jax.tree.flatten(stacked)
         sums, taken = zip(*map(one, leaves), strict=True) if leaves else ((), ())
-        kept = jnp.maximum(count - 2 * low, 1)
-        means = [total / kept.astype(total.dtype) for total in sums]
+        averaged = jnp.maximum(count - 2 * low, 1)
+        means = [total / averaged.astype(total.dtype) for total in sums]
         shares = sum(n.astype(weights.dtype) for n in taken)
-        return jax.tree.unflatten(form, means), normalize(shares) if leaves else weights
+        return jax.tree.unflatten(form, means), normalized(shares) if leaves else weights
 
     return combine
 
@@ -242,12 +242,12 @@ def _squared_distances(stacked: PyTree, rows: jax.Array) -> jax.Array:
     """Returns the squared distance of every two of the rows i32[C], f[C, C], over all leaves."""
     # Differences, not products of leaves, of which rounding leaves nothing where clients are close.
     # The numbers of the rows are mapped too, because a method may share no leaf at all.
-    to_all = jax.vmap(lambda mine, other, _: _squared(mine, other), (None, 0, 0))
-    return jax.lax.map(lambda one: to_all(one[0], stacked, rows), (stacked, rows))
+    to_all = jax.vmap(lambda row, row_j, _: _squared(row, row_j), (None, 0, 0))
+    return jax.lax.map(lambda row: to_all(row[0], stacked, rows), (stacked, rows))
 
 
-def _squared(leaves: PyTree, others: PyTree) -> jax.Array:
+def _squared(leaves: PyTree, leaves_j: PyTree) -> jax.Array:
     """Returns the squared distance of two trees, f[]."""
     dtype = jnp.result_type(float)
-    parts = jax.tree.map(lambda y, x: jnp.square(wide(y) - wide(x)).sum(), leaves, others)
+    parts = jax.tree.map(lambda y, x: jnp.square(wide(y) - wide(x)).sum(), leaves, leaves_j)
     return sum((part.astype(dtype) for part in jax.tree.leaves(parts)), jnp.zeros((), dtype))

@@ -26,7 +26,7 @@ def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
     `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
     """
     del risks
-    return normalize(sizes)
+    return normalized(sizes)
 
 
 def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
@@ -35,7 +35,7 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
     `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
     """
     del risks
-    return normalize(sizes > 0)
+    return normalized(sizes > 0)
 
 
 def relative_weights(
@@ -53,7 +53,7 @@ def relative_weights(
     return None
 
 
-def normalize(weights: jax.Array) -> jax.Array:
+def normalized(weights: jax.Array) -> jax.Array:
     """Returns nonnegative weights [K] scaled to sum 1, in the default float dtype; 0 stays 0.
 
     One NaN makes all weights NaN.
@@ -80,7 +80,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
     shares = weights / weights.sum()
     # Not a dot product, in which TPUs would multiply float32 in bfloat16.
-    return restore(sum_over(weighted, stacked, shares), stacked)
+    return in_dtypes_of(sum_over(weighted, stacked, shares), stacked)
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
@@ -100,7 +100,7 @@ def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
     return jax.tree.map(scale, tree)
 
 
-def restore(total: PyTree, like: PyTree) -> PyTree:
+def in_dtypes_of(total: PyTree, like: PyTree) -> PyTree:
     """Returns a sum of `weighted` leaves in the dtypes of `like`; integers are rounded."""
 
     def cast(x: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -156,13 +156,13 @@ def by_divergence() -> Weighing:
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
-        shares = _distances(stacked, weights)
-        return sum_over(lambda *one: jax.tree.map(weighted, *one), stacked, shares), weights
+        shares = leaf_distances(stacked, weights)
+        return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 
 
-def _distances(stacked: PyTree, weights: jax.Array) -> PyTree:
+def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Returns weights f[C] for each leaf [C, ...], with the sum and the zeros of `weights`."""
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
@@ -241,22 +241,24 @@ def generalization_adjustment(
         return {"received": measure(start, received), "trained": measure(variables, received)}
 
     def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, told: PyTree
+        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
     ) -> tuple[jax.Array, PyTree]:
         del risks
         present, times = sizes > 0, state["rounds"]
-        old = told["received"].astype(state["trained"].dtype)
+        received = messages["received"].astype(state["trained"].dtype)
         # In a client's first round there is no earlier trained model to compare with.
-        gaps = jnp.where(present & (times > 0), sign * (old - state["trained"]), 0)
+        gaps = jnp.where(present & (times > 0), sign * (received - state["trained"]), 0)
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
-        weights = _adjust(state["weight"], gaps, steps, present)
-        new = {
+        weights = adjust_weights(state["weight"], gaps, steps, present)
+        renewed = {
             "weight": weights,
-            "trained": jnp.where(present, told["trained"].astype(old.dtype), state["trained"]),
+            "trained": jnp.where(
+                present, messages["trained"].astype(received.dtype), state["trained"]
+            ),
             "rounds": times + present.astype(times.dtype),
         }
-        return jnp.where(present, weights, 0), new
+        return jnp.where(present, weights, 0), renewed
 
     def init(num_clients: int) -> dict[str, jax.Array]:
         return {
@@ -268,7 +270,7 @@ def generalization_adjustment(
     return Weighing(init, weigh, report)
 
 
-def _adjust(
+def adjust_weights(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
     """Returns the weights f[C] adjusted by gaps f[C]; the present clients keep their sum."""

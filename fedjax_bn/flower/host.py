@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.adding import Adding
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.engine.weighing import restore, weighted
+from fedjax_bn.engine.weighing import in_dtypes_of, weighted
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.messages import Order
@@ -171,7 +171,7 @@ def _by_sums(
         (running, parts), taken = total, jnp.where(total[0].counts, kept.round + 1, kept.taken)
         state, weights, finite = _weighed(kept.state, lambda state: adding.end(state, running))
         mean = jax.tree.map(lambda x: x / running.sums.weight.astype(x.dtype), parts)
-        served = _served(kept, restore(mean, personal), weights.any())
+        served = _served(kept, in_dtypes_of(mean, personal), weights.any())
         return Kept(state, served, taken), weights, finite
 
     @jax.jit

@@ -24,5 +24,7 @@ def fedavg(
         `train`; `federation.federate` describes `share`, `weigh`, `privacy`, `server`, `clients`,
         `mesh` and `statistics`.
     """
-    learned, rest = learning(model, **options)
-    return method_of(gradient_step(differentiate(supervised(learned)), optimizer), **rest)
+    learned, federate_options = learning(model, **options)
+    return method_of(
+        gradient_step(differentiate(supervised(learned)), optimizer), **federate_options
+    )

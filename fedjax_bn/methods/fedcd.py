@@ -108,8 +108,8 @@ def fedcd(  # type: ignore[misc] # its own default
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
-        of_masks = _mask_optimizer_of(of_masks)
-    learned, rest = learning(model, **options)
+        of_masks = mask_optimizer_of(of_masks)
+    learned, federate_options = learning(model, **options)
     trained = ("params", COLLECTION)
     low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives strings
 
@@ -119,10 +119,10 @@ def fedcd(  # type: ignore[misc] # its own default
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     # One transformation, but each collection has its own state, even with the same optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
-    each = optax.multi_transform(optimizers, {name: name for name in trained})
+    by_collection = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
-        _masked_step(gradient, each, within),
-        share=keeping(rest.pop("share", everything), COLLECTION),
+        _masked_step(gradient, by_collection, within),
+        share=keeping(federate_options.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
         server=averaging(
             _no_gradient,
@@ -131,7 +131,7 @@ def fedcd(  # type: ignore[misc] # its own default
         ),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
-        **rest,
+        **federate_options,
     )
 
 
@@ -166,26 +166,30 @@ def _masked_step(
         variables: Variables, state: _Progress, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, _Progress, jax.Array]:
         gradients, (loss, aligned) = gradient(variables, batch, received, key)
-        trained, kept = descend(
+        trained, optimizer_state = descend(
             optimizer, gradients, state.optimizer, variables, received.round, loss
         )
         # Clipped after the optimizer, because its step may leave the bounds.
         trained[COLLECTION] = within(trained[COLLECTION])
         rounds = received.server.rounds
         # A client that keeps its local state still holds the sum of an earlier round: restart it.
-        old = state.rounds == rounds
+        same_round = state.rounds == rounds
         # Earlier epochs get weight 0, not a branch, so that all steps share one program.
         count = jnp.where(batch["last_epoch"], batch["valid"].sum(dtype=jnp.int32), 0)
 
         def add(total: jax.Array, g: jax.Array) -> jax.Array:
-            return jnp.where(old, total, 0) + jnp.where(count > 0, g, 0) * count.astype(g.dtype)
+            return jnp.where(same_round, total, 0) + jnp.where(count > 0, g, 0) * count.astype(
+                g.dtype
+            )
 
         total = jax.tree.map(add, state.total, aligned.gradient)
-        progress = _Progress(kept, total, jnp.where(old, state.count, 0) + count, rounds)
+        progress = _Progress(
+            optimizer_state, total, jnp.where(same_round, state.count, 0) + count, rounds
+        )
         return {**variables, **aligned.moved, **trained}, progress, loss
 
-    def check(variables: Variables, *rest: Any) -> None:
-        check_rounds(optimizer, trained_of(variables), *rest)
+    def check(variables: Variables, *arguments: Any) -> None:
+        check_rounds(optimizer, trained_of(variables), *arguments)
 
     return LocalStep(init, update, check)
 
@@ -203,7 +207,7 @@ def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
     return Alignment(zero, jnp.zeros((), jnp.int32))
 
 
-def _mask_optimizer_of(text: str) -> optax.GradientTransformation:
+def mask_optimizer_of(text: str) -> optax.GradientTransformation:
     """Reads `sgd:learning_rate=0.1:weight_decay=0.01`, `adam:learning_rate=0.001` or `none`."""
 
     def sgd(

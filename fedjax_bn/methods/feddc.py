@@ -68,18 +68,18 @@ def feddc(
     check_rate("feddc", optimizer, learning_rate)
     if correction and learning_rate is None:
         check_fresh("feddc", optimizer, options)
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     objective = supervised(learned)
     if not correction:
         gradient = differentiate(proximal(objective, alpha))
-        return method_of(gradient_step(gradient, optimizer), **rest)
-    rest["train"] = _pulled(alpha, rest.get("train") or run_steps)
+        return method_of(gradient_step(gradient, optimizer), **federate_options)
+    federate_options["train"] = _pulled(alpha, federate_options.get("train") or run_steps)
     return method_of(
         gradient_step(_penalized(differentiate(objective), alpha), optimizer),
         server=averaging_with_variate(),
         memory=lambda *start: _Drift(no_variate(*start), no_variate(*start)),
         finish=_renew_drift(optimizer, learning_rate),
-        **rest,
+        **federate_options,
     )
 
 
@@ -89,16 +89,16 @@ def _pulled(alpha: float, train: Train) -> Train:
     This sum is the same in all steps of a round, so a step reads one tree instead of four.
     """
 
-    def trained(step: LocalStep, received: Received, *rest: Any) -> Trained:
-        own, start = received.memory, received.shared["params"]
+    def trained(step: LocalStep, received: Received, *arguments: Any) -> Trained:
+        memory, start = received.memory, received.shared["params"]
         pull = jax.tree.map(
             lambda h, x, c, c_k: alpha * (h - x) + (c - c_k),
-            own.drift,
+            memory.drift,
             start,
             received.server,
-            own.variate,
+            memory.variate,
         )
-        return train(step, received._replace(memory=pull), *rest)
+        return train(step, received._replace(memory=pull), *arguments)
 
     return trained
 
@@ -109,10 +109,10 @@ def _penalized(gradient: Gradient, alpha: float) -> Gradient:
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         pull = received.memory
-        now, _ = split_like(variables["params"], pull)
+        params, _ = split_like(variables["params"], pull)
         shared, personal = split_like(gradients["params"], pull)
         # The pull contains h_k - x and c - c_k already; only w changes from step to step.
-        shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, now, pull)
+        shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, params, pull)
         return gradients | {"params": join(shared, personal)}, reported
 
     return wrapped
@@ -122,13 +122,13 @@ def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float |
     """Returns the last act: keep h_k' and c_k', upload y_k + h_k' and send c_k' - c_k."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        old, start = received.memory, received.shared["params"]
-        variate = new_variate(optimizer, learning_rate, received, trained, old.variate)
-        now, personal = split_like(trained.variables["params"], start)
+        memory_before, start = received.memory, received.shared["params"]
+        variate = new_variate(optimizer, learning_rate, received, trained, memory_before.variate)
+        end, personal = split_like(trained.variables["params"], start)
         # The upload contains the new drift, because the server averages y_k + h_k'.
-        drift = jax.tree.map(lambda h, y, x: h + y - x, old.drift, now, start)
-        params = join(jax.tree.map(jnp.add, now, drift), personal)
-        message = jax.tree.map(jnp.subtract, variate, old.variate)
+        drift = jax.tree.map(lambda h, y, x: h + y - x, memory_before.drift, end, start)
+        params = join(jax.tree.map(jnp.add, end, drift), personal)
+        message = jax.tree.map(jnp.subtract, variate, memory_before.variate)
         return {**trained.variables, "params": params}, _Drift(drift, variate), message
 
     return finish

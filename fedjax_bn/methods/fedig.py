@@ -97,16 +97,16 @@ def fedig(  # type: ignore[misc] # its own default
     """
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
-    learned, rest = learning(model, classifier="fedig", **options)
+    learned, federate_options = learning(model, classifier="fedig", **options)
     mixing = choose_mixing(mixing) if isinstance(mixing, str) else mixing
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
-    objective = _client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
+    objective = client_agnostic_objective(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
         # The adapter's step reads the weights that the main network's step has just moved.
-        step = in_turn(step, _adapter_step(learned, optimizer))
+        step = in_turn(step, adapter_step(learned, optimizer))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         require_batch_norm("fedig", variables, "use another method")
@@ -128,18 +128,18 @@ def fedig(  # type: ignore[misc] # its own default
         ),
         finish=send_statistics,
         start=start,
-        **{"statistics": rule} | rest,
+        **{"statistics": rule} | federate_options,
     )
     notes: tuple[str, ...] = ()
     if isinstance(cafl, str) and lambda_2:
-        why = (
+        reason = (
             "as the paper prints it; at the paper's rate the sum diverges or makes all features "
             "equal, and cafl=mean does not"
             if cafl == "sum"
             else "which trains; the paper prints the sum (cafl=sum), which diverges at the "
             "paper's rate"
         )
-        notes = (f"CAFL is the {cafl} over features (lambda_2={lambda_2:g} of it), {why}",)
+        notes = (f"CAFL is the {cafl} over features (lambda_2={lambda_2:g} of it), {reason}",)
     serves = ("zero_shot_adapter",) * adapter + ("learned_alpha",) * gates
     return method._replace(serves=serves, notes=notes)
 
@@ -173,7 +173,7 @@ def fediga(  # type: ignore[misc] # its own default
     return fedig(model, optimizer, adapter=True, share=share, **options)
 
 
-def _client_agnostic(
+def client_agnostic_objective(
     learned: Learning,
     lambda_1: float = 0.1,
     lambda_2: float = 4.0,
@@ -224,7 +224,7 @@ def _client_agnostic(
     return objective
 
 
-def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
+def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
     """Returns a step of the adapter alone; the main network is frozen (Eq. 8 and 9)."""
 
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

@@ -49,9 +49,9 @@ def fednova(
     """
     check_fresh("fednova", optimizer, options)
     finish = _upload_direction(optimizer, momentum)
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     step = gradient_step(differentiate(supervised(learned)), optimizer)
-    return method_of(step, server=_normalized_averaging(), finish=finish, **rest)
+    return method_of(step, server=_normalized_averaging(), finish=finish, **federate_options)
 
 
 def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
@@ -65,16 +65,16 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         if momentum is None:
             work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
         else:
-            work = _momentum_work(trained.steps.astype(dtype), momentum)
+            work = momentum_work(trained.steps.astype(dtype), momentum)
         start = received.shared["params"]
-        now, personal = split_like(trained.variables["params"], start)
+        params, personal = split_like(trained.variables["params"], start)
 
         def normalized(y: jax.Array, x: jax.Array, work: jax.Array) -> jax.Array:
             # A client without a step has work 0, and adds nothing to the direction.
             inverse = jnp.where(work > 0, 1 / jnp.where(work > 0, work, 1), 0)
             return (y - x) * inverse.astype(x.dtype)
 
-        direction = jax.tree.map(normalized, now, start, for_each(work, start))
+        direction = jax.tree.map(normalized, params, start, for_each(work, start))
         uploaded = {**trained.variables, "params": join(direction, personal)}
         # A tree if masks of the optimizer give parameters different work.
         sent = work if isinstance(work, jax.Array) else for_each(work, start)
@@ -83,10 +83,10 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
     return finish
 
 
-def _momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
+def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
     """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form, for steps tau f[...]."""
-    rest = momentum * (1 - momentum**steps) / (1 - momentum)
-    return (steps - rest) / (1 - momentum)
+    decay = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - decay) / (1 - momentum)
 
 
 def _normalized_averaging() -> ServerUpdate:

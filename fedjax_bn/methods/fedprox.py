@@ -32,9 +32,9 @@ def fedprox(
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
       model, optimizer, **options: as in `fedavg`.
     """
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))
-    return method_of(gradient_step(gradient, optimizer), **rest)
+    return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
 def proximal(objective: Objective, mu: float) -> Objective:
@@ -44,8 +44,9 @@ def proximal(objective: Objective, mu: float) -> Objective:
         value, reported = objective(variables, batch, received, key)
         # Parameters that stay with the client are None here, so they have no penalty.
         start = received.shared["params"]
-        now, _ = split_like(variables["params"], start)
-        distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), now, start)
+        # Personal parameters have no server's value to stay near.
+        params, _ = split_like(variables["params"], start)
+        distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), params, start)
         return value + mu / 2 * sum(jax.tree.leaves(distances)), reported
 
     return penalized

@@ -121,14 +121,16 @@ class Learning(NamedTuple):
             return None
 
         def outputs(variables: Variables, batches: Batch) -> PyTree:
-            first = jax.tree.map(lambda leaf: leaf[0], {name: batches[name] for name in REQUIRED})
-            images = load(batches.get("source"), first, jax.random.key(0))["image"]
+            first_batch = jax.tree.map(
+                lambda leaf: leaf[0], {name: batches[name] for name in REQUIRED}
+            )
+            images = load(batches.get("source"), first_batch, jax.random.key(0))["image"]
             images = self.prepare(images, parameter_dtype(variables))
             return forward(self.model, variables, images).outputs
 
         # Only shapes: nothing is computed or compiled.
-        found = jax.eval_shape(outputs, variables, batches)
-        return found.shape[-1] if getattr(found, "ndim", 0) == 2 else None
+        logits = jax.eval_shape(outputs, variables, batches)
+        return logits.shape[-1] if getattr(logits, "ndim", 0) == 2 else None
 
 
 def learning(
@@ -188,13 +190,15 @@ def method_of(
     """
     # Options in this signature belong to the client; the others are for `federate`.
     names = inspect.signature(train_locally).parameters
-    rest: dict[str, Any] = {**options}
-    local = {name: rest.pop(name) for name in names if name in rest}
+    federate_options: dict[str, Any] = {**options}
+    local = {name: federate_options.pop(name) for name in names if name in federate_options}
     client = train_locally(step, memory=memory, finish=finish, **local)
-    learned = rest.pop("learned", None)
+    learned = federate_options.pop("learned", None)
     if learned is not None:
-        rest["classes"] = functools.partial(learned.classes, local.get("load") or look_up)
-    method = federate(around(client), **rest)._replace(learned=learned)
+        federate_options["classes"] = functools.partial(
+            learned.classes, local.get("load") or look_up
+        )
+    method = federate(around(client), **federate_options)._replace(learned=learned)
     if start is None:
         return method
 

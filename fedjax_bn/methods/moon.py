@@ -51,7 +51,7 @@ def moon(
     Raises:
       ValueError: at `round`, the model's features are not found.
     """
-    learned, rest = learning(model, classifier="moon", **options)
+    learned, federate_options = learning(model, classifier="moon", **options)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
@@ -61,8 +61,8 @@ def moon(
             # Nothing here depends on the trained parameters, so no gradient passes. The client's
             # personal leaves at the end of its previous round are those at the start of this one.
             model = join(shared, received.personal)
-            other = forward(learned.model, model, images, wanted=["features"])
-            return _cosine(out.features, other.features) / temperature
+            features = forward(learned.model, model, images, wanted=["features"])
+            return _cosine(out.features, features.features) / temperature
 
         # A cross entropy of two classes; the received model is the right class.
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)
@@ -78,7 +78,7 @@ def moon(
             split_like(trained.variables, received.shared)[0],
             (),
         ),
-        **rest,
+        **federate_options,
     )
 
 

@@ -51,9 +51,9 @@ def perfedavg(
       second_order: whether to differentiate through the adapting step (the paper's Eq. 6).
       model, **options: as in `fedavg`.
     """
-    learned, rest = learning(model, **options)
-    gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
-    method = method_of(gradient_step(gradient, optimizer), **rest)
+    learned, federate_options = learning(model, **options)
+    gradient = meta_gradient(supervised(learned), inner_rate, second_order)
+    method = method_of(gradient_step(gradient, optimizer), **federate_options)
     return method._replace(personalize=(_LABELLED, inner_rate))
 
 
@@ -92,7 +92,7 @@ def personalize(
       The adapted collections.
     """
     key, statistics = options.pop("key", None), options.pop("statistics", None)
-    given, variables = variables, predicting(variables)
+    received, variables = variables, predicting(variables)
     if frozen:
         variables = {**trainable(variables, frozen), FROZEN: frozen}
     learned, unknown = learning(model, **options)
@@ -108,8 +108,10 @@ def personalize(
     if frozen:
         variables = complete(variables)
     # Zeros, so that the adapted collections predict and not the client's own model.
-    own = {name: jax.tree.map(jnp.zeros_like, given[name]) for name in (OWN,) if name in given}
-    return {**variables, **own}
+    zero_models = {
+        name: jax.tree.map(jnp.zeros_like, received[name]) for name in (OWN,) if name in received
+    }
+    return {**variables, **zero_models}
 
 
 def _adapt(
@@ -127,16 +129,21 @@ def _adapt(
     return {**variables, **moved, "params": params}
 
 
-def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
+def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
     """Returns the gradient of w -> F(w - inner_rate grad F(w; half); other half)."""
     gradient = differentiate(objective)
 
     def inner(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Batch, jax.Array]:
-        first, second = _split_valid(batch)
-        ours, theirs = jax.random.split(key)
-        return _adapt(gradient, inner_rate, variables, first, received, ours), second, theirs
+        support, query = split_valid(batch)
+        # Dropout of the query must not repeat that of the support.
+        support_key, query_key = jax.random.split(key)
+        return (
+            _adapt(gradient, inner_rate, variables, support, received, support_key),
+            query,
+            query_key,
+        )
 
     def first_order(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
@@ -152,7 +159,7 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
     return differentiate(adapted) if second_order else first_order
 
 
-def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
+def split_valid(batch: Batch) -> tuple[Batch, Batch]:
     """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches.
 
     If n is 1, the sample is in both.
@@ -170,5 +177,5 @@ def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
         )
         return batch | chosen | {"valid": position < end}
 
-    first = part(0, middle, (size + 1) // 2)
-    return first, part(jnp.where(count > 1, middle, 0), count, max(size // 2, 1))
+    support = part(0, middle, (size + 1) // 2)
+    return support, part(jnp.where(count > 1, middle, 0), count, max(size // 2, 1))

@@ -32,7 +32,7 @@ PyTree = Any
 def response(
     optimizer: optax.GradientTransformation,
     steps: jax.Array,
-    most: int,
+    most_steps: int,
     dtype: Any,
     received: Received | None = None,
 ) -> PyTree:
@@ -40,8 +40,8 @@ def response(
 
     Args:
       optimizer: the local optimizer.
-      steps: i32[], from 0 to `most`.
-      most: the largest number of steps.
+      steps: i32[], from 0 to `most_steps`.
+      most_steps: the largest number of steps.
       dtype: floating dtype of the parameters.
       received: has the round and the parameters; None for round 0 and an optimizer without masks.
 
@@ -56,19 +56,19 @@ def response(
         params = join(received.shared, received.personal)["params"]
         if by_parameter(optimizer, {"params": params}):
             trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
-    one, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
+    ones, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
 
     def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
         way, state = carry
         # The weight is 0 in every step: its decay adds nothing, and the new weight is the update.
-        update, new = descend(optimizer, one, state, trained, round, value)
+        update, state_after = descend(optimizer, ones, state, trained, round, value)
         go = step < steps
         further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
-        return (further, new), None
+        return (further, state_after), None
 
     # One number for each parameter suffices: the gradient is 1 in all its entries.
     begin = (trained, start(optimizer, trained))
-    (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most, dtype=steps.dtype))
+    (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most_steps, dtype=steps.dtype))
     return way["params"]
 
 

@@ -56,10 +56,10 @@ def scaffold(
     check_rate("scaffold", optimizer, learning_rate)
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
-    learned, rest = learning(model, **options)
+    learned, federate_options = learning(model, **options)
     gradient = corrected(differentiate(supervised(learned)))
-    rest |= keeping_variates(optimizer, learning_rate)
-    return method_of(gradient_step(gradient, optimizer), **rest)
+    federate_options |= keeping_variates(optimizer, learning_rate)
+    return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
 def keeping_variates(
@@ -68,9 +68,13 @@ def keeping_variates(
     """Returns the options of `method_of` with which clients and server keep variates."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        old = received.memory
-        new = new_variate(optimizer, learning_rate, received, trained, old)
-        return trained.variables, new, jax.tree.map(jnp.subtract, new, old)
+        variate_before = received.memory
+        variate_after = new_variate(optimizer, learning_rate, received, trained, variate_before)
+        return (
+            trained.variables,
+            variate_after,
+            jax.tree.map(jnp.subtract, variate_after, variate_before),
+        )
 
     return {
         "server": averaging_with_variate(),
@@ -93,9 +97,9 @@ def corrected(gradient: Gradient) -> Gradient:
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        own, server = received.memory, received.server
-        shared, personal = split_like(gradients["params"], own)
-        shared = jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, own, server)
+        variate, server = received.memory, received.server
+        shared, personal = split_like(gradients["params"], variate)
+        shared = jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, variate, server)
         return gradients | {"params": join(shared, personal)}, reported
 
     return wrapped
@@ -106,11 +110,11 @@ def new_variate(
     learning_rate: float | None,
     received: Received,
     trained: Trained,
-    own: PyTree,
+    variate: PyTree,
 ) -> PyTree:
     """Returns c_k' = c_k - c + (x - y_k) / (tau_k lr); c_k if nothing could move (tau_k lr = 0)."""
     start = received.shared["params"]
-    now, _ = split_like(trained.variables["params"], start)
+    params, _ = split_like(trained.variables["params"], start)
     dtype, steps = parameter_dtype(received.shared), trained.steps
     if learning_rate is None:
         way = response(optimizer, steps, trained.counts.shape[0], dtype, received)
@@ -124,7 +128,7 @@ def new_variate(
         inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
         return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)
 
-    return jax.tree.map(renew, own, received.server, start, now, for_each(way, start))
+    return jax.tree.map(renew, variate, received.server, start, params, for_each(way, start))
 
 
 def averaging_with_variate() -> ServerUpdate:

@@ -46,36 +46,47 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         load: Load | None = None,
     ) -> Trained:
         steps = batches["valid"].shape[0]
-        chunks, rest = divmod(steps, every)
+        chunks, leftover = divmod(steps, every)
+        # Below every score, so that the first scored model is taken.
         worst = jnp.asarray(-jnp.inf, jnp.result_type(float))
         best = (variables, worst, jnp.zeros((), jnp.int32))
         source = {name: leaf for name, leaf in batches.items() if name == "source"}
         inputs = {name: leaf for name, leaf in batches.items() if name != "source"}
 
-        def chunk(carry: tuple, given: tuple) -> tuple[tuple, tuple]:
+        def chunk(carry: tuple, chunk_inputs: tuple) -> tuple[tuple, tuple]:
             variables, state, best, passed = carry
-            places, keys = given
-            some = jax.tree.map(lambda leaf: leaf[places], inputs)
-            done = run_steps(step, received, variables, state, some | source, keys, load)
-            passed += (done.counts > 0).sum(dtype=passed.dtype)
-            value = score(received.with_frozen(done.variables), received).astype(worst.dtype)
+            places, keys = chunk_inputs
+            chunk_batches = jax.tree.map(lambda leaf: leaf[places], inputs)
+            trained = run_steps(
+                step, received, variables, state, chunk_batches | source, keys, load
+            )
+            passed += (trained.counts > 0).sum(dtype=passed.dtype)
+            value = score(received.with_frozen(trained.variables), received).astype(worst.dtype)
             # > is False for NaN, so that a model with score NaN is never kept.
-            best = where_tree(value > best[1], (done.variables, value, passed), best)
-            return (done.variables, done.state, best, passed), (done.losses, done.counts)
+            best = where_tree(value > best[1], (trained.variables, value, passed), best)
+            return (trained.variables, trained.state, best, passed), (
+                trained.losses,
+                trained.counts,
+            )
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
         # One split for all steps, so that the keys are those of a round without scores. Empty steps
         # come last, so that the scored steps do not depend on how many end the client's epochs.
         order = jnp.argsort(~batches["valid"].any(1))
-        each = (order, jax.random.split(key, steps))
-        whole = jax.tree.map(
-            lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), each
+        per_step = (order, jax.random.split(key, steps))
+        in_chunks = jax.tree.map(
+            lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), per_step
         )
-        carry, (losses, counts) = jax.lax.scan(chunk, carry, whole)
+        carry, (losses, counts) = jax.lax.scan(chunk, carry, in_chunks)
         losses, counts = losses.reshape(-1), counts.reshape(-1)
-        if rest:
-            carry, (more, seen) = chunk(carry, jax.tree.map(lambda x: x[chunks * every :], each))
-            losses, counts = jnp.concatenate([losses, more]), jnp.concatenate([counts, seen])
+        if leftover:
+            carry, (leftover_outputs, seen) = chunk(
+                carry, jax.tree.map(lambda x: x[chunks * every :], per_step)
+            )
+            losses, counts = (
+                jnp.concatenate([losses, leftover_outputs]),
+                jnp.concatenate([counts, seen]),
+            )
         _, state, (variables, _, chosen), _ = carry
         back = jnp.argsort(order)
         return Trained(variables, state, losses[back], counts[back], chosen)

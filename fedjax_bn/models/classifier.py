@@ -60,13 +60,13 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
         path = last_dense(model, variables)
         features, classes = _kernel(variables, path).shape
         return Sizes(features, classes, dtype, path)
-    ((path, features), *others), outputs = _classify_traced(model, variables)
+    ((path, features), *more_layers), outputs = _classify_traced(model, variables)
     if not hasattr(outputs, "shape"):
         raise ValueError(
             f"the method classify of {name_of(model)} returns several arrays: let it return logits "
             "f[B, classes] alone"
         )
-    return Sizes(features, outputs.shape[-1], dtype, () if others else path)
+    return Sizes(features, outputs.shape[-1], dtype, () if more_layers else path)
 
 
 def features_read(model: Any, variables: Variables, images: jax.Array | None = None) -> int:
@@ -104,8 +104,8 @@ def only_head(model: Any) -> SharingRule:
 
     It is the complement of `all_but_head`: the layers before, with their statistics, stay local.
     """
-    rest = all_but_head(model)
-    return lambda variables: jax.tree.map(lambda shared: not shared, rest(variables))
+    keeps_head = all_but_head(model)
+    return lambda variables: jax.tree.map(lambda shared: not shared, keeps_head(variables))
 
 
 def _head_paths(model: Any, variables: Variables) -> frozenset[Path]:
@@ -117,13 +117,13 @@ def _head_paths(model: Any, variables: Variables) -> frozenset[Path]:
 def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path, int]], Any]:
     """Path and number of inputs of each dense layer in `classify`, and the shapes of its output."""
     dtype = jax.tree.leaves(variables["params"])[0].dtype
-    found: list[tuple[Path, int]] = []
+    layers: list[tuple[Path, int]] = []
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         if call.is_dense:
-            if not found:  # the trace begins with a single feature, because F is not known yet
+            if not layers:  # the trace begins with a single feature, because F is not known yet
                 args = (jnp.zeros((2, call.kernel.shape[0]), call.kernel.dtype),)
-            found.append((call.path, call.kernel.shape[0]))
+            layers.append((call.path, call.kernel.shape[0]))
         return function(*args, **kwargs)
 
     def classify(variables: Variables, features: jax.Array) -> Any:
@@ -131,12 +131,12 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
 
     with intercepting(note), normalize_with(running_statistics):
         outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
-    if not found:
+    if not layers:
         raise ValueError(
             f"the classifier of {name_of(model)} cannot be found: its method classify must call an "
             "nn.Dense or nnx.Linear"
         )
-    return found, outputs
+    return layers, outputs
 
 
 def last_dense(model: Any, variables: Variables, images: jax.Array | None = None) -> Path:
@@ -156,34 +156,34 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
     kernels = [path_names(path) for path, leaf in leaves if leaf.ndim == 2]
     dense = [path[:-1] for path in kernels if path[-1] == "kernel"]
     listed = f" (its dense layers are {', '.join(map('/'.join, dense))})" if dense else ""
-    found = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
-    why = "end in an nn.Dense or nnx.Linear"
-    if not found and images is None and len(dense) == 1:
-        found = dense[0]
-    elif dense and not found:
+    path = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
+    problem = "end in an nn.Dense or nnx.Linear"
+    if not path and images is None and len(dense) == 1:
+        path = dense[0]
+    elif dense and not path:
         form = readable_images(model, variables) if images is None else images
         sources = _sources_of(model, variables, form)
-        first, *others = sorted(sources.outputs) or [_OTHER]
-        if not others and first != _OTHER and sources.called[first] == sources.shape:
-            found = first[0]
-        elif others and sources.shape is not None:
-            parts = ["/".join(path) for path, _ in (first, *others)]
+        source, *more_sources = sorted(sources.outputs) or [_OTHER]
+        if not more_sources and source != _OTHER and sources.called[source] == sources.shape:
+            path = source[0]
+        elif more_sources and sources.shape is not None:
+            parts = ["/".join(path) for path, _ in (source, *more_sources)]
             named = [repr(part) if part else "values of no dense layer" for part in parts]
-            why = f"show which layer classifies: its outputs are made of {' and '.join(named)}"
-    if not dense or not found:
+            problem = f"show which layer classifies: its outputs are made of {' and '.join(named)}"
+    if not dense or not path:
         name = "name the classifier by fedjax_bn.models.with_classifier(model, NAME), or "
         raise ValueError(
-            f"the features before the classifier are needed, but {name_of(model)} does not {why}"
-            f"{listed}: {name * bool(dense)}split its __call__ into methods features(images) -> "
-            "f[B, F] and classify(features) -> f[B, classes], as the networks of fedjax_bn.models "
-            "do"
+            f"the features before the classifier are needed, but {name_of(model)} does not "
+            f"{problem}{listed}: {name * bool(dense)}split its __call__ into methods "
+            "features(images) -> f[B, F] and classify(features) -> f[B, classes], as the networks "
+            "of fedjax_bn.models do"
         )
-    if found not in dense:
+    if path not in dense:
         raise ValueError(
-            f"{name_of(model)} has no dense layer {'/'.join(found)!r}{listed}: name one of these "
+            f"{name_of(model)} has no dense layer {'/'.join(path)!r}{listed}: name one of these "
             "by fedjax_bn.models.with_classifier(model, NAME)"
         )
-    return found
+    return path
 
 
 def require_linear(method: str, model: Any, variables: Variables, images: jax.Array) -> None:
@@ -193,8 +193,8 @@ def require_linear(method: str, model: Any, variables: Variables, images: jax.Ar
       method: what needs linear logits; the error message begins with this name.
       model, variables, images: as in `last_dense`.
     """
-    found = _sources_of(model, variables, images)
-    if not found.direct or len(found.outputs) != 1 or _OTHER in found.outputs:
+    sources = _sources_of(model, variables, images)
+    if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:
         raise ValueError(
             f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
             "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
@@ -260,6 +260,7 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
         output = function(*args, **kwargs)
         if not call.is_dense:
             return output
+        # A layer that is called twice is two sources.
         source = call.path, sum(path == call.path for path, _ in called)
         called[source] = output.shape
         return checkpoint_name(output, f"{_MARK}{len(called) - 1}")
@@ -270,22 +271,26 @@ def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (variables, images))
     with intercepting(mark), normalize_with(running_statistics):
         program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*like)
-    last = len(program.jaxpr.invars) - 1  # the images; all inputs before it are variables
-    given = [frozenset({_OTHER} if place == last else ()) for place in range(last + 1)]
-    made = frozenset[_Source]().union(*_made_of(program.jaxpr, given, list(called)))
+    images_place = len(program.jaxpr.invars) - 1  # the images; all inputs before it are variables
+    input_sources = [
+        frozenset({_OTHER} if place == images_place else ()) for place in range(images_place + 1)
+    ]
+    output_sources = frozenset[_Source]().union(
+        *_made_of(program.jaxpr, input_sources, list(called))
+    )
     shape = getattr(shapes, "shape", None)
-    return _Sources(made - {_CHANGED}, _CHANGED not in made, called, shape)
+    return _Sources(output_sources - {_CHANGED}, _CHANGED not in output_sources, called, shape)
 
 
 def _made_of(
-    jaxpr: Any, given: list[frozenset[_Source]], calls: list[_Source]
+    jaxpr: Any, input_sources: list[frozenset[_Source]], calls: list[_Source]
 ) -> list[frozenset[_Source]]:
     """The sources of each output of a program, given the sources of its inputs."""
-    known = dict(zip(jaxpr.invars, given, strict=True))
+    sources_by_variable = dict(zip(jaxpr.invars, input_sources, strict=True))
 
     def sources(value: Any) -> frozenset[_Source]:
         # A literal, recognized by its `val`, is not hashable and so cannot be looked up.
-        return frozenset() if hasattr(value, "val") else known.get(value, frozenset())
+        return frozenset() if hasattr(value, "val") else sources_by_variable.get(value, frozenset())
 
     for equation in jaxpr.eqns:
         inputs = [sources(value) for value in equation.invars]
@@ -293,26 +298,26 @@ def _made_of(
         name = str(equation.params.get("name", ""))
         forms = [(len(program.invars), len(program.outvars)) for program in inner]
         if kind == "name" and name.startswith(_MARK):
-            made = [frozenset({calls[int(name.removeprefix(_MARK))]})]
+            outputs = [frozenset({calls[int(name.removeprefix(_MARK))]})]
         elif forms == [(len(equation.invars), len(equation.outvars))]:
-            made = _made_of(inner[0], inputs, calls)
+            outputs = _made_of(inner[0], inputs, calls)
         elif inner or kind in _MIXING:
             # Loops and branches are not followed; no dense layer counts as their source.
-            made = [frozenset({_OTHER})] * len(equation.outvars)
+            outputs = [frozenset({_OTHER})] * len(equation.outvars)
         else:
             changed = frozenset[_Source]() if kind in _SAME else frozenset({_CHANGED})
-            made = [changed.union(*inputs)] * len(equation.outvars)
-        known |= zip(equation.outvars, made, strict=True)
+            outputs = [changed.union(*inputs)] * len(equation.outvars)
+        sources_by_variable |= zip(equation.outvars, outputs, strict=True)
     return [sources(value) for value in jaxpr.outvars]
 
 
 def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
     """The programs in the parameters of an equation, such as the body of a `jit`."""
     for value in parameters.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            each = getattr(each, "jaxpr", each)
-            if hasattr(each, "eqns"):
-                yield each
+        for part in value if isinstance(value, tuple | list) else (value,):
+            part = getattr(part, "jaxpr", part)
+            if hasattr(part, "eqns"):
+                yield part
 
 
 def _kernel(variables: Variables, path: Path) -> jax.Array:

@@ -1,11 +1,12 @@
 """Hooks: how a collection that a method adds to the variables changes each pass.
 
 A method may add a collection that the network itself does not read, such as a latent between
-features and classifier. The method's module has a function `hook(tree, images, key) -> Hooked`.
-`models.forward.forward` calls it in training and at test if the variables contain the collection.
+features and classifier. The method's module registers a function `hook(tree, images, key) ->
+Hooked` for it. `models.forward.forward` calls it in training and at test if the variables contain
+the collection. So whoever reads variables from a file imports `fedjax_bn.contrib` first.
 """
 
-import importlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -16,15 +17,6 @@ from fedjax_bn.models.features import Around
 from fedjax_bn.sharing import MEASURED, OWN, Variables, join, without
 
 PyTree = Any
-# Collection -> module with its `hook`. Modules are imported at first use, because `rivals` imports
-# `models`, and because variables read from a file may need a hook that is not imported yet.
-_HOOKS = {
-    "restitution": "fedjax_bn.contrib.snr",
-    "instance_norms": "fedjax_bn.contrib.gperxan",
-    "amplitude": "fedjax_bn.contrib.harmofl",
-    "latent": "fedjax_bn.contrib.fedsr",
-    MEASURED: "fedjax_bn.contrib.fedrdn",
-}
 
 
 class Hooked(NamedTuple):
@@ -41,33 +33,55 @@ class Hooked(NamedTuple):
     contexts: tuple[AbstractContextManager, ...] = ()
 
 
+Hook = Callable[[PyTree, jax.Array, jax.Array | None], Hooked]
+# follow(received, so_far, images, valid) -> the collection after the next batch of a stream.
+Follow = Callable[[PyTree, PyTree, jax.Array, jax.Array | None], PyTree]
+_HOOKS: dict[str, Hook] = {}
+_FOLLOWERS: dict[str, Follow] = {}
+
+
+def register(collection: str, hook: Hook, follow: Follow | None = None) -> None:
+    """Makes `forward` call a hook whenever the variables contain a collection.
+
+    Args:
+      collection: name of the collection that a method adds.
+      hook: `(tree, images, key) -> Hooked`; key is None at test.
+      follow: `(received, so_far, images, valid) -> tree`: what a client has measured after the next
+        batch of its stream; for the collection `sharing.MEASURED` alone.
+    """
+    _HOOKS[collection] = hook
+    if follow is not None:
+        _FOLLOWERS[collection] = follow
+
+
 def take(
     variables: Variables, images: jax.Array, key: jax.Array | None
 ) -> tuple[Variables, Hooked]:
     """Returns the variables without the collections that have hooks, and the hooks' joint changes.
 
     Args:
-      variables: a model's collections, optionally with some of `_HOOKS`.
+      variables: a model's collections, optionally with some that have hooks.
       images: f[B, ...], prepared as the model expects.
       key: random key of a training pass; None at test.
     """
-    done = Hooked(images)
-    for name, module in _HOOKS.items():
-        if name in variables:
-            new = importlib.import_module(module).hook(variables[name], done.images, key)
-            done = Hooked(new.images, new.around or done.around, done.contexts + new.contexts)
-    return without(variables, *_HOOKS), done
+    hooked = Hooked(images)
+    # In the order of names, so that the order of imports has no effect.
+    for name in sorted(_HOOKS.keys() & variables.keys()):
+        change = _HOOKS[name](variables[name], hooked.images, key)
+        contexts = hooked.contexts + change.contexts
+        hooked = Hooked(change.images, change.around or hooked.around, contexts)
+    return without(variables, *_HOOKS), hooked
 
 
 def predicting(variables: Variables) -> Variables:
     """Returns the collections that predict: a client's own model (`sharing.OWN`) if it has one."""
     if OWN not in variables:
         return variables
-    own, rest = variables[OWN], without(variables, OWN)
-    shared = {name: rest[name] for name in own["model"]}
-    model = join(own["model"], shared)  # frozen leaves may be among the shared ones only
+    personal, received = variables[OWN], without(variables, OWN)
+    shared = {name: received[name] for name in personal["model"]}
+    model = join(personal["model"], shared)  # frozen leaves may be among the shared ones only
     # An unseen client has zeros, and so predicts with the shared model.
-    return {**rest, **where_tree(own["present"] > 0, model, shared)}
+    return {**received, **where_tree(personal["present"] > 0, model, shared)}
 
 
 def follow(
@@ -81,5 +95,4 @@ def follow(
       images: f[B, ...], prepared as the model expects.
       valid: bool[B], the samples that count; None for all.
     """
-    module = importlib.import_module(_HOOKS[MEASURED])
-    return module.follow(variables[MEASURED], so_far, images, valid)
+    return _FOLLOWERS[MEASURED](variables[MEASURED], so_far, images, valid)

@@ -51,10 +51,12 @@ def read_keras(folder: Path) -> dict[str, np.ndarray]:
         if leaf == "bias" and layer != "fc":
             biases[layer.replace("conv", "bn").replace("downsample.0", "downsample.1")] = array
             continue
+        # Keras' kernels end in (inputs, outputs), PyTorch's begin with (outputs, inputs).
         kernel = array if array.ndim < 2 else np.moveaxis(array, (-2, -1), (1, 0))
         tensors[f"{layer}.{_LEAVES[leaf]}"] = kernel
     for layer, bias in biases.items():
         mean = tensors[f"{layer}.running_mean"]
+        # norm(x + bias) with mean m is norm(x) with mean m - bias.
         tensors[f"{layer}.running_mean"] = mean.astype(np.float64) - bias
     _read_rgb(tensors)
     return tensors
@@ -63,6 +65,7 @@ def read_keras(folder: Path) -> dict[str, np.ndarray]:
 def _read_rgb(tensors: dict[str, np.ndarray]) -> None:
     """Makes the first kernel f[F, 3, h, w] read standardized RGB instead of BGR less its means."""
     kernel = tensors["conv1.weight"].astype(np.float64)[:, ::-1]
+    # In grey levels: what ImageNet's means differ by from those that Keras subtracts.
     offset = 255 * _MEAN - _BGR_MEANS[::-1]
     mean = tensors["bn1.running_mean"] - kernel.sum((2, 3)) @ offset
     kernel = kernel * (255 * _STD)[:, None, None]
@@ -73,14 +76,14 @@ def _torch_layer(name: str) -> str:
     """Torchvision's name of an array's layer: "layer1.0.bn1" for "bn2a_branch2a/gamma"."""
     layer, _, leaf = name.rpartition("/")
     usual = {"conv1": "conv1", "bn_conv1": "bn1", "fc1000": "fc"}.get(layer)
-    found = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
-    if leaf not in _LEAVES or not (usual or found):
+    match = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
+    if leaf not in _LEAVES or not (usual or match):
         raise ValueError(
             f"{name} is not an array of a ResNet of Keras: give the folder of a ResNet50"
         )
-    if usual or not found:
+    if usual or not match:
         return usual or ""
-    kind, stage, block, branch = found.groups()
+    kind, stage, block, branch = match.groups()
     part = _BRANCHES[branch]
     if kind == "bn":
         part = part.replace("conv", "bn").replace("downsample.0", "downsample.1")

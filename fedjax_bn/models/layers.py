@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import on_cpu
-from fedjax_bn.engine.columns import convolve as convolve_packed
-from fedjax_bn.engine.columns import pack, unpack
+from fedjax_bn.engine.columns import convolve_packed, pack, unpack
 from fedjax_bn.models import cpu
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.calls import outputs_are_read

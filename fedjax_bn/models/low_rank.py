@@ -98,18 +98,19 @@ def with_factors(
         shapes_of(model.network, variables, images)
     chosen = [path for path in sorted(kernels) if model.where("/".join(path))]
     if not chosen:
-        known = ", ".join("/".join(path) for path in sorted(kernels)[:8])
+        dense_layers = ", ".join("/".join(path) for path in sorted(kernels)[:8])
         raise ValueError(
             f"where chooses no dense layer of {name_of(model)}, which has "
-            f"{known or 'no dense layer'}: choose paths such as these"
+            f"{dense_layers or 'no dense layer'}: choose paths such as these"
         )
-    new = flatten_dict(variables["params"])
+    params = flatten_dict(variables["params"])
     keys = jax.random.split(stream(key, "low-rank factors"), len(chosen))
-    for own, path in zip(keys, chosen, strict=True):
+    for factor_key, path in zip(keys, chosen, strict=True):
         (inputs, outputs), dtype = kernels[path].shape, kernels[path].dtype
-        new[*path, FACTORS[0]] = fan_in_uniform(own, (inputs, model.rank), dtype)
-        new[*path, FACTORS[1]] = jnp.zeros((model.rank, outputs), dtype)
-    return {**variables, "params": unflatten_dict(new)}
+        params[*path, FACTORS[0]] = fan_in_uniform(factor_key, (inputs, model.rank), dtype)
+        # B is 0, so that the model starts as the pretrained one.
+        params[*path, FACTORS[1]] = jnp.zeros((model.rank, outputs), dtype)
+    return {**variables, "params": unflatten_dict(params)}
 
 
 def merged(variables: Variables) -> Variables:

@@ -70,44 +70,48 @@ def with_masks(
       ValueError: there is no intermediate of this name, its size cannot be found, or "features" is
         requested and the classifier cannot be found.
     """
-    plain, old = take(variables)
+    plain, masks = take(variables)
     taps = getattr(model, "taps", {})
-    named = [each for name in names for each in (taps if name == FEATURES and taps else (name,))]
-    wanted = [name for name in named if name not in old]
+    named = [layer for name in names for layer in (taps if name == FEATURES and taps else (name,))]
+    missing = [name for name in named if name not in masks]
     if images is None:
-        found = dict(taps)
+        channels = dict(taps)
         for path, leaf in jax.tree_util.tree_leaves_with_path(plain["params"]):
             *module, kind = path_names(path)
+            # Their last axis is the layer's number of output channels.
             if kind in ("kernel", "scale", "bias"):
-                found["/".join(module)] = leaf.shape[-1]
+                channels["/".join(module)] = leaf.shape[-1]
     else:
-        found = _channels(model, plain, images)
-    if FEATURES in wanted and FEATURES not in found:
-        found[FEATURES] = features_read(model, plain, images)
-    for name in wanted:
-        if name not in found:
-            known, more = sorted({*found, FEATURES} if images is None else found), ""
+        channels = _channels(model, plain, images)
+    if FEATURES in missing and FEATURES not in channels:
+        channels[FEATURES] = features_read(model, plain, images)
+    for name in missing:
+        if name not in channels:
+            valid_names, remedy = sorted({*channels, FEATURES} if images is None else channels), ""
             if images is None:
-                more = (
+                remedy = (
                     ", whose sizes follow from the parameters: for another one add the masks by "
                     "fedjax_bn.models.masks.with_masks(model, variables, names, images=images)"
                 )
             raise ValueError(
                 f"{name_of(model)} has no intermediate {name!r} to mask; valid are "
-                f"{', '.join(known)}{more}"
+                f"{', '.join(valid_names)}{remedy}"
             )
     dtype = jax.tree.leaves(plain["params"])[0].dtype
-    return {**plain, COLLECTION: {name: jnp.ones(found[name], dtype) for name in wanted} | {**old}}
+    return {
+        **plain,
+        COLLECTION: {name: jnp.ones(channels[name], dtype) for name in missing} | {**masks},
+    }
 
 
 def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
     """Name -> channels of every intermediate that can be masked, found by traces alone."""
-    found = {}
+    channels = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
         if call.method == "__call__" and call.path and hasattr(output, "shape"):
-            found["/".join(call.path)] = output.shape[-1]
+            channels["/".join(call.path)] = output.shape[-1]
         return output
 
     with intercepting(note), normalize_with(running_statistics):
@@ -115,8 +119,8 @@ def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, 
     try:
         method = features_method(model, variables, images)
     except ValueError:  # the model does not end in a dense layer, so only modules can be masked
-        return found
+        return channels
     features, _ = jax.eval_shape(
         lambda variables, images: model.apply(variables, images, method=method), variables, images
     )
-    return found | {FEATURES: features.shape[-1]}
+    return channels | {FEATURES: features.shape[-1]}

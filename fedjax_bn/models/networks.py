@@ -219,15 +219,15 @@ class _ResidualBlock(Network):
         # (channels, kernel, strides) of each convolution in the branch.
         branch = [(self.width, 3, self.strides), (self.width, 3, 1)]
         if self.bottleneck:
-            first, second = (self.strides, 1) if self.keras else (1, self.strides)
-            branch = [(self.width, 1, first), (self.width, 3, second), (4 * self.width, 1, 1)]
+            stride1, stride2 = (self.strides, 1) if self.keras else (1, self.strides)
+            branch = [(self.width, 1, stride1), (self.width, 3, stride2), (4 * self.width, 1, 1)]
         out, channels = branch[-1][0], x.shape[-1]
-        made = read = 1
+        packed = read = 1
         if not self.bottleneck:
             # On TPU columns of narrow maps are packed; a stride can only make fewer of them.
             height, width = (-(-side // self.strides) for side in x.shape[1:3])
-            made = columns.fitting((x.shape[0], height, width, out))
-            read = math.gcd(columns.fitting(x.shape), self.strides * made)
+            packed = columns.fitting((x.shape[0], height, width, out))
+            read = math.gcd(columns.fitting(x.shape), self.strides * packed)
         options = _epsilon(self.keras)
         # Packed once for both readers, so that XLA adds their gradients packed.
         x = shortcut = columns.pack(x, read)
@@ -240,9 +240,9 @@ class _ResidualBlock(Network):
                 self.strides,
                 kernel_init=he_fan_out,
                 name="shortcut_conv",
-                columns=(read, made),
+                columns=(read, packed),
             )
-            shortcut = self.normalize(shortcut, "shortcut_norm", made, **options)
+            shortcut = self.normalize(shortcut, "shortcut_norm", packed, **options)
         for i, (width, kernel, strides) in enumerate(branch, start=1):
             x = self.convolve(
                 x,
@@ -252,11 +252,11 @@ class _ResidualBlock(Network):
                 kernel // 2,
                 kernel_init=he_fan_out,
                 name=f"conv{i}",
-                columns=(read, made),
+                columns=(read, packed),
             )
-            x, read = self.normalize(x, f"norm{i}", made, **options), made
+            x, read = self.normalize(x, f"norm{i}", packed, **options), packed
             x = nn.relu(x if i < len(branch) else x + shortcut)
-        x = columns.unpack(x, made)
+        x = columns.unpack(x, packed)
         # Otherwise XLA:CPU would recompute the sums of all earlier blocks in every later block.
         return computed_once(x)
 
@@ -329,11 +329,13 @@ class _DenseLayer(Network):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, C + growth]."""
-        new = nn.relu(self.normalize(x, "norm1"))
-        new = self.convolve(new, 4 * self.growth, 1, kernel_init=he_fan_in, name="conv1")
-        new = nn.relu(self.normalize(new, "norm2"))
-        new = self.convolve(new, self.growth, 3, padding=1, kernel_init=he_fan_in, name="conv2")
-        return jnp.concatenate([x, new], axis=-1)
+        branch = nn.relu(self.normalize(x, "norm1"))
+        branch = self.convolve(branch, 4 * self.growth, 1, kernel_init=he_fan_in, name="conv1")
+        branch = nn.relu(self.normalize(branch, "norm2"))
+        branch = self.convolve(
+            branch, self.growth, 3, padding=1, kernel_init=he_fan_in, name="conv2"
+        )
+        return jnp.concatenate([x, branch], axis=-1)
 
 
 class _Transition(Network):

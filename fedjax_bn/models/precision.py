@@ -21,13 +21,13 @@ class _InDtype(Wrapped):
 
     def apply(self, variables: Variables, images: jax.Array, **options: Any) -> Any:
         """Applies the network in `dtype` and casts the outputs to the dtype of the parameters."""
-        whole = parameter_dtype(variables)
+        wide = parameter_dtype(variables)
         rounded = {**variables, "params": _to(self.dtype, variables["params"])}
         result = self.network.apply(rounded, _to(self.dtype, images), **options)
         if not options.get("mutable"):
-            return _to(whole, result)
+            return _to(wide, result)
         # The running statistics were not rounded, so they need no cast.
-        return _to(whole, result[0]), result[1]
+        return _to(wide, result[0]), result[1]
 
 
 def in_dtype(model: Any, dtype: Any) -> _InDtype:

@@ -19,6 +19,7 @@ import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedjax_bn.arguments.text import one_line
 from fedjax_bn.models.keras_weights import read_keras
 from fedjax_bn.models.networks import AlexNet, DenseNet, ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
@@ -49,7 +50,7 @@ _RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
-def load(
+def load_pretrained(
     source: str | Path, model: nn.Module, variables: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the variables of `model` with pretrained weights.
@@ -87,7 +88,7 @@ def load(
         )
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
-    found = _read(source)
+    file_tensors = _read(source)
     keras = os.path.isdir(os.path.expanduser(source))
     if keras != getattr(model, "keras", False):
         raise ValueError(
@@ -95,21 +96,24 @@ def load(
             f"ResNet with keras={keras}"
         )
     if isinstance(model, ViT):
-        found.pop("mask_token", None)  # replaces hidden patches in DINOv2's own training alone
+        file_tensors.pop(
+            "mask_token", None
+        )  # replaces hidden patches in DINOv2's own training alone
     try:
-        tensors = _rename(model, found)
+        tensors = _rename(model, file_tensors)
         if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
             fresh, notes = _fresh_of_torchvisions_alexnet(leaves, names, tensors)
         else:
             fresh, notes = _fresh_classifier(model, leaves, names, tensors)
         used = {name: tensor for name, tensor in tensors.items() if name not in fresh}
-        wanted = {path: leaf for path, leaf in leaves.items() if names[path] not in fresh}
-        loaded = convert(model, used, wanted)
+        # What starts fresh keeps the values that it was drawn with.
+        loaded_leaves = {path: leaf for path, leaf in leaves.items() if names[path] not in fresh}
+        loaded = convert(model, used, loaded_leaves)
     except ValueError as error:
         raise ValueError(f"pretrained weights {source} do not fit: {error}") from error
-    new = {path: value.astype(leaves[path].dtype) for path, value in loaded.items()}
-    first = f"{len(new)} of {len(leaves)} arrays come from {source}"
-    return unflatten_dict(leaves | new), tuple(f"pretrained: {n}" for n in (first, *notes))
+    cast = {path: value.astype(leaves[path].dtype) for path, value in loaded.items()}
+    summary = f"{len(cast)} of {len(leaves)} arrays come from {source}"
+    return unflatten_dict(leaves | cast), tuple(f"pretrained: {n}" for n in (summary, *notes))
 
 
 def _fresh_classifier(
@@ -119,17 +123,19 @@ def _fresh_classifier(
     layers, boxes, place = ["head"], 1, 0
     if isinstance(model, YOLOv5):
         layers = [f"predict{i}" for i in range(len(model.anchors.strides))]
-        boxes, place = model.anchors.each, 5  # a box has five numbers before its classes
+        boxes, place = model.anchors.per_cell, 5  # a box has five numbers before its classes
     head = {names["params", layer, leaf] for layer in layers for leaf in ("kernel", "bias")}
     kernel = "params", layers[0], "kernel"
-    ours, theirs = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
+    model_size, file_size = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
     if isinstance(model, ViT | ConvNeXt) and not head & tensors.keys():
         return head, ["the classifier starts fresh, because the file has none"]
-    if not theirs or theirs[0] == ours:  # `convert` reports a missing or otherwise unfit tensor
+    if (
+        not file_size or file_size[0] == model_size
+    ):  # `convert` reports a missing or otherwise unfit tensor
         return set(), []
     return head, [
-        f"the classifier starts fresh, because the file's has {theirs[0] // boxes - place} classes "
-        f"and this model {ours // boxes - place}"
+        f"the classifier starts fresh, because the file's has {file_size[0] // boxes - place} "
+        f"classes and this model {model_size // boxes - place}"
     ]
 
 
@@ -142,13 +148,13 @@ def _fresh_of_torchvisions_alexnet(
     for path, name in names.items():
         if path[-1] != "kernel" or name not in tensors:  # `convert` reports a missing tensor
             continue
-        theirs, ours = tensors[name].shape, leaves[path].shape[::-1]
-        if len(theirs) == 2 and theirs != ours:
+        file_shape, model_shape = tensors[name].shape, leaves[path].shape[::-1]
+        if len(file_shape) == 2 and file_shape != model_shape:
             layer = name.removesuffix(".weight")
             fresh |= {name, f"{layer}.bias"}
             notes.append(
-                f"{layer} starts fresh, because the file's is {theirs[1]} to {theirs[0]} and this "
-                f"model's {ours[1]} to {ours[0]}"
+                f"{layer} starts fresh, because the file's is {file_shape[1]} to {file_shape[0]} "
+                f"and this model's {model_shape[1]} to {model_shape[0]}"
             )
     return fresh, notes
 
@@ -164,7 +170,7 @@ def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
     renamed = {usual(name): tensor for name, tensor in tensors.items()}
     if len(renamed) < len(tensors):
         usuals = sorted(map(usual, tensors))
-        twice = next(one for one, other in pairwise(usuals) if one == other)
+        twice = next(name for name, following in pairwise(usuals) if name == following)
         raise ValueError(f"two tensors are called {twice}, one of them by another name of it")
     return renamed
 
@@ -218,7 +224,7 @@ def _read_file(path: Path) -> _Tensors:
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def _imported(name: str, purpose: str) -> Any:

@@ -149,12 +149,16 @@ def convert(
         state_dict = _without_anchors(model, state_dict)
     expected = set(names.values())
     means = [name for name in expected if name.endswith(_LEAVES["mean"])]
-    given = set(state_dict) - {name.replace(_LEAVES["mean"], _COUNTER) for name in means}
-    for problem, wrong in (("lacks", expected - given), ("has left over", given - expected)):
-        if wrong:
-            listed = ", ".join(sorted(wrong)[:5]) + (", ..." if len(wrong) > 5 else "")
+    # Counters of batches mean nothing here, whether a file has them or not.
+    names_in_file = set(state_dict) - {name.replace(_LEAVES["mean"], _COUNTER) for name in means}
+    for problem, unfit in (
+        ("lacks", expected - names_in_file),
+        ("has left over", names_in_file - expected),
+    ):
+        if unfit:
+            listed = ", ".join(sorted(unfit)[:5]) + (", ..." if len(unfit) > 5 else "")
             raise ValueError(
-                f"the state dict does not fit {type(model).__name__}: it {problem} {len(wrong)} "
+                f"the state dict does not fit {type(model).__name__}: it {problem} {len(unfit)} "
                 f"tensor(s): {listed}"
             )
     maps = _flattened_maps(model, image_shape)
@@ -162,8 +166,8 @@ def convert(
     for path, leaf in leaves.items():
         name, shape = names[path], leaf.shape
         same = len(shape) < 2 or path[-1] in _SAME
-        theirs = shape if same else (*shape[:-3:-1], *shape[:-2])
-        tensor = _checked(name, _swapped(name, state_dict[name]), theirs)
+        torch_shape = shape if same else (*shape[:-3:-1], *shape[:-2])
+        tensor = _checked(name, _swapped(name, state_dict[name]), torch_shape)
         if path in maps:
             # PyTorch flattens a map channel by channel, and flax position by position.
             tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
@@ -220,12 +224,12 @@ def _swapped(name: str, tensor: Any) -> Any:
     return np.swapaxes(tensor, 0, 1) if "upconv" in name and np.ndim(tensor) > 1 else tensor
 
 
-def _image_shape(model: nn.Module, given: Sequence[int] | None) -> Sequence[int]:
+def _image_shape(model: nn.Module, shape: Sequence[int] | None) -> Sequence[int]:
     """The given image shape or the usual one; raises ValueError if PyTorch's names are unknown."""
     if type(model) not in _NAMES:
-        known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
-        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {known}")
-    return given or {DigitCNN: (28, 28, 3), MLP: (5995,)}.get(type(model), (224, 224, 3))
+        kinds = ", ".join(sorted(kind.__name__ for kind in _NAMES))
+        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {kinds}")
+    return shape or {DigitCNN: (28, 28, 3), MLP: (5995,)}.get(type(model), (224, 224, 3))
 
 
 def _flattened_maps(model: nn.Module, image_shape: Sequence[int]) -> dict[Path, tuple[int, ...]]:
@@ -248,13 +252,22 @@ def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[st
     """The weights without anchors; raises ValueError if the anchors differ from the model's."""
     if _ANCHORS not in state_dict:
         raise ValueError(f"the state dict lacks {_ANCHORS}, the anchors of its boxes")
-    theirs, ours = np.asarray(state_dict[_ANCHORS], np.float32), _anchors_in_cells(model)
-    if theirs.shape != ours.shape or not np.allclose(theirs, ours, rtol=1e-3):
-        strides = np.asarray(model.anchors.strides).reshape(-1, *[1] * (theirs.ndim - 1))
-        pixels = (theirs * strides if len(theirs) == len(strides) else theirs).round(2).tolist()
+    file_anchors, model_anchors = (
+        np.asarray(state_dict[_ANCHORS], np.float32),
+        _anchors_in_cells(model),
+    )
+    if file_anchors.shape != model_anchors.shape or not np.allclose(
+        file_anchors, model_anchors, rtol=1e-3
+    ):
+        strides = np.asarray(model.anchors.strides).reshape(-1, *[1] * (file_anchors.ndim - 1))
+        pixels = (
+            (file_anchors * strides if len(file_anchors) == len(strides) else file_anchors)
+            .round(2)
+            .tolist()
+        )
         raise ValueError(
             f"{_ANCHORS} are {pixels} in pixels, but this model's are {model.anchors.sizes}: "
-            "build it with anchors=fedjax_bn.tasks.detection.Anchors(...) of the file's"
+            "build it with anchors=fedjax_bn.models.yolo.Anchors(...) of the file's"
         )
     return {name: tensor for name, tensor in state_dict.items() if name != _ANCHORS}
 
@@ -267,9 +280,9 @@ def _checked(name: str, tensor: Any, expected: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {expected}{fit}")
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise ValueError(f"{name} holds {tensor.dtype}; weights are floating-point numbers")
-    kept = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 unless JAX has float64
-    if not (np.abs(tensor) <= float(jnp.finfo(kept).max)).all():
-        raise ValueError(f"{name} holds values that are not finite in {kept}")
+    dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 unless JAX has float64
+    if not (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all():
+        raise ValueError(f"{name} holds values that are not finite in {dtype}")
     if name.endswith(_LEAVES["var"]) and (tensor < 0).any():
         raise ValueError(f"{name} holds {tensor.min()}; a variance is at least 0")
     return tensor

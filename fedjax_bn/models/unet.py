@@ -48,6 +48,7 @@ class UNet(Network):
         x, beside = images, []
         for i in range(self.levels):
             x = self.part(_Block, self.width * 2**i, name=f"encoder{i + 1}")(x)
+            # Kept before pooling, for the decoder's block of the same size.
             beside.append(x)
             x = max_pool(x, 2, 2)
         x = self.part(_Block, self.width * 2**self.levels, name="bottleneck")(x)

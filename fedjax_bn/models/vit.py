@@ -82,6 +82,7 @@ class _Block(Network):
         """Self-attention of f[B, T, C] by queries, keys and values of one dense layer."""
         batch, tokens, width = x.shape
         parts = _dense(self, 3 * width, "qkv")(x)
+        # timm's order in its one dense layer: query, key and value, then heads.
         parts = parts.reshape(batch, tokens, 3, self.heads, width // self.heads)
         # Not jax.nn.dot_product_attention, whose softmax is in float32 for float64 too.
         y = nn.dot_product_attention(*jnp.moveaxis(parts, 2, 0))
@@ -142,6 +143,7 @@ class ViT(Classifier):
         shape, dtype = (1, 1 + size**2, self.width), self.param_dtype
         token = self.param("cls_token", nn.initializers.normal(1e-6), (1, 1, self.width), dtype)
         positions = self.param("pos_embed", _normal, shape, dtype)
+        # In each pass, so that the parameters do not depend on the size of the images.
         positions = _resized(positions, size, x.shape[1:3])
         x, token, positions = nn.dtypes.promote_dtype(x, token, positions)
         x = x.reshape(len(x), -1, self.width)

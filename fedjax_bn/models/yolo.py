@@ -11,7 +11,7 @@ maxima over growing windows (SPP, He et al. 2015), PANet's two paths through the
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,26 @@ import jax.numpy as jnp
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.models import cpu
 from fedjax_bn.models.layers import Network, Tap, max_pool, require_sides
-from fedjax_bn.tasks.detection import Anchors
+
+
+class Anchors(NamedTuple):
+    """The anchors of a detector's levels, from the finest map of cells to the coarsest.
+
+    A detector predicts the size of a box relative to an anchor (Redmon & Farhadi 2018, YOLOv3).
+
+    Attributes:
+      sizes: for each level, (width, height) in pixels of its A anchors.
+      strides: for each level, the side of a cell in pixels.
+    """
+
+    sizes: tuple[tuple[tuple[float, float], ...], ...]
+    strides: tuple[int, ...]
+
+    @property
+    def per_cell(self) -> int:
+        """A, the number of anchors per cell."""
+        return len(self.sizes[0])
+
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(
@@ -69,6 +88,7 @@ class YOLOv5(Network):
     def _maps(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """The maps f[B, H / s, W / s, F] that the prediction layers read, for s = 8, 16 and 32."""
         down = partial(self._convolve, kernel=3, strides=2)
+        # The numbers of layers are those of YOLOv5's own table, by which its files name tensors.
         x = self._convolve(images, 0, 64, kernel=6, strides=2, padding=2)
         x = self._stage(down(x, 1, 128), 2, 128, 3)
         fine = self._stage(down(x, 3, 256), 4, 256, 6)
@@ -97,8 +117,8 @@ class YOLOv5(Network):
         self, x: jax.Array, i: int, nominal: int, repeats: int, shortcut: bool = True
     ) -> jax.Array:
         """Applies layer number i, a stage of bottlenecks."""
-        given = self._channels(nominal), max(round(repeats * self.depth), 1), shortcut
-        return self.part(_CrossStage, *given, name=f"layer{i}")(x)
+        sizes = self._channels(nominal), max(round(repeats * self.depth), 1), shortcut
+        return self.part(_CrossStage, *sizes, name=f"layer{i}")(x)
 
 
 def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
@@ -140,17 +160,17 @@ class TinyDetector(Network):
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> f[B, H / stride, W / stride, A, 5 + C] for both levels."""
         require_sides(images, self.anchors.strides[-1], type(self).__name__)
-        first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))
+        width2, width4, width8, width16 = (self.width * times for times in (1, 2, 4, 8))
         make = partial(self.part, _ConvNorm, kernel=3)
-        x = make(first, strides=2, name="conv1")(images)
-        x = make(second, strides=2, name="conv2")(x)
-        x = make(second, name="conv3")(x)
-        x = make(third, strides=2, name="conv4")(x)
-        fine = make(third, name="conv5")(x)
-        x = make(fourth, strides=2, name="conv6")(fine)
-        coarse = make(fourth, name="conv7")(x)
-        x = _doubled(make(third, kernel=1, name="conv8")(coarse))
-        fine = make(third, name="conv9")(jnp.concatenate([x, fine], -1))
+        x = make(width2, strides=2, name="conv1")(images)
+        x = make(width4, strides=2, name="conv2")(x)
+        x = make(width4, name="conv3")(x)
+        x = make(width8, strides=2, name="conv4")(x)
+        fine = make(width8, name="conv5")(x)
+        x = make(width16, strides=2, name="conv6")(fine)
+        coarse = make(width16, name="conv7")(x)
+        x = _doubled(make(width8, kernel=1, name="conv8")(coarse))
+        fine = make(width8, name="conv9")(jnp.concatenate([x, fine], -1))
         return _read_out(self, (fine, coarse))
 
 
@@ -230,15 +250,17 @@ def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[ja
         x = Tap(name=f"tap{i}")(x)
         x = net.convolve(
             x,
-            net.anchors.each * depth,
+            net.anchors.per_cell * depth,
             1,
             use_bias=True,
-            bias_init=partial(_prior, anchors=net.anchors.each, stride=stride, fan_in=x.shape[-1]),
+            bias_init=partial(
+                _prior, anchors=net.anchors.per_cell, stride=stride, fan_in=x.shape[-1]
+            ),
             # Never standardized, so that the biases set the predictions at the start.
             conv_general_dilated_cls=lambda: cpu.convolve,
             name=f"predict{i}",
         )
-        outputs.append(x.reshape(*x.shape[:3], net.anchors.each, depth))
+        outputs.append(x.reshape(*x.shape[:3], net.anchors.per_cell, depth))
     return tuple(outputs)
 
 

@@ -121,7 +121,9 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
                 "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
             )
         instance, received = deviations(layer, x)
-        differences = [own - all_ for own, all_ in zip(instance, received, strict=True)]
+        differences = [
+            of_instance - all_ for of_instance, all_ in zip(instance, received, strict=True)
+        ]
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(differences, axis=-1))
         if key is not None:
             z = jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)

@@ -97,12 +97,13 @@ class BatchNorm(nn.Module):
             sign = jnp.where(scale < 0, -1, 1).astype(x.dtype)
             turned = x * sign
             x = turned * sign
-        given = statistics_of(statistics, layer, x, valid)
-        store(self, layer, given)
-        given_for = (given, self.epsilon, scale, bias, self.columns)
+        layer_statistics = statistics_of(statistics, layer, x, valid)
+        store(self, layer, layer_statistics)
+        given_for = (layer_statistics, self.epsilon, scale, bias, self.columns)
         if pool is None:
             return normalize(x, *given_for).astype(x.dtype)
-        if all(by_channel(one, x) for one in given[:2]):
+        # Normalizing is monotonic for each channel then, so pooling may come first.
+        if all(by_channel(moment, x) for moment in layer_statistics[:2]):
             return normalize(pool(turned) * sign, *given_for).astype(x.dtype)
         return pool(normalize(x, *given_for).astype(x.dtype))
 
@@ -121,11 +122,17 @@ def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
     )
 
 
-def store(module: nn.Module, layer: Layer, given: Statistics) -> None:
+def store(module: nn.Module, layer: Layer, statistics: Statistics) -> None:
     """Stores a rule's recorded values in a linen module, and its moved ones if the pass may."""
-    if given.moved is not None and layer.training:
-        for name, value in zip(("mean", "var"), given.moved, strict=True):
+    if statistics.moved is not None and layer.training:
+        for name, value in zip(("mean", "var"), statistics.moved, strict=True):
             module.put_variable("batch_stats", name, value)
     # A layer that is called several times in a pass keeps the last recorded value.
-    for name, value in (given.recorded or {}).items():
-        module.sow(RECORDED, name, value, reduce_fn=lambda old, new: new, init_fn=lambda: None)
+    for name, value in (statistics.recorded or {}).items():
+        module.sow(
+            RECORDED,
+            name,
+            value,
+            reduce_fn=lambda value_before, value_after: value_after,
+            init_fn=lambda: None,
+        )

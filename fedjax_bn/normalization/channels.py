@@ -15,7 +15,7 @@ Moments = tuple[jax.Array, jax.Array]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def moments(
+def accelerator_moments(
     x: jax.Array, keep: jax.Array | None, inverse: jax.Array, rounded: bool = False
 ) -> Moments:
     """Returns mean and biased variance f[C] over all axes but the last.
@@ -36,11 +36,11 @@ def moments(
     return mean, jnp.square(x - mean).sum(axes, where=keep) * inverse
 
 
-@moments.defjvp
+@accelerator_moments.defjvp
 def _moments_jvp(rounded: bool, primals: tuple, tangents: tuple) -> tuple[Moments, Moments]:
     x, keep, inverse = primals
     dx, axes = tangents[0], tuple(range(x.ndim - 1))
-    mean, var = moments(x, keep, inverse, rounded)
+    mean, var = accelerator_moments(x, keep, inverse, rounded)
     dx = dx * inverse if keep is None else jnp.where(keep, dx * inverse, 0)
     # The change of the mean cancels in the change of the variance.
     return (mean, var), (dx.sum(axes), (2 * (x - mean) * dx).sum(axes))

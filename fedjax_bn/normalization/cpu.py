@@ -33,16 +33,16 @@ def few_channels(x: jax.Array) -> bool:
 def _channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array:
     """Sum f[C] of the elementwise function `term(*maps)` over all axes but the last."""
     channels = maps[0].shape[-1]
-    parts = [one.reshape(1, -1, channels) for one in maps]
+    parts = [array.reshape(1, -1, channels) for array in maps]
     while (rows := parts[0].shape[1]) > _FEWEST:
         count = next((n for n in range(_ROWS, 1, -1) if rows % n == 0), 1)
         if count == 1:
             break
-        parts = [one.reshape(count, -1, channels) for one in parts]
-        added = sum(term(*(one[i] for one in parts)) for i in range(count))
+        parts = [part.reshape(count, -1, channels) for part in parts]
+        added = sum(term(*(part[i] for part in parts)) for i in range(count))
         # Otherwise XLA would merge all levels into one loop and read the map at every level.
         parts, term = [computed_once(added)[None]], lambda part: part
-    return term(*(one[0] for one in parts)).sum(0)
+    return term(*(part[0] for part in parts)).sum(0)
 
 
 @jax.custom_jvp
@@ -79,7 +79,7 @@ def channel_scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.A
 def _channel_scaled_backward(saved: tuple, g: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, factor = saved
     alone = _channel_sums(lambda part: part, g)
-    product = _channel_sums(lambda part, given: given * (part - mean), x, g)
+    product = _channel_sums(lambda part, gradient: gradient * (part - mean), x, g)
     return g * factor, -factor * alone, product, alone
 
 
@@ -92,7 +92,7 @@ channel_scaled.defvjp(
 def one_each(x: jax.Array, *statistics: jax.Array) -> bool:
     """Whether each statistic is f[B, 1, ..., C], one per sample of x, in a program for CPU."""
     shape = (x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
-    return x.ndim > 2 and on_cpu() and all(one.shape == shape for one in statistics)
+    return x.ndim > 2 and on_cpu() and all(statistic.shape == shape for statistic in statistics)
 
 
 @jax.custom_jvp
@@ -116,12 +116,12 @@ def _sample_moments_on_cpu(x: jax.Array) -> Moments:
     added = [sum(parts[1:], parts[0]) for parts in terms]
     if group == positions:
         # Otherwise each position that reads the sums would compute them again.
-        first, second = computed_once(tuple(part[:, 0] for part in added))
+        mean, square = computed_once(tuple(part[:, 0] for part in added))
     else:
         row = jnp.ones((samples, 1, positions // group), x.dtype)
-        first, second = (lax.batch_matmul(row, part)[:, 0] for part in added)
-    first, second = first / positions, second / positions
-    return first + middle[:, 0], jnp.maximum(second - jnp.square(first), 0)
+        mean, square = (lax.batch_matmul(row, part)[:, 0] for part in added)
+    mean, square = mean / positions, square / positions
+    return mean + middle[:, 0], jnp.maximum(square - jnp.square(mean), 0)
 
 
 @sample_moments.defjvp
@@ -153,7 +153,7 @@ def _sample_scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.
     return sample_scaled(*primals), (dx - dmean) * factor + (x - mean) * dfactor + dbias
 
 
-def _spread(one: jax.Array, x: jax.Array) -> jax.Array:
+def _spread(values: jax.Array, x: jax.Array) -> jax.Array:
     """Repeats f[B, 1, ..., C] at all positions of x f[B, ..., C].
 
     Reverse mode runs its transpose, which is the fast sum of `_sample_moments_on_cpu`.
@@ -161,6 +161,6 @@ def _spread(one: jax.Array, x: jax.Array) -> jax.Array:
     samples, channels = x.shape[0], x.shape[-1]
     positions = x.size // max(1, samples * channels)
     group = _group(positions)
-    row = jnp.ones((samples, positions // group, 1), one.dtype)
-    rows = lax.batch_matmul(row, computed_once(one.reshape(samples, 1, channels)))
+    row = jnp.ones((samples, positions // group, 1), values.dtype)
+    rows = lax.batch_matmul(row, computed_once(values.reshape(samples, 1, channels)))
     return jnp.stack([rows] * group, axis=2).reshape(x.shape)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.columns import joined, pack
+from fedjax_bn.engine.columns import pack, unpacked_moments
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization.cpu import sample_moments
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
@@ -23,7 +23,7 @@ def instance_moments(x: jax.Array, columns: int = 1) -> Pair:
     """
     x = pack(x, columns)
     x = x.reshape(x.shape[0], -1, x.shape[-1])
-    return joined(*sample_moments(x.astype(promote(x.dtype, jnp.float32))), columns)
+    return unpacked_moments(*sample_moments(x.astype(promote(x.dtype, jnp.float32))), columns)
 
 
 def deviations(layer: Layer, x: jax.Array) -> tuple[Pair, Pair]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, refusal, stated_range
 from fedjax_bn.engine.backend import computed_once, on_cpu
-from fedjax_bn.engine.columns import joined, pack, repeated, unpack
+from fedjax_bn.engine.columns import pack, repeated, unpack, unpacked_moments
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization import channels, cpu
 
@@ -96,8 +96,8 @@ def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> S
     # As in PyTorch: the biased variance normalizes, but the running variance is unbiased.
     spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
 
-    def moved(old: jax.Array, new: jax.Array) -> jax.Array:
-        return layer.momentum * old + (1 - layer.momentum) * new.astype(old.dtype)
+    def moved(tracked: jax.Array, of_batch: jax.Array) -> jax.Array:
+        return layer.momentum * tracked + (1 - layer.momentum) * of_batch.astype(tracked.dtype)
 
     pair = (moved(layer.mean, mean), moved(layer.var, spread))
     return Statistics(mean, var, pair if layer.training else None)
@@ -114,8 +114,8 @@ def statistics_of(
     for name, kind in _RANGES.items():
         value, allowed = getattr(layer, name), stated_range(kind)
         # Outside its range a momentum makes running variances negative, and they stay finite.
-        if isinstance(value, float | int) and allowed and (why := refusal(value, allowed)):
-            raise ValueError(f"the batch norm {layer.name!r} has {name}={value}, which {why}")
+        if isinstance(value, float | int) and allowed and (problem := refusal(value, allowed)):
+            raise ValueError(f"the batch norm {layer.name!r} has {name}={value}, which {problem}")
     if rule is None:
         rule = batch_statistics if layer.training else running_statistics
     return Statistics(*rule(layer, x, valid))
@@ -148,7 +148,7 @@ def normalize(
     offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
     if not (by_channel(mean, x) and by_channel(factor, x)):
         columns = 1  # statistics of positions
-    mean, factor, offset = (repeated(one, columns) for one in (mean, factor, offset))
+    mean, factor, offset = (repeated(statistic, columns) for statistic in (mean, factor, offset))
     x = pack(x, columns).astype(dtype)
     return unpack(_scaled(x, mean, factor, offset, bias is not None), columns)
 
@@ -199,15 +199,23 @@ def moments(
     inverse = 1 / jnp.maximum(count, 1)
     if not on_cpu():
         # A packed column has a part of the positions.
-        mean, var = channels.moments(x, keep, inverse * columns, rounded)
-        return *joined(mean, var, columns), count
-    if cpu.few_channels(x):
-        return *cpu.channel_moments(x, keep, inverse), count
+        packed = channels.accelerator_moments(x, keep, inverse * columns, rounded)
+        mean, var = unpacked_moments(*packed, columns)
+    elif cpu.few_channels(x):
+        mean, var = cpu.channel_moments(x, keep, inverse)
+    else:
+        mean, var = _two_pass_moments(x, keep, inverse)
+    return mean, var, count
+
+
+def _two_pass_moments(
+    x: jax.Array, keep: jax.Array | None, inverse: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and biased variance f[C], as XLA:CPU computes them of many channels."""
     axes = tuple(range(x.ndim - 1))
     # Two passes, because E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
     mean = jnp.sum(x, axes, where=keep) * inverse
-    var = jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
-    return mean, var, count
+    return mean, jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
 
 
 def key_for(layer: Layer, key: jax.Array) -> jax.Array:

@@ -51,7 +51,9 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
     dtype = promote(*(array.dtype for array in (*instance, *global_)))
     u = jnp.asarray(u, dtype)
     pairs = zip(instance, global_, strict=True)
-    mean, std = (u * one.astype(dtype) + (1 - u) * all_.astype(dtype) for one, all_ in pairs)
+    mean, std = (
+        u * instance.astype(dtype) + (1 - u) * all_.astype(dtype) for instance, all_ in pairs
+    )
     return mean, std
 
 
@@ -130,27 +132,28 @@ def mixstyle_statistics(
         if not is_spatial(x):
             return Statistics(*moments(x, valid)[:2])
         own_mean, own_var = instance_moments(x, layer.columns)
-        own = jax.lax.stop_gradient((own_mean, jnp.sqrt(own_var + layer.epsilon)))
+        style = jax.lax.stop_gradient((own_mean, jnp.sqrt(own_var + layer.epsilon)))
         keys = jax.random.split(key_for(layer, key), 3)
-        other = jax.random.permutation(keys[0], x.shape[0])
+        partner = jax.random.permutation(keys[0], x.shape[0])
         if valid is not None:  # a sample whose partner is padding keeps its own style
-            other = jnp.where(valid[other], other, jnp.arange(x.shape[0]))
+            partner = jnp.where(valid[partner], partner, jnp.arange(x.shape[0]))
         shape = (x.shape[0], 1)
         weight = jax.random.beta(keys[1], concentration, concentration, shape, own_mean.dtype)
+        # Weight 1 keeps the sample's own style.
         weight = jnp.where(jax.random.bernoulli(keys[2], probability), weight, 1)
-        mean, std = mix_statistics(own, (own[0][other], own[1][other]), weight)
+        mean, std = mix_statistics(style, (style[0][partner], style[1][partner]), weight)
 
         # The moments of the restyled batch follow from the moments of its samples.
-        shrink = own[1] / std
-        restyled = (own_mean - own[0]) / shrink + mean, own_var / jnp.square(shrink)
+        shrink = style[1] / std
+        restyled = (own_mean - style[0]) / shrink + mean, own_var / jnp.square(shrink)
         batch_mean, batch_var, _ = moments_of_all(*restyled, valid=valid)
         batch_std = jnp.sqrt(batch_var + layer.epsilon)
-        return handed_over(own[0] - (mean - batch_mean) * shrink, batch_std * shrink, layer, x)
+        return handed_over(style[0] - (mean - batch_mean) * shrink, batch_std * shrink, layer, x)
 
     return rule
 
 
-def choose_mixing(text: str) -> Mixing:
+def choose_mixing(choice: str) -> Mixing:
     """Builds the rule that a text such as `uniform:low=0:high=0.5` or `mixstyle` names.
 
     `uniform` is MixIG with u ~ U(low, high), and `constant` is MixIG with a fixed u (FedIG, Tables
@@ -162,8 +165,8 @@ def choose_mixing(text: str) -> Mixing:
         valid ones.
     """
     draws: dict[str, Callable[..., Any]] = {"uniform": uniform, "constant": constant}
-    known = draws | {"mixstyle": mixstyle_statistics}
-    make, options = read_choice(f"mixing {brief(text)}", text, known)
+    makers = draws | {"mixstyle": mixstyle_statistics}
+    make, options = read_choice(f"mixing {brief(choice)}", choice, makers)
     if make in draws.values():
         return partial(mixed_statistics, draw=make(**options))
     return partial(make, **options)

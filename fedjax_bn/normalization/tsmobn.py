@@ -49,10 +49,11 @@ def update(
         # E (x - m)^2 = var + (mean - m)^2, a sum of squares and so safe in any precision.
         var = var + jnp.square(mean - moved)
     spread = momentum * old_var.astype(var.dtype) + (1 - momentum) * var
-    some = count > 0
+    # A batch of padding moves nothing.
+    any_valid = count > 0
     return (
-        jnp.where(some, moved.astype(old_mean.dtype), old_mean),
-        jnp.where(some, spread.astype(old_var.dtype), old_var),
+        jnp.where(any_valid, moved.astype(old_mean.dtype), old_mean),
+        jnp.where(any_valid, spread.astype(old_var.dtype), old_var),
     )
 
 

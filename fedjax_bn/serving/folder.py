@@ -272,4 +272,9 @@ def _variables_of(
             raise ValueError(
                 f"{folder / _VARIABLES} holds no {name} as {about.model} has it: serve it again"
             )
+    collections = {name.partition("/")[0] for name in leaves}
+    if any(name.partition("/")[0] not in collections for name in arrays):
+        # A collection that a method has added may need a hook, which `contrib` registers. A model
+        # alone is served without training code.
+        import fedjax_bn.contrib  # noqa: F401
     return jax.tree.map(jnp.asarray, unflatten_dict(dict(arrays), sep="/"))

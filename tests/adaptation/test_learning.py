@@ -122,7 +122,7 @@ def test_tent_and_shot_are_pytorchs_optimizers_on_their_formulas(name, variables
         theirs.append(logits)
     ours, carry = stream(getattr(adaptation, name)(MODEL, 0.05), variables)
     assert_same(ours, theirs)
-    moved = carry.own["block"]["inner"]["scale"]
+    moved = carry.parameters["block"]["inner"]["scale"]
     assert_same([moved], [leaves["params/block/inner/scale"]])
     assert np.abs(ours[1] - stream(adaptation.batch(MODEL), variables)[0][1]).max() > 1e-3
 
@@ -274,7 +274,7 @@ def test_learn_rates_is_the_authors_rule_in_pytorch(variables):
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-8, atol=1e-12)
     assert max(map(abs, theirs.values())) > 1e-3
-    with pytest.raises(ValueError, match=r"is nan after 1 round\(s\) .*: give a smaller rate"):
+    with pytest.raises(ValueError, match="smaller rate"):
         learn(batches | {"image": batches["image"].at[0, 0].set(jnp.inf)}, rate=rate)
 
 

@@ -19,7 +19,8 @@ from federations import (
     run_rounds,
 )
 from federations import variables_of as start_of
-from fedjax_bn.methods import fedavg, fixbn, hbn
+from fedjax_bn.contrib import fixbn, hbn
+from fedjax_bn.methods import fedavg
 from fedjax_bn.sharing import all_but_statistics
 
 SIZES, KEY = (9, 4, 6), jax.random.key(1)

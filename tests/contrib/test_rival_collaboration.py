@@ -26,12 +26,13 @@ from federations import (
 )
 from federations import variables_of as start_of
 from fedjax_bn.aggregation import by_divergence
-from fedjax_bn.contrib.csac import RATIOS, _brought, _calibrated, _stage_gaps
-from fedjax_bn.contrib.fedadg import _generated, _judged, _pulled
+from fedjax_bn.contrib import copa, csac, fedadg
+from fedjax_bn.contrib.csac import RATIOS, calibrated_objective, stage_gaps, stages_brought
+from fedjax_bn.contrib.fedadg import generated_features, judged_features, pulled_to_discriminator
 from fedjax_bn.contrib.parts import discrepancy
-from fedjax_bn.engine.weighing import _distances
+from fedjax_bn.engine.weighing import leaf_distances
 from fedjax_bn.local_step import differentiate
-from fedjax_bn.methods import copa, csac, fedadg, fedavg
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.sharing import nothing
 from fedjax_bn.state import Received
@@ -62,7 +63,7 @@ def test_a_leaf_weighs_a_client_by_its_distance_from_the_mean_of_those_who_count
     far = [np.linalg.norm(leaf[k] - leaf[[0, 1, 3]].mean(0)) for k in (0, 1, 3)]
     expected = 1.2 * np.array([far[0], far[1], 0, far[2]]) / sum(far)
     given = {"a": jnp.asarray(leaf), "b": None, "c": jnp.ones((4, 2))}
-    ours = jax.jit(_distances)(given, weights)
+    ours = jax.jit(leaf_distances)(given, weights)
     np.testing.assert_allclose(ours["a"], expected, rtol=1e-12)
     assert ours["b"] is None
     np.testing.assert_allclose(ours["c"], weights, rtol=1e-12)  # all alike there
@@ -97,7 +98,7 @@ def test_stages_are_compared_by_attention(x64):
     a = np.exp(energy) / np.exp(energy).sum(1, keepdims=True)
     measure = jax.jit(functools.partial(discrepancy, ratios=RATIOS))
     gaps = np.asarray([[measure(t, s, valid) for s in theirs] for t in mine])
-    ours = jax.jit(_stage_gaps)(mine, theirs, valid)
+    ours = jax.jit(stage_gaps)(mine, theirs, valid)
     np.testing.assert_allclose(ours, (a * gaps).sum(), rtol=1e-10)
 
 
@@ -105,7 +106,7 @@ def test_stages_are_compared_by_attention(x64):
 def test_stages_are_brought_to_a_size_by_jaxs_bilinear_sampling_and_a_layer(height, width, x64):
     x, layer = normal(3, height, width, 5), {"kernel": normal(5, 32), "bias": normal(32)}
     sampled = np.asarray(jax.image.resize(x, (3, 7, 7, 5), "linear"))
-    ours = _brought({"a": layer}, {"a": jnp.asarray(x)})
+    ours = stages_brought({"a": layer}, {"a": jnp.asarray(x)})
     expected = (sampled @ layer["kernel"] + layer["bias"]).reshape(1, 3, -1)
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
 
@@ -164,7 +165,7 @@ def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stage
     variables = in_float64(global_variables(begun(method, KEY, mine, 1)))
     batch = {"image": images, "label": np.array([0, 2, 1, 0]), "valid": np.ones(4, bool)}
     memory = {"model": own, "trained": np.array(True)}
-    objective = _calibrated(learning(Mapped())[0], 0.6)
+    objective = calibrated_objective(learning(Mapped())[0], 0.6)
     received = Received((), (), memory)
     value, (loss, _) = jax.jit(lambda w: objective(w, batch, received, KEY))(variables)
 
@@ -185,7 +186,9 @@ def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stage
     expected = mmd(logits(mine), logits(own))
     if stages:
         t, s = (
-            _brought({"a": variables["calibration"][who]["a"]}, {"a": jnp.asarray(seen(model))})[0]
+            stages_brought(
+                {"a": variables["calibration"][who]["a"]}, {"a": jnp.asarray(seen(model))}
+            )[0]
             for who, model in (("trained", mine), ("frozen", own))
         )
         expected += mmd(np.asarray(t), np.asarray(s))  # the attention of a single stage is 1
@@ -231,18 +234,20 @@ def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_p
     leaky = lambda x: np.where(x > 0, x, 0.01 * x)  # noqa: E731
     read = np.concatenate([f @ own["projection"], np.eye(3)[y]], 1)
     logits = leaky(read @ own["kernel"] + own["bias"]) @ own["out"] + own["out_bias"]
-    ours = _judged(own, jnp.asarray(f), batch["label"])
+    ours = judged_features(own, jnp.asarray(f), batch["label"])
     np.testing.assert_allclose(ours, 1 / (1 + np.exp(-logits)), rtol=1e-10)
 
     g, key = jax.tree.map(np.asarray, variables["generator"]), jax.random.key(5)
     noise = np.asarray(jax.random.uniform(key, (4, 8), float))
     hidden = leaky(np.concatenate([noise, np.eye(3)[y]], 1) @ g["kernel"] + g["bias"])
     expected = np.maximum(hidden @ g["out"] + g["out_bias"], 0)
-    np.testing.assert_allclose(_generated(g, batch["label"], key), expected, rtol=1e-10)
+    np.testing.assert_allclose(generated_features(g, batch["label"], key), expected, rtol=1e-10)
 
     sure = variables | {"discriminator": own | {"out_bias": np.asarray(60.0)}}
     gradient = jax.jit(
-        lambda w, a: differentiate(_pulled(learning(NET)[0], a))(w, batch, Received((), ()), KEY)[0]
+        lambda w, a: differentiate(pulled_to_discriminator(learning(NET)[0], a))(
+            w, batch, Received((), ()), KEY
+        )[0]
     )
     share = inspect.signature(fedadg).parameters["share_of_loss"].default
     assert share == 0.85
@@ -251,7 +256,7 @@ def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_p
 
 
 def test_a_share_of_no_step_is_refused():
-    with pytest.raises(ValueError, match=r"alone=1\.5 must be at least 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"alone=1\.5"):
         fedadg(NET, SGD, alone=1.5)
 
 

@@ -20,9 +20,10 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn.contrib.mixstyle import _chosen_maps, _mixing_styles, _with_styles
-from fedjax_bn.contrib.rsc import _challenge, _self_challenging
-from fedjax_bn.methods import fedavg, mixstyle, rsc
+from fedjax_bn.contrib import mixstyle, rsc
+from fedjax_bn.contrib.mixstyle import chosen_maps, mixing_styles, with_styles
+from fedjax_bn.contrib.rsc import muted_mask, self_challenging_objective
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP, ResNet10
 from fedjax_bn.models.forward import forward
@@ -62,7 +63,7 @@ def test_muted_are_the_features_of_the_largest_weights_of_the_label(x64, padded)
     kernel, f, y = head_of_random_numbers(seed=padded)
     valid = np.arange(8) < 8 - padded
     given = map(jnp.asarray, (f, f @ kernel, y, valid))
-    mute = jax.jit(lambda *given: _challenge(lambda f: f @ kernel, *given, 1 / 3, 1 / 2))
+    mute = jax.jit(lambda *given: muted_mask(lambda f: f @ kernel, *given, 1 / 3, 1 / 2))
     mask = mute(*given)
     expected = mask_by_hand(f, y, valid, lambda f: f @ kernel, kernel[:, y].T, 1 / 3, 1 / 2)
     np.testing.assert_array_equal(mask, expected)
@@ -74,7 +75,7 @@ def test_the_objective_is_that_of_masked_features_and_the_mask_has_no_gradient(x
     """The network after its batch norm, and its gradient, with the mask held as a constant."""
     variables = in_float64(variables_of(NET))
     batch = {name: leaf[0, 0] for name, leaf in batches_of((4,)).items()}
-    objective = _self_challenging(learning(NET)[0], 1 / 3, 1 / 2)
+    objective = self_challenging_objective(learning(NET)[0], 1 / 3, 1 / 2)
 
     def ours(params):
         return objective({**variables, "params": params}, batch, Received((), ()), KEY)[0]
@@ -114,7 +115,7 @@ def test_styles_are_exactly_the_mixed_ones_and_ones_own_style_is_the_identity(x6
     x = nets.images_of(6)
     other, weight = x[jnp.asarray([3, 2, 5, 0, 1, 4])], jnp.linspace(0, 1, 6)[:, None, None, None]
     moments = lambda x: (np.mean(x, (1, 2)), np.sqrt(np.var(x, (1, 2), ddof=1)))  # noqa: E731
-    x, other, mix = np.asarray(x), np.asarray(other), jax.jit(_with_styles)
+    x, other, mix = np.asarray(x), np.asarray(other), jax.jit(with_styles)
     mixed = np.asarray(mix(x, other, weight))
     share = np.linspace(0, 1, 6)[:, None]
     for ours, own, theirs in zip(*map(moments, (mixed, x, other)), strict=True):
@@ -127,7 +128,7 @@ def test_no_gradient_passes_through_styles(x64):
     """The derivative by x is the ratio of the deviations alone."""
     x, other = nets.images_of(2), nets.images_of(2, seed=1)
     weight = jnp.full((2, 1, 1, 1), 0.3)
-    slope = jax.jit(jax.grad(lambda x: _with_styles(x, other, weight).sum()))(x)
+    slope = jax.jit(jax.grad(lambda x: with_styles(x, other, weight).sum()))(x)
     std, theirs = (np.sqrt(np.var(a, (1, 2), keepdims=True, ddof=1) + 1e-6) for a in (x, other))
     expected = np.broadcast_to((0.3 * std + 0.7 * theirs) / std, x.shape)
     np.testing.assert_allclose(slope, expected, rtol=1e-9)
@@ -136,7 +137,7 @@ def test_no_gradient_passes_through_styles(x64):
 def test_padding_gives_no_sample_its_style():
     x = nets.images_of(5).at[3:].set(1e3)
     valid = jnp.arange(5) < 3
-    mixed = jax.jit(_mixing_styles(1.0, 0.1))(KEY, x, valid)
+    mixed = jax.jit(mixing_styles(1.0, 0.1))(KEY, x, valid)
     assert abs(mixed[:3]).max() < 50
     assert (abs(mixed - x)[:3].max((1, 2, 3)) > 1e-3).any()
 
@@ -158,17 +159,17 @@ def test_places_are_the_ends_of_stages_named_ones_or_the_first_norms_of_maps():
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     net = ResNet10(num_classes=3, width=1)
     variables = jax.eval_shape(net.init, KEY, images)
-    assert _chosen_maps(net, variables, images) == ("layer1_0", "layer2_0", "layer3_0")
+    assert chosen_maps(net, variables, images) == ("layer1_0", "layer2_0", "layer3_0")
     on_officehome = read("configs/officehome.py").mixstyle.names  # its authors have two there
-    assert _chosen_maps(net, variables, images, on_officehome) == ("layer1_0", "layer2_0")
-    assert _chosen_maps(net, variables, images, "norm1, layer3") == ("norm1", "layer3_0")
+    assert chosen_maps(net, variables, images, on_officehome) == ("layer1_0", "layer2_0")
+    assert chosen_maps(net, variables, images, "norm1, layer3") == ("norm1", "layer3_0")
     small = nets.images_of(2)
     own = nets.variables_of(nets.HandMade(), small)
-    assert _chosen_maps(nets.HandMade(), own, small) == ("block/inner", "middle")
-    with pytest.raises(ValueError, match=r"names='layer9' finds no feature maps in HandMade: .*"):
-        _chosen_maps(nets.HandMade(), own, small, "layer9")
-    with pytest.raises(ValueError, match="of which it has none"):
-        _chosen_maps(NormNet(), variables_of(NormNet()), jnp.zeros((2, 6)))
+    assert chosen_maps(nets.HandMade(), own, small) == ("block/inner", "middle")
+    with pytest.raises(ValueError, match="names='layer9'"):
+        chosen_maps(nets.HandMade(), own, small, "layer9")
+    with pytest.raises(ValueError, match="has none"):
+        chosen_maps(NormNet(), variables_of(NormNet()), jnp.zeros((2, 6)))
     point = jax.eval_shape(lambda: net.init(KEY, jnp.zeros((2, 1, 1, 3))))  # has no deviation
-    with pytest.raises(ValueError, match="which it has none"):
-        _chosen_maps(net, point, jnp.zeros((2, 1, 1, 3)))
+    with pytest.raises(ValueError, match="has none"):
+        chosen_maps(net, point, jnp.zeros((2, 1, 1, 3)))

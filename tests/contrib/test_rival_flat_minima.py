@@ -26,9 +26,10 @@ from federations import (
 )
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
-from fedjax_bn.contrib.fedsam import _ascend, sharpness_aware
-from fedjax_bn.contrib.harmofl import _harmonize
-from fedjax_bn.methods import fedavg, fedsam, harmofl, scaffold
+from fedjax_bn.contrib import fedsam, harmofl
+from fedjax_bn.contrib.fedsam import sharpness_aware, worst_point
+from fedjax_bn.contrib.harmofl import harmonize
+from fedjax_bn.methods import fedavg, scaffold
 
 HEAVY = optax.sgd(0.1, momentum=0.5)
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
@@ -42,11 +43,11 @@ def test_of_the_spectrum_the_amplitude_of_the_mean_alone_is_exchanged(x64):
     amplitude = np.abs(spectrum)
     amplitude[:, 0, 0] = 30 * m
     expected = np.fft.ifft2(amplitude * np.exp(1j * np.angle(spectrum)), axes=(1, 2))
-    ours = _harmonize(jnp.asarray(x), jnp.asarray(m))
+    ours = harmonize(jnp.asarray(x), jnp.asarray(m))
     np.testing.assert_allclose(ours, expected.real, rtol=0, atol=1e-12)
     np.testing.assert_allclose(ours.mean((1, 2)), np.tile(m, (4, 1)), rtol=1e-12)
     with pytest.raises(ValueError, match=r"harmofl\.channels"):
-        _harmonize(jnp.asarray(x), jnp.zeros(1))
+        harmonize(jnp.asarray(x), jnp.zeros(1))
 
 
 def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
@@ -163,7 +164,7 @@ def test_of_a_quadratic_the_gradient_is_exact(x64):
 def test_where_the_gradient_is_0_the_worst_point_is_the_point_itself(eta):
     params = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
     nowhere = jax.tree.map(jnp.zeros_like, params)
-    assert_equal(_ascend(params, nowhere, 0.5, eta), params)
+    assert_equal(worst_point(params, nowhere, 0.5, eta), params)
 
 
 def test_running_statistics_move_once_a_step_by_the_pass_at_w():
@@ -177,5 +178,5 @@ def test_running_statistics_move_once_a_step_by_the_pass_at_w():
 
 
 def test_variates_refuse_a_momentum_that_clients_keep():
-    with pytest.raises(ValueError, match="fedsam with variates: keep_optimizer=True"):
+    with pytest.raises(ValueError, match="keep_optimizer=True"):
         fedsam(OneNorm(), HEAVY, variates=True, keep_optimizer=True)

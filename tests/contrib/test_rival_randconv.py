@@ -15,10 +15,10 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn.contrib.randconv import _disagreement
-from fedjax_bn.engine.perturb import _random_kernel, randconv
+from fedjax_bn.contrib import randconv as method_of
+from fedjax_bn.contrib.randconv import disagreement
+from fedjax_bn.engine.perturb import randconv, random_kernel
 from fedjax_bn.methods import fedavg
-from fedjax_bn.methods import randconv as method_of
 
 KEY, VALID = jax.random.key(0), jnp.ones(4, bool)
 
@@ -52,7 +52,7 @@ def test_mixed_images_lie_between_an_image_and_its_convolution(x64):
 def test_over_kernels_an_output_has_the_mean_square_of_its_patch(side):
     patch = np.random.default_rng(1).normal(size=(side, side, 3)).astype(np.float32)
     keys = jax.random.split(KEY, 4000)
-    draw = jax.jit(jax.vmap(lambda key: _random_kernel(key, side, 3, jnp.float32)))
+    draw = jax.jit(jax.vmap(lambda key: random_kernel(key, side, 3, jnp.float32)))
     outputs = np.einsum("hwc,khwcd->kd", patch, draw(keys))
     square = np.square(patch).mean()
     np.testing.assert_allclose(np.square(outputs).mean(), square, rtol=5 * np.sqrt(2 / 12000))
@@ -81,7 +81,7 @@ def test_the_consistency_is_pytorchs_divergence_from_the_mean(x64):
     p = torch.softmax(torch.tensor(logits), -1)
     mean = p.mean(0).clamp(1e-7, 1).log()
     kl = [torch.nn.functional.kl_div(mean, one, reduction="batchmean") for one in p]
-    ours = _disagreement(jnp.asarray(logits)).mean()
+    ours = disagreement(jnp.asarray(logits)).mean()
     np.testing.assert_allclose(ours, torch.stack(kl).mean(), rtol=1e-10)
 
 
@@ -104,7 +104,7 @@ def test_images_that_always_stay_are_fedavg(consistency):
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="largest=4 must be odd"):
+    with pytest.raises(ValueError, match="largest=4"):
         randconv(largest=4)
-    with pytest.raises(ValueError, match=r"images f\[B, H, W, C\], not \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"\(4, 6\)"):
         randconv()(KEY, jnp.zeros((4, 6)), VALID)

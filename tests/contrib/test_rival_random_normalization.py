@@ -20,13 +20,14 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn import adaptation, methods
+from fedjax_bn import adaptation, contrib
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.contrib.fedrdn import _by_random_clients, hook
+from fedjax_bn.contrib import fedrdn
+from fedjax_bn.contrib.fedrdn import normalized_by_random_clients
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import broadcast_of, own_of
-from fedjax_bn.methods import fedavg, fedrdn
-from fedjax_bn.models import SmallCNN
+from fedjax_bn.methods import fedavg
+from fedjax_bn.models import SmallCNN, hooks
 from fedjax_bn.sharing import MEASURED, all_but_batch_norm
 from fedjax_bn.simulation import simulate
 from fedjax_bn.state import Received
@@ -35,7 +36,7 @@ KEY, SIZES = jax.random.key(1), (9, 4, 6)
 OPTIONS = {"prepare": as_maps, "channels": 1}
 
 
-def method():
+def small_method():
     return once(fedrdn, MapNet(), SGD, **OPTIONS)
 
 
@@ -61,7 +62,7 @@ def own_of_all(batches):
 
 def test_in_the_first_round_each_client_trains_on_its_own_statistics(x64):
     batches, variables = batches_of(SIZES), start()
-    state = begun(method(), KEY, variables, 3)
+    state = begun(small_method(), KEY, variables, 3)
     m, s = own_of_all(batches)[1]
     plain = fedavg(MapNet(), SGD, prepare=lambda x, dtype: (as_maps(x, dtype) - m) / s)
     given = {name: leaf[1] for name, leaf in batches.items()} | {
@@ -69,7 +70,7 @@ def test_in_the_first_round_each_client_trains_on_its_own_statistics(x64):
     }
     ours, theirs = (
         one.client(broadcast_of(before), own_of(before, 0), given, KEY)[1]
-        for one, before in ((method(), state), (plain, begun(plain, KEY, variables, 3)))
+        for one, before in ((small_method(), state), (plain, begun(plain, KEY, variables, 3)))
     )
     model = {name: ours.shared[name] for name in theirs.shared}
     assert_close(model, theirs.shared, rtol=1e-9, atol=1e-12)
@@ -78,9 +79,11 @@ def test_in_the_first_round_each_client_trains_on_its_own_statistics(x64):
 def test_the_bank_has_who_took_part_and_images_are_measured_once(x64):
     batches = batches_of(SIZES)
     expected = own_of_all(batches)
-    state, seen = begun(method(), KEY, start(), 3), np.zeros(3)
+    state, seen = begun(small_method(), KEY, start(), 3), np.zeros(3)
     for present in ((True, False, True), (True, True, True)):
-        state, _ = method().round(state, batches | {"participates": jnp.asarray(present)}, KEY)
+        state, _ = small_method().round(
+            state, batches | {"participates": jnp.asarray(present)}, KEY
+        )
         seen = np.maximum(seen, present)
         bank = jax.tree.map(np.asarray, state.server.sent)
         np.testing.assert_array_equal(bank["count"], seen)
@@ -91,7 +94,7 @@ def test_the_bank_has_who_took_part_and_images_are_measured_once(x64):
         np.testing.assert_allclose(own["mean"], bank["mean"], rtol=1e-12)
     other = batches | {"image": 2 * batches["image"]}
     before = jax.tree.map(np.array, state.personal[MEASURED])
-    state, _ = method().round(state, other | {"participates": jnp.ones(3, bool)}, KEY)
+    state, _ = small_method().round(state, other | {"participates": jnp.ones(3, bool)}, KEY)
     assert_equal(jax.tree.map(np.asarray, state.personal[MEASURED]), before)
 
 
@@ -117,7 +120,9 @@ def test_each_image_is_normalized_by_a_client_that_is_known_or_by_its_own(x64):
     }
     own = {"mean": np.array([7.0, 8.0, 9.0]), "std": np.array([0.5, 0.25, 2.0])}
     received = Received({}, {}, server=jax.tree.map(jnp.asarray, bank), client=jnp.asarray(2))
-    found = _by_random_clients(KEY, jnp.asarray(images), jax.tree.map(jnp.asarray, own), received)
+    found = normalized_by_random_clients(
+        KEY, jnp.asarray(images), jax.tree.map(jnp.asarray, own), received
+    )
     table = {2: own} | {k: {name: bank[name][k] for name in own} for k in (0, 3)}
     candidates = {k: (images - t["mean"]) / t["std"] for k, t in table.items()}
     close = {k: np.isclose(found, x, rtol=1e-12).all((1, 2, 3)) for k, x in candidates.items()}
@@ -130,7 +135,7 @@ def test_a_channel_that_is_constant_at_a_client_is_divided_by_1(x64):
     """Images of others have other values there, which a deviation near 0 would make huge."""
     images = np.random.default_rng(0).normal(size=(2, 4, 4, 2))
     own = {"mean": jnp.asarray([0.0, 0.3]), "std": jnp.asarray([2.0, 1e-9]), "count": jnp.ones(())}
-    found = hook(own, jnp.asarray(images), None).images
+    found = hooks.take({MEASURED: own}, jnp.asarray(images), None)[1].images
     np.testing.assert_allclose(found, (images - [0, 0.3]) / [2, 1], rtol=1e-12)
 
 
@@ -138,7 +143,7 @@ def test_a_change_of_contrast_of_a_client_changes_nothing(x64):
     """In the first round, and in the bank by the change alone."""
     batches = batches_of(SIZES)
     brighter = batches | {"image": 2.5 * batches["image"] + 3}
-    ours, theirs = (run_rounds(method(), start(), b)[0] for b in (batches, brighter))
+    ours, theirs = (run_rounds(small_method(), start(), b)[0] for b in (batches, brighter))
     assert_close(theirs.shared["params"], ours.shared["params"], rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(
         theirs.server.sent["mean"], 2.5 * ours.server.sent["mean"] + 3, rtol=1e-11
@@ -152,7 +157,7 @@ def by_hand(variables, x):
 
 
 def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams(x64):
-    state, _ = run_rounds(method(), start(), batches_of(SIZES))
+    state, _ = run_rounds(small_method(), start(), batches_of(SIZES))
     x = np.random.default_rng(2).normal(4, 3, (7, 3, 2, 1))
     m, s = own_of_all(batches_of(SIZES))[1]
     client = client_variables(state, 1)
@@ -180,7 +185,7 @@ def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams
 
 def test_other_adaptations_pass_the_same_images(x64):
     """The first batch by its own statistics: of a batch norm of (x - m) / s they cancel m and s."""
-    state, _ = run_rounds(method(), start(), batches_of(SIZES))
+    state, _ = run_rounds(small_method(), start(), batches_of(SIZES))
     served = global_variables(state)
     x = jnp.asarray(np.random.default_rng(2).normal(4, 3, (7, 3, 2, 1)))
     tracked = choose_adaptation("tsmobn", MapNet(), 7).adaptation
@@ -196,16 +201,15 @@ def test_other_adaptations_pass_the_same_images(x64):
 
 
 def test_what_a_client_reveals_is_said_and_privacy_and_other_channels_are_refused():
-    (note,) = method().notes
+    (note,) = small_method().notes
     assert "of each client's images to the server and to all other clients" in note
     wrong = fedrdn(MapNet(), SGD, prepare=as_maps)
     safe = fedrdn(MapNet(), SGD, privacy=gaussian(1.0, 1.0), share=all_but_batch_norm, **OPTIONS)
     said = {r"C=3.*fedrdn\.channels": wrong, "send 3 arrays beside their shared leaves": safe}
-    for match, one in said.items():
+    variables, batches = variables_of(MapNet()), batches_of(SIZES)
+    for match, method in said.items():
         with pytest.raises(ValueError, match=match):
-            jax.eval_shape(
-                lambda one=one: run_rounds(one, variables_of(MapNet()), batches_of(SIZES))[0]
-            )
+            jax.eval_shape(lambda method=method: run_rounds(method, variables, batches)[0])
 
 
 @pytest.mark.slow
@@ -220,7 +224,7 @@ def test_the_short_path_tests_clients_and_unseen_ones():
 
     clients = {"dark": domain(0, 1), "light": domain(100, 2)}
     result = simulate(
-        methods.fedrdn(SmallCNN(num_classes=2, widths=(4, 4)), SGD),
+        contrib.fedrdn(SmallCNN(num_classes=2, widths=(4, 4)), SGD),
         clients=clients, unseen={"between": domain(50, 3)}, rounds=6, batch_size=8,
         adaptations=["running", "tsmobn"], show_progress=False,
     )  # fmt: skip

@@ -20,24 +20,25 @@ from federations import (
 )
 from federations import variables_of as start_of
 from fedjax_bn import models
-from fedjax_bn.contrib.feddg import _amplitudes, _with_amplitudes
+from fedjax_bn.contrib import csac, feddg, l2d, snr
+from fedjax_bn.contrib.feddg import low_amplitudes, with_amplitudes
 from fedjax_bn.contrib.l2d import (
-    _by_class,
-    _diversified,
-    _leaked,
-    _start_stylist,
-    _stylize,
-    _supervised_contrast,
+    by_class,
+    diversified_objective,
+    draw_stylist,
+    leaked_information,
+    stylize,
+    supervised_contrast,
 )
 from fedjax_bn.contrib.parts import stages_of
-from fedjax_bn.contrib.snr import _head_losses, _layer, _restore, _Restored
-from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
+from fedjax_bn.contrib.snr import Restored, draw_restitution, head_losses, restore_style
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.state import Received
 
 KEY = jax.random.key(3)
 SIZES = (9, 4, 6)
-_restore, _head_losses = jax.jit(_restore), jax.jit(_head_losses)
+restore_style, head_losses = jax.jit(restore_style), jax.jit(head_losses)
 RANDOM = np.random.default_rng
 
 
@@ -66,25 +67,25 @@ def softmax(x):
 
 
 def test_a_restitution_layer_is_its_formula_and_an_open_gate_gives_all_back(x64):
-    x, shapes = normal(4, 3, 2, 5), jax.eval_shape(lambda: _layer(KEY, 5, float))
+    x, shapes = normal(4, 3, 2, 5), jax.eval_shape(lambda: draw_restitution(KEY, 5, float))
     own = {name: normal(*leaf.shape, seed=i) for i, (name, leaf) in enumerate(shapes.items())}
     mean, var = (f(x, (1, 2), keepdims=True) for f in (np.mean, np.var))
     n = (x - mean) / np.sqrt(var + 1e-5) * own["scale"] + own["bias"]
     r = x - n
     hidden = np.maximum(r.mean((1, 2)) @ own["down"] + own["down_bias"], 0)
     gate = sigmoid(hidden @ own["up"] + own["up_bias"])[:, None, None]
-    found = _restore(own, jnp.asarray(x))
-    np.testing.assert_allclose(found.kept, n + gate * r, rtol=1e-10, atol=1e-12)
+    found = restore_style(own, jnp.asarray(x))
+    np.testing.assert_allclose(found.restored, n + gate * r, rtol=1e-10, atol=1e-12)
     for ours, theirs in zip(found.means, (n, n + gate * r, n + (1 - gate) * r), strict=True):
         np.testing.assert_allclose(ours, theirs.mean((1, 2)), rtol=1e-10, atol=1e-12)
-    opened = _restore(own | {"up_bias": np.full(5, 50.0)}, jnp.asarray(x))
-    np.testing.assert_allclose(opened.kept, x, rtol=1e-12)
+    opened = restore_style(own | {"up_bias": np.full(5, 50.0)}, jnp.asarray(x))
+    np.testing.assert_allclose(opened.restored, x, rtol=1e-12)
 
 
 def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x64):
     valid, y = np.array([True, True, True, False]), np.array([0, 2, 1, 0], np.int32)
     seen = {
-        name: _Restored(np.zeros((4, 6, 5)), normal(3, 4, 5, seed=i)) for i, name in enumerate("ab")
+        name: Restored(np.zeros((4, 6, 5)), normal(3, 4, 5, seed=i)) for i, name in enumerate("ab")
     }
     heads = {n: {"kernel": normal(5, CLASSES, seed=7), "bias": normal(CLASSES)} for n in seen}
     expected = 0
@@ -93,10 +94,10 @@ def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x
         n, kept, left = (-(q * np.log(q)).sum(1)[valid].mean() for q in p)
         expected += np.log1p(np.exp(kept - n)) + np.log1p(np.exp(n - left))
     expected -= np.log(p[1][np.arange(4), y])[valid].mean()
-    ours = _head_losses(seen, heads, jnp.asarray(y), jnp.asarray(valid))
+    ours = head_losses(seen, heads, jnp.asarray(y), jnp.asarray(valid))
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
     zeros = jax.tree.map(np.zeros_like, heads)
-    ours = _head_losses(seen, zeros, jnp.asarray(y), jnp.asarray(valid))
+    ours = head_losses(seen, zeros, jnp.asarray(y), jnp.asarray(valid))
     np.testing.assert_allclose(ours, 2 * 2 * np.log(2) + np.log(CLASSES), rtol=1e-12)
 
 
@@ -104,9 +105,9 @@ def test_snr_behind_modules_without_maps_is_refused():
     method = snr(OneNorm(), SGD)
     variables = start_of(OneNorm())
     state = jax.eval_shape(lambda: method.init(KEY, variables, 3))
-    with pytest.raises(ValueError, match="but a give none: name other modules"):
+    with pytest.raises(ValueError, match="snr"):
         jax.eval_shape(method.round, state, batches_of(SIZES), KEY)
-    with pytest.raises(ValueError, match="names='b' finds no modules: name some of a, bn, c"):
+    with pytest.raises(ValueError, match="names='b'"):
         snr(OneNorm(), SGD, names="b").init(KEY, variables, 3)
 
 
@@ -161,7 +162,7 @@ def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
     expected = np.fft.ifft2(size * np.exp(1j * np.angle(spectrum)), axes=(1, 2))
     assert abs(expected.imag).max() < 1e-13
     mixed = jax.jit(
-        lambda x, other, share, half: _with_amplitudes(x, _amplitudes(other, half), share, half),
+        lambda x, other, share, half: with_amplitudes(x, low_amplitudes(other, half), share, half),
         static_argnums=3,
     )
     np.testing.assert_allclose(mixed(x, other, share, 1), expected.real, rtol=0, atol=1e-12)
@@ -170,7 +171,7 @@ def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
     moved = -x + x.mean((1, 2), keepdims=True) + other.mean((1, 2), keepdims=True)
     np.testing.assert_allclose(means, moved, rtol=0, atol=1e-13)
     with pytest.raises(ValueError, match=r"set feddg\.half lower"):
-        _amplitudes(jnp.asarray(x), 3)
+        low_amplitudes(jnp.asarray(x), 3)
 
 
 def test_feddg_shows_nothing_unless_it_is_named():
@@ -233,8 +234,8 @@ def test_feddg_alone_without_an_inner_step_is_fedavg_of_twice_the_loss(x64):
 
 def test_a_style_stays_in_the_range_of_images_and_no_share_of_it_changes_nothing():
     x = jnp.asarray(normal(2, 9, 8, 2), jnp.float32)
-    layers = jax.jit(_start_stylist, static_argnums=(1, 2))(KEY, 2, jnp.float32)
-    styled = jax.jit(_stylize)
+    layers = jax.jit(draw_stylist, static_argnums=(1, 2))(KEY, 2, jnp.float32)
+    styled = jax.jit(stylize)
     whole = [np.asarray(styled(layers, x, 1.0, key)) for key in (*jax.random.split(KEY), None)]
     assert all(abs(images).max() <= 1 for images in whole)
     assert abs(whole[0] - whole[1]).max() > 0.1
@@ -253,7 +254,7 @@ def test_supervised_contrast_is_its_formula(x64):
         total = np.log(sum(np.exp(u[i] @ u[a] / 0.07) for a in others))
         positive = [u[i] @ u[a] / 0.07 - total for a in others if y[a] == y[i]]
         own += [-np.mean(positive)] if positive else []  # class 2 has one sample
-    ours = jax.jit(_supervised_contrast)(jnp.asarray(z), jnp.asarray(y), jnp.asarray(valid))
+    ours = jax.jit(supervised_contrast)(jnp.asarray(z), jnp.asarray(y), jnp.asarray(valid))
     np.testing.assert_allclose(ours, np.mean(own), rtol=1e-10)
 
 
@@ -267,7 +268,7 @@ def test_what_moves_the_stylist_is_its_formula(x64):
         width = far.sum() / (len(both) * (len(both) - 1))
         k = sum(np.exp(-far / (ratio * width)) for ratio in (0.25, 0.5, 1, 2, 4))
         gaps.append(k[:2, :2].mean() + k[2:, 2:].mean() - 2 * k[:2, 2:].mean())
-    measure = jax.jit(_by_class, static_argnums=4)
+    measure = jax.jit(by_class, static_argnums=4)
     np.testing.assert_allclose(measure(z, other, y, valid, 4), np.mean(gaps), rtol=1e-10)
     np.testing.assert_allclose(measure(z, z, y, valid, 4), 0, atol=1e-13)
 
@@ -275,7 +276,7 @@ def test_what_moves_the_stylist_is_its_formula(x64):
     density = -0.5 * np.square(mean[:4, None] - other[None, :4]) / np.exp(logs)[:4, None]
     density = density.sum(-1)  # of z'_j under i, up to what both terms have
     expected = (np.diag(density) - density.mean(1)).mean()
-    ours = jax.jit(_leaked)(mean, logs, other, valid)
+    ours = jax.jit(leaked_information)(mean, logs, other, valid)
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
 
 
@@ -286,12 +287,12 @@ def test_l2ds_surprise_is_a_mean_over_samples_and_features_and_part_of_the_model
     batch = {name: leaf[0, 0] for name, leaf in batches_of((3,)).items()}
     batch["image"] = jnp.where(batch["valid"][:, None], batch["image"], 0)
     learned, received = learning(Flat(), prepare=as_maps)[0], Received((), ())
-    objective = jax.jit(_diversified(learned, 0.6, 0.0, 2.0))
+    objective = jax.jit(diversified_objective(learned, 0.6, 0.0, 2.0))
     value, (loss, _) = objective(variables, batch, received, KEY)
 
     z = np.asarray(batch["image"])  # what the classifier reads
     x = as_maps(batch["image"], float)
-    other = np.asarray(jax.jit(_stylize)(variables["stylist"], x, 0.6, jax.random.fold_in(KEY, 18)))
+    other = np.asarray(jax.jit(stylize)(variables["stylist"], x, 0.6, jax.random.fold_in(KEY, 18)))
     layers = variables["likelihood"]
     mean, logs = (z @ layers[n]["kernel"] + layers[n]["bias"] for n in ("mean", "logs"))
     mean, logs = np.where(mean > 0, mean, 0.01 * mean), np.maximum(logs, 0)

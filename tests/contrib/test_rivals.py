@@ -14,7 +14,7 @@ from federations import OneNorm, in_float64
 from federations import variables_of as small_variables
 from fedjax_bn import adaptation, sharing
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.adaptation.instance import _crop_and_flip
+from fedjax_bn.adaptation.instance import crop_and_flip
 from fedjax_bn.normalization import BatchNorm, adapter, batch_instance, normalize_with
 
 MODEL = nets.HandMade()
@@ -274,7 +274,7 @@ def test_mixnorm_mixes_the_moments_of_all_views(x64, weight):
 
 
 def test_a_crop_keeps_constants_and_shows_seven_tenths_of_a_side_or_more_half_of_them_mirrored():
-    crop = jax.jit(_crop_and_flip)
+    crop = jax.jit(crop_and_flip)
     constant = jnp.full((20, 8, 8, 1), 0.7)
     np.testing.assert_allclose(crop(jax.random.key(0), constant), constant, rtol=1e-5)
     ramp = jnp.broadcast_to(jnp.arange(8.0)[:, None], (20, 8, 8, 1))  # a column has its number

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_bn.aggregation import Aggregate, averaging, by_size, uniform, weighted_mean
-from fedjax_bn.engine.weighing import normalize, relative_weights
+from fedjax_bn.engine.weighing import normalized, relative_weights
 
 WEIGHTS = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=6).filter(lambda w: sum(w) > 1)
 
@@ -72,7 +72,7 @@ def test_weighing_rules_sum_to_one_over_those_who_count(rule, sizes, expected):
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
     assert weights.dtype == jnp.result_type(float)
     # Rounds over several devices weigh by these, and divide last.
-    np.testing.assert_array_equal(normalize(relative_weights(rule, sizes)), weights)
+    np.testing.assert_array_equal(normalized(relative_weights(rule, sizes)), weights)
 
 
 def test_averaging_replaces_shared_leaves_by_the_mean():

@@ -65,11 +65,11 @@ def test_what_clients_keep_is_held_once(clients):
     "clients", ["", "vmap:", "vmap:x", "vmap:at_once=0", "vmap:0", "vmap:-1", "map:2", "scan"]
 )
 def test_unknown_strategies_are_refused(clients):
-    with pytest.raises(ValueError, match="'auto', 'map', 'vmap' or 'vmap:at_once=n'"):
+    with pytest.raises(ValueError, match="vmap:at_once=n"):
         check_strategy(clients, 3)
 
 
 def test_more_clients_at_once_than_there_are_is_refused():
     check_strategy("vmap:3", 3)
-    with pytest.raises(ValueError, match="there are 3: use 'vmap:at_once=3' or less"):
+    with pytest.raises(ValueError, match="vmap:at_once=3"):
         check_strategy("vmap:4", 3)

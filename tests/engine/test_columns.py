@@ -45,7 +45,7 @@ def test_a_convolution_of_packed_columns_is_the_usual_one(
         x, kernel, (stride, stride), sides, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     packed = columns.pack(x, read)
-    y = columns.convolve(packed, kernel, (stride, stride), sides, read, made)
+    y = columns.convolve_packed(packed, kernel, (stride, stride), sides, read, made)
     np.testing.assert_allclose(columns.unpack(y, made), usual, rtol=1e-12, atol=1e-12)
 
 

@@ -265,7 +265,7 @@ def test_bytes_are_standardized_on_the_device(make):
 @pytest.mark.parametrize("make", [fedbn, silobn])
 def test_keeping_batch_norm_local_needs_a_batch_norm(make):
     method = make(PlainNet(), SGD)
-    with pytest.raises(ValueError, match="has no batch norm"):
+    with pytest.raises(ValueError, match="batch norm"):
         begun(method, jax.random.key(0), variables_of(PlainNet()), 3)
 
 
@@ -288,7 +288,7 @@ def test_batches_that_do_not_fit_are_named(change, message):
 
 
 def test_steps_must_be_whole_epochs():
-    with pytest.raises(ValueError, match="3 steps are not 2 equal local epochs"):
+    with pytest.raises(ValueError, match="3 steps"):
         run_rounds(
             once(fedavg, OneNorm(), SGD, local_epochs=2), variables_of(OneNorm()), batches_of(SIZES)
         )

@@ -21,7 +21,7 @@ from federations import (
     in_float64,
     variables_of,
 )
-from fedjax_bn import methods, sharing
+from fedjax_bn import sharing
 from fedjax_bn.engine.privacy import gaussian
 from fedjax_bn.federation import (
     broadcast_of,
@@ -36,10 +36,11 @@ from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.models import ViTS16, hooks
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.state import Received
+from method_table import METHODS
 
 OFTEN = ("fedbn",)
 MORE = {"perfedavg, second order": {"second_order": True}}
-NAMES = (*methods.__all__, *MORE)
+NAMES = (*METHODS, *MORE)
 MOMENTUM = optax.sgd(0.1, momentum=0.5)
 
 
@@ -78,7 +79,7 @@ def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x
     for zeroed in (False, True):
         net = Net(zeroed, name != "fedwon")
         more = {} if zeroed else {"frozen": sharing.at("body")}
-        make = getattr(methods, name.partition(",")[0])
+        make = METHODS[name.partition(",")[0]]
         method = make(net, MOMENTUM, clients="map", **options, **more)
         start = in_float64(variables_of(Net(False, name != "fedwon")))
         state = begun(method, jax.random.key(1), start, 2)
@@ -173,7 +174,7 @@ def test_devices_exchange_the_layer_norms_of_a_frozen_vit_alone():
     ],
 )
 def test_no_variate_moment_or_message_has_a_row_for_frozen_leaves(name, options):
-    method = getattr(methods, name)(NormNet(), MOMENTUM, frozen=sharing.at("bn"), **options)
+    method = METHODS[name](NormNet(), MOMENTUM, frozen=sharing.at("bn"), **options)
     variables, key = variables_of(NormNet()), jax.random.key(0)
     state = jax.eval_shape(lambda: method.init(key, variables, 2))
     batches = jax.tree.map(lambda leaf: leaf[0], batches_of((8, 6)))
@@ -237,7 +238,7 @@ def test_what_cannot_be_frozen_is_refused(rule, message):
     ],
 )
 def test_methods_refuse_what_they_need_unfrozen(name, rule, message):
-    method, variables = getattr(methods, name)(Net(), SGD, frozen=rule), variables_of(Net())
+    method, variables = METHODS[name](Net(), SGD, frozen=rule), variables_of(Net())
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: method.init(jax.random.key(0), variables, 2))
 

@@ -76,5 +76,5 @@ def test_what_is_no_class_is_named(labels, sentence):
 def test_times_are_no_labels_of_an_archive(tmp_path):
     images = np.zeros((2, 4, 4, 3), np.uint8)
     np.savez(tmp_path / "a.npz", a__images=images, a__labels=np.array([0, 1], "m8[s]"))
-    with pytest.raises(ValueError, match=r"a\.npz: a__labels is timedelta64"):
+    with pytest.raises(ValueError, match="a__labels"):
         npz.load_npz(tmp_path / "a.npz")

@@ -20,19 +20,9 @@ from federations import (
     run_rounds,
     variables_of,
 )
+from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, fedsam, gperxan
 from fedjax_bn.local_step import by_round
-from fedjax_bn.methods import (
-    apfl,
-    ditto,
-    fedala,
-    fedavg,
-    feddc,
-    fednova,
-    fedrep,
-    fedsam,
-    gperxan,
-    scaffold,
-)
+from fedjax_bn.methods import fedavg, feddc, fednova, scaffold
 from fedjax_bn.normalization.batch_instance import keep_gates
 from fedjax_bn.run.experiment.method import _learning_rates
 from fedjax_bn.sharing import nothing
@@ -277,13 +267,13 @@ def moving_labels(params, names):
     ],
 )
 def test_an_optimizer_that_no_local_step_serves_is_one_sentence(optimizer):
-    with pytest.raises(ValueError, match="cannot make a local step"):
+    with pytest.raises(ValueError, match="local optimizer"):
         fedavg(NET, optimizer).init(KEY, variables_of(NET), 3)
 
 
 def test_a_mask_of_another_form_is_one_sentence():
     method = fedavg(NET, optax.adamw(0.1, mask={"nowhere": True}))
-    with pytest.raises(ValueError, match="does not take these variables"):
+    with pytest.raises(ValueError, match="local optimizer"):
         method.init(KEY, variables_of(NET), 3)
 
 

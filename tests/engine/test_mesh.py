@@ -17,9 +17,9 @@ import runs
 from cohorts import KEY
 from collectives import collectives, over_rows
 from federations import ON_MAPS, MapNet, assert_close, batches_of, in_float64, variables_of
-from fedjax_bn import methods
 from fedjax_bn.engine.devices import on_each_device
 from fedjax_bn.state import client_variables, put_rows, take_rows
+from method_table import METHODS
 
 DEVICES = np.array(jax.devices())
 OVER_CLIENTS, OVER_BATCH = Mesh(DEVICES, ("clients",)), Mesh(DEVICES[None], ("clients", "batch"))
@@ -39,7 +39,7 @@ TWICE = {"csac", "fedcd", *OPTIONS}
 
 @functools.cache
 def method_of(name, mesh=None):
-    make = getattr(methods, name.partition(",")[0])
+    make = METHODS[name.partition(",")[0]]
     options = {"clients": "map", "local_epochs": 2, "mesh": mesh}
     options |= OPTIONS.get(name, {}) | ON_MAPS.get(name, {})
     return make(MapNet(), optax.sgd(0.01, momentum=0.5), **options)
@@ -179,7 +179,7 @@ def test_a_cohort_on_a_mesh_is_that_of_one_device(x64):
 
 def test_a_mesh_made_by_jax_is_taken_and_one_without_clients_refused():
     method_of("fedavg", jax.make_mesh((2,), ("clients",)))
-    with pytest.raises(ValueError, match=r"the mesh has the axes x, .*make_mesh\(\(n,\)"):
+    with pytest.raises(ValueError, match="make_mesh"):
         method_of("fedavg", Mesh(DEVICES, ("x",)))
 
 

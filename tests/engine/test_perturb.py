@@ -7,7 +7,7 @@ import pytest
 
 import runs
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.engine.perturb import _mix_amplitudes, amplitude_mix, partners
+from fedjax_bn.engine.perturb import amplitude_mix, mix_amplitudes, partners
 from fedjax_bn.methods import fedavg
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.method import METHODS
@@ -27,7 +27,7 @@ def test_amplitudes_are_mixed_and_phases_kept_as_numpy_does(x64, share):
     amplitude = (1 - share) * np.abs(own) + share * np.abs(theirs)
     expected = np.fft.ifft2(amplitude * np.exp(1j * np.angle(own)), axes=(1, 2))
     assert np.abs(expected.imag).max() < 1e-13
-    ours = _mix_amplitudes(jnp.asarray(x), jnp.asarray(other), jnp.asarray(shares))
+    ours = mix_amplitudes(jnp.asarray(x), jnp.asarray(other), jnp.asarray(shares))
     np.testing.assert_allclose(ours, expected.real, rtol=0, atol=1e-12)
     if share == 0:
         np.testing.assert_allclose(ours, x, rtol=0, atol=1e-12)
@@ -36,8 +36,8 @@ def test_amplitudes_are_mixed_and_phases_kept_as_numpy_does(x64, share):
 def test_ones_own_amplitudes_change_nothing_and_flat_ones_the_contrast(x64):
     x = jnp.asarray(images_of())
     share = jnp.full((5, 1, 1, 1), 0.7)
-    np.testing.assert_allclose(_mix_amplitudes(x, x, share), x, rtol=0, atol=1e-12)
-    flat = _mix_amplitudes(x, jnp.zeros_like(x), share)
+    np.testing.assert_allclose(mix_amplitudes(x, x, share), x, rtol=0, atol=1e-12)
+    flat = mix_amplitudes(x, jnp.zeros_like(x), share)
     np.testing.assert_allclose(flat, 0.3 * x, rtol=0, atol=1e-12)
 
 
@@ -80,7 +80,7 @@ def test_a_configuration_names_one_and_the_method_gets_it(monkeypatch):
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"probability=1\.5 must be at least 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"probability=1\.5"):
         amplitude_mix(1.5)
-    with pytest.raises(ValueError, match=r"images f\[B, H, W, C\], not \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"\(4, 6\)"):
         amplitude_mix()(KEY, jnp.zeros((4, 6)), jnp.ones(4, bool))

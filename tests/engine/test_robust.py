@@ -177,7 +177,7 @@ def test_a_round_with_too_few_for_krum_has_no_weights_and_too_few_rows_are_refus
     start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), FROM)
     weights = np.array([1, 1, 1, 1, 0, 0], np.float32) / 4
     assert (combined("krum")(stacked, start, weights)[1] == 0).all()
-    with pytest.raises(ValueError, match="malicious=2 needs at least 7 clients in a round"):
+    with pytest.raises(ValueError, match="malicious=2"):
         krum(malicious=2).combine(stacked, start, weights)
 
 
@@ -327,7 +327,7 @@ def test_a_method_with_messages_and_privacy_are_refused():
 
     method = federate(client._replace(run=talking), share=all_but_statistics, weigh=krum())
     state = method.init(KEY, VARIABLES, 6)
-    with pytest.raises(ValueError, match="send 1 arrays beside their shared leaves"):
+    with pytest.raises(ValueError, match="1 arrays"):
         method.round.eval_shape(state, batches, KEY)
     with pytest.raises(ValueError, match="privacy needs weigh=uniform"):
         federate(client, weigh=krum(), privacy=gaussian(1.0))

@@ -7,9 +7,9 @@ import pytest
 
 from cohorts import KEY, NAMES, PRESENT, SGD, method_of, rows_of, unequal_batches
 from federations import MapNet, assert_close, batches_of, in_float64, variables_of
-from fedjax_bn import methods
 from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, traffic, with_own
 from fedjax_bn.methods import fedavg
+from method_table import METHODS
 
 
 def after_one_round(method):
@@ -142,7 +142,7 @@ def test_traffic_is_what_travels():
     sizes = {k: sum(x.nbytes for x in jax.tree.leaves(v)) for k, v in variables.items()}
     sent = {}
     for name in ("fedavg", "fedadam", "fedbn", "scaffold", "singleset"):
-        method = getattr(methods, name)(MapNet(), SGD)
+        method = METHODS[name](MapNet(), SGD)
         state = jax.eval_shape(lambda method=method: method.init(KEY, variables, 3))
         sent[name] = traffic(method, state, one)
     number, report = 4, 4 + 4 + 4 + 1 + 1 + 4  # size, risk, loss, two flags, client

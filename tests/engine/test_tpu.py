@@ -10,9 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from collectives import collectives, over_rows, with_host
 from federations import NAMED
-from fedjax_bn import methods, models
+from fedjax_bn import models
 from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.task import segmentation
+from method_table import METHODS
 from tpu import MEMORY, needs_libtpu, on_chips, shapes_on
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
@@ -31,9 +32,7 @@ def compiled_round(name, mesh, *, segments=False):
         network = models.UNet(3, width=4, levels=1, norm=norm)
         options = options | {"task": segmentation(3), "clients": "map"}
         batches["label"] = {"mask": jax.ShapeDtypeStruct(image.shape[:-1], jnp.uint8)}
-    make = functools.partial(
-        getattr(methods, name), network, optax.sgd(0.1, momentum=0.5), **options
-    )
+    make = functools.partial(METHODS[name], network, optax.sgd(0.1, momentum=0.5), **options)
     key = jax.eval_shape(jax.random.key, 0)
     on_all, by_client = (NamedSharding(mesh, PartitionSpec(*over)) for over in ((), ("clients",)))
     with traced_for("tpu"):
@@ -46,7 +45,7 @@ def compiled_round(name, mesh, *, segments=False):
         return make(mesh=mesh).round.lower(*given).compile()
 
 
-@pytest.mark.parametrize("name", methods.__all__)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_round_over_four_chips_fits_and_has_one_reduction(name):
     program = compiled_round(name, on_chips(4))
     memory = program.memory_analysis()

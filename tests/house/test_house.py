@@ -1,4 +1,4 @@
-"""What sources must not do: reach into other packages, choose constants of keys, parse strings."""
+"""What sources must not do: reach into other packages, choose constants of keys."""
 
 import ast
 from collections import Counter, defaultdict
@@ -85,28 +85,4 @@ def test_each_stream_of_keys_has_one_use():
         call.args[1].value for _, call in calls()["stream"] if len(call.args) == 2
         if isinstance(call.args[1], ast.Constant)
     )  # fmt: skip
-    assert used == Counter(list(keys._STREAMS))
-
-
-# Where texts of a configuration or an option are taken apart. A new module of another room asks
-# `arguments`, which has `read_choice`, `split_choice`, `names_in` and `bounds_in`.
-PARSING = {
-    *("adaptation/choice.py", "data/division/clients.py", "data/division/forms.py"),
-    "data/masks/values.py",
-    *("flower/settings.py", "main.py", "report/finished_runs.py", "report/published.py"),
-    *("training/evaluation/evaluate.py", "run/experiment/datasets.py", "run/experiment/method.py"),
-    *("training/machine.py", "training/together.py", "training/population.py"),
-}
-
-
-def test_texts_are_taken_apart_in_the_rooms_of_arguments_and_configuration():
-    found = set()
-    for name in ("split", "rsplit", "partition", "rpartition"):
-        for path, call in calls()[name]:
-            by = call.args[0] if call.args else None
-            of = getattr(call.func, "value", call.func)
-            separates = isinstance(by, ast.Constant) and set(str(by.value)) & set(":=,")
-            if separates and ast.unparse(of) != "re":
-                found.add(path.relative_to(runs.ROOT / "fedjax_bn").as_posix())
-    others = {p for p in found if not p.startswith(("arguments/", "run/config/"))}
-    assert others == PARSING
+    assert used == Counter(list(keys.STREAMS))

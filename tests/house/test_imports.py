@@ -1,68 +1,124 @@
-"""What may import what, over the syntax of every file; CONTRIBUTING.md has it in words."""
+"""What may import what, over the syntax of every file; a module that a string names counts too."""
 
 import ast
+import re
+import sys
 from pathlib import Path
+
+import pytest
 
 import fedjax_bn
 
 ROOT = Path(fedjax_bn.__file__).parent
-# Floors from the ground up, modules at the top level and folders alike, with the floors from which
-# each imports: all of them are below it. Of those that are not here only `ON_RUN` is asked.
-SHARED = "arguments sharing engine task state local_step client aggregation"
-BELOW = {
+ROUND = "arguments sharing engine task state local_step client aggregation"
+# Rooms from the ground up, modules at the top level and folders alike -> the rooms that each one
+# imports from, all of them below it.
+CORE = {
     "arguments": "",
     "sharing": "arguments",
     "engine": "arguments sharing",
-    "segmentation": "arguments engine",
-    "task": "arguments engine segmentation",
+    "task": "arguments engine",
     "state": "sharing engine",
     "local_step": "sharing engine state",
     "client": "sharing engine task state local_step",
     "aggregation": "sharing engine state client",
     "adding": "engine state aggregation",
-    "federation": f"{SHARED} adding",
+    "federation": f"{ROUND} adding",
     "normalization": "arguments engine sharing",
-    "detection": "arguments engine task",
-    "data": "arguments engine",
-    "models": "arguments engine sharing normalization detection",
-    "adaptation": "arguments engine sharing segmentation normalization models",
-    "methods": f"{SHARED} federation normalization data models adaptation",
-    "rivals": f"{SHARED} federation normalization models methods segmentation",
-    "serving": "arguments engine segmentation sharing models data adaptation",
-    "theory": "arguments engine data",
-    "tfds": "arguments data",
+    "models": "arguments engine sharing normalization",
+    "adaptation": "arguments engine sharing normalization models",
+    "methods": f"{ROUND} federation normalization models adaptation",
 }
-WITHOUT_FLAX = {*list(BELOW)[: list(BELOW).index("normalization")], "data"}
-ON_RUN = {"run", "main", "simulation", "flower", "report"}
-# Gives the rivals' names to type checkers, and imports a rival when it is first asked for.
-EXCEPTIONS = {"methods/__init__.py": {"rivals"}}
+ABOVE = {
+    "contrib": f"{ROUND} federation normalization models methods",
+    "tasks": "arguments engine task models",
+    "data": "arguments engine",
+    "serving": "arguments engine sharing models adaptation contrib data tasks",
+    "training": " ".join(CORE) + " contrib data tasks",
+    "run": " ".join(CORE) + " contrib data tasks serving training",
+    "simulation": " ".join(CORE) + " contrib data tasks serving training",
+    "flower": " ".join(CORE) + " contrib data tasks training run",
+    "report": " ".join(CORE) + " contrib data tasks training run",
+    "main": "arguments run report training",
+    "__main__": "main",
+    "__init__": " ".join(CORE) + " contrib tasks data training run report serving simulation",
+}
+BELOW = CORE | ABOVE
+WITHOUT_FLAX = {*list(CORE)[: list(CORE).index("normalization")], "data"}
+NEEDS_OF_THE_CORE = {"jax", "flax", "optax", "numpy", "scipy"}
 
 
-def imports_of(path):
-    """The modules that a file imports anywhere, "fedjax_bn.run" of `from fedjax_bn import run`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Modules of this library that a file imports anywhere or names in a string."""
+    names = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".") for alias in node.names)
-        if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}".split(".") for alias in node.names)
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # What `import_module` takes, also as the beginning of an f-string.
+            names |= set(re.findall(r"\Afedjax_bn\.[\w.]*\Z", node.value))
+    return names
 
 
-def test_the_floors_are_below_those_that_import_from_them():
-    floors = list(BELOW)
-    for own, below in BELOW.items():
-        assert set(below.split()) <= set(floors[: floors.index(own)]), own
+def rooms_imported(tree: ast.AST) -> set[str]:
+    parts = [name.split(".") for name in imported(tree) if name.startswith("fedjax_bn.")]
+    return {room for _, room, *_ in parts if room} - {"__version__"}
 
 
-def test_every_file_imports_from_floors_below_its_own_alone():
-    wrong = []
-    for path in ROOT.rglob("*.py"):
-        name = path.relative_to(ROOT)
-        own, found = name.with_suffix("").parts[0], list(imports_of(path))
-        ours = {parts[1] for parts in found if parts[0] == "fedjax_bn"}
-        above = set() if own in ON_RUN else {"run"}
-        if own in BELOW:
-            above |= ours - {own, *BELOW[own].split()} - EXCEPTIONS.get(name.as_posix(), set())
-        flax = {"flax"} if own in WITHOUT_FLAX else set()
-        wrong += [(str(name), room) for room in above & ours]
-        wrong += [(str(name), parts[0]) for parts in found if parts[0] in flax]
-    assert wrong == []
+TREES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+
+
+@pytest.mark.parametrize(
+    ("text", "rooms"),
+    [
+        ("from fedjax_bn import run", {"run"}),
+        ("def f():\n    from fedjax_bn.run.config import keys", {"run"}),
+        ("import_module('fedjax_bn.report.page')", {"report"}),
+        ("import_module(f'fedjax_bn.contrib.{name}')", {"contrib"}),
+        ("'fedjax_bn.run is a module'", set()),
+    ],
+)
+def test_an_import_is_found(text, rooms):
+    assert rooms_imported(ast.parse(text)) == rooms
+
+
+def test_the_rooms_are_below_those_that_import_from_them():
+    rooms = list(BELOW)
+    for room, below in BELOW.items():
+        assert set(below.split()) <= set(rooms[: rooms.index(room)]), room
+
+
+@pytest.mark.parametrize("room", sorted({room_of(path) for path in TREES}))
+def test_every_file_imports_from_rooms_below_its_own_alone(room):
+    files = {path: rooms_imported(tree) for path, tree in TREES.items() if room_of(path) == room}
+    allowed = {room, *BELOW[room].split()}
+    above = {str(path.relative_to(ROOT)): rooms - allowed for path, rooms in files.items()}
+    assert not {path: rooms for path, rooms in above.items() if rooms}
+
+
+def at_import(tree: ast.AST) -> set[str]:
+    """Packages that are imported when the module itself is: not those within functions."""
+    packages, nodes = set(), list(ast.iter_child_nodes(tree))
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            packages.add((node.module or "").split(".")[0])
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes += ast.iter_child_nodes(node)
+    return packages - {"fedjax_bn", *sys.stdlib_module_names}
+
+
+def test_the_core_needs_five_packages_and_its_ground_no_flax():
+    packages = {path: at_import(tree) for path, tree in TREES.items() if room_of(path) in CORE}
+    foreign = {str(path): found - NEEDS_OF_THE_CORE for path, found in packages.items()}
+    assert not {path: found for path, found in foreign.items() if found}
+    flax = [path for path, tree in TREES.items() if "flax" in at_import(tree)]
+    assert not [path for path in flax if room_of(path) in WITHOUT_FLAX]

@@ -136,7 +136,6 @@ def test_a_plot_shows_a_name_and_no_formula():
     axes.set_title(labels[0])
     axes.legend(fontsize=4)
     assert [one.get_text() for one in axes.get_legend().get_texts()] == labels
-    assert all(one._preprocess_math(one.get_text())[1] is False for one in axes.get_legend().texts)
     assert png(figure)
 
 

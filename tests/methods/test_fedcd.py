@@ -26,7 +26,7 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.methods import fedbn, fedcd
-from fedjax_bn.methods.fedcd import _mask_optimizer_of
+from fedjax_bn.methods.fedcd import mask_optimizer_of
 from fedjax_bn.models import masks
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
@@ -207,13 +207,13 @@ def test_a_word_spells_where_the_masks_are_and_what_trains_them():
     variables = start()
     given = jax.eval_shape(lambda: begun(both[0], KEY, variables, 3)), batches_of(SIZES), KEY
     assert len({method.round.lower(*given).as_text() for method in both}) == 1
-    none = _mask_optimizer_of("none")
+    none = mask_optimizer_of("none")
     np.testing.assert_array_equal(none.update(jnp.ones(3), none.init(jnp.ones(3)))[0], 0)
 
 
 @pytest.mark.parametrize("text", ["adam:learning_rate=0.5", "sgd:learning_rate=0.5"])
 def test_weight_decay_is_added_to_the_gradient_of_the_masks(text):
-    plain, decayed = (_mask_optimizer_of(word) for word in (text, f"{text}:weight_decay=3"))
+    plain, decayed = (mask_optimizer_of(word) for word in (text, f"{text}:weight_decay=3"))
     mask, gradient = jnp.array([1.0, -2.0]), jnp.array([0.5, 1.0])
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         expected, _ = plain.update(gradient + 3 * mask, plain.init(mask), mask)
@@ -243,9 +243,7 @@ def test_an_eta_that_nobody_reads_is_refused(monkeypatch, weigh):
 
     runs.install(monkeypatch)
     config = runs.config(method="fedcd:eta=0.8", weigh=weigh)
-    with pytest.raises(
-        ConfigError, match=r"fedcd\.eta=0\.8 has no effect .*risk_extrapolation:eta=0\.8"
-    ):
+    with pytest.raises(ConfigError, match=r"fedcd\.eta=0\.8"):
         run_start.prepare(config)
 
 

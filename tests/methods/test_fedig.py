@@ -20,7 +20,7 @@ from federations import (
 )
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.methods import fedbn
-from fedjax_bn.methods.fedig import _adapter_step, _client_agnostic, fedig
+from fedjax_bn.methods.fedig import adapter_step, client_agnostic_objective, fedig
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP
 from fedjax_bn.models.features import features_method
@@ -100,7 +100,7 @@ def tiny_numpy(variables, global_, batch, u):
 def test_the_objective_is_equations_2_to_6(x64, u):
     variables, global_ = start(Tiny())
     batch = batch_of()
-    objective = _client_agnostic(
+    objective = client_agnostic_objective(
         learning(Tiny())[0], 0.1, 4.0, lambda key: mixed_statistics(key, constant(u))
     )
     received = Received({}, {}, server=global_)
@@ -119,7 +119,7 @@ def gradient_of(lambda_1, lambda_2, **options):
     with jax.enable_x64(True):
         variables, global_ = start(Tiny())
         variables = batch_instance.with_gates(variables)
-        objective = _client_agnostic(LEARNED, lambda_1, lambda_2, **options)
+        objective = client_agnostic_objective(LEARNED, lambda_1, lambda_2, **options)
         received = Received({}, {}, server=global_)
 
         def value(params):
@@ -244,7 +244,7 @@ def test_the_adapter_is_shared_and_averaged():
 def test_an_adapters_step_moves_only_the_adapter(x64):
     variables, global_ = start(Tiny())
     variables = with_adapter(KEY, Tiny(), variables, nets.images_of(2))
-    step = _adapter_step(LEARNED, optax.sgd(0.1))
+    step = adapter_step(LEARNED, optax.sgd(0.1))
     received = Received({}, {}, server=global_)
     state = step.init(variables)
     after, _, _ = jax.jit(step.update)(variables, state, batch_of(), received, KEY)

@@ -20,7 +20,7 @@ from federations import (
     with_value,
 )
 from fedjax_bn.methods import fedavg, fednova, singleset
-from fedjax_bn.methods.fednova import _momentum_work
+from fedjax_bn.methods.fednova import momentum_work
 from fedjax_bn.methods.response import response
 
 SIZES = (9, 4, 6)
@@ -40,7 +40,7 @@ def work(momentum, steps):
 def test_work_has_the_papers_closed_form(x64, momentum):
     steps = np.arange(8)
     expected = [work(momentum, n) for n in steps]
-    np.testing.assert_allclose(_momentum_work(jnp.asarray(steps, float), momentum), expected, 1e-12)
+    np.testing.assert_allclose(momentum_work(jnp.asarray(steps, float), momentum), expected, 1e-12)
 
 
 @pytest.mark.parametrize(

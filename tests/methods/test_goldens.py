@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import golden_values
-from fedjax_bn import methods
 from fedjax_bn.run.experiment.datasets import EMBEDDED
+from method_table import METHODS
 
 OFTEN = ("fedbn", "fediga", "fedcd")
 
@@ -23,7 +23,7 @@ def stored():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in methods.__all__],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in METHODS],
 )
 def test_three_rounds_of_a_method_give_the_stored_state(x64, stored, name):
     found = golden_values.rounds_of(name)

@@ -14,7 +14,7 @@ import pytest
 from jax import export
 
 from federations import NAMED
-from fedjax_bn import methods, models
+from fedjax_bn import models
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.engine import backend
@@ -29,6 +29,7 @@ from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.state import Received
 from fedjax_bn.task import segmentation
 from fedjax_bn.tasks.detection import detection
+from method_table import METHODS
 
 ELSEWHERE = ("cuda", "tpu")
 KEY = jax.random.key(0)
@@ -110,7 +111,7 @@ def parts_of(method):
 
 def method_and_state(name, model=NETWORK, images=IMAGES, clients="auto", **options):
     given = NAMED.get(name, {}) | {"clients": clients} | options
-    method = getattr(methods, name)(model, optax.sgd(0.1, momentum=0.5), **given)
+    method = METHODS[name](model, optax.sgd(0.1, momentum=0.5), **given)
     init = functools.partial(method.init, num_clients=CLIENTS)
     return method, jax.eval_shape(init, KEY, variables_of(model, images))
 
@@ -125,7 +126,7 @@ OFTEN = (*APART, "fediga", "feddg", "hbn", "l2d")
     "name",
     [
         pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN))
-        for n in methods.__all__
+        for n in METHODS
         if n != "fedwon"  # FedAvg, of networks without batch norm
     ],
 )

@@ -39,6 +39,7 @@ from fedjax_bn.methods import (
 )
 from fedjax_bn.models import MLP
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
+from method_table import METHODS
 
 SIZES = (9, 4, 6)
 SGD = optax.sgd(0.1, momentum=0.5)
@@ -63,7 +64,7 @@ KEY = jax.random.key(1)
 
 @functools.cache
 def method_of(name: str, mode: str, clients: str = "map") -> FederatedMethod:
-    return getattr(methods, name)(NET, SGD, share=SHARING[mode], clients=clients)
+    return METHODS[name](NET, SGD, share=SHARING[mode], clients=clients)
 
 
 @functools.cache
@@ -189,7 +190,7 @@ AT_THE_EDGE = ("fedadam", "feddc", "scaffold")
 )
 def test_every_method_works_where_nothing_is_shared(name):
     """Traced only: the rule that leaves a server, and corrections, the least to work with."""
-    method = getattr(methods, name)(NET, SGD, share=nothing)
+    method = METHODS[name](NET, SGD, share=nothing)
     state = begun(method, KEY, variables(), 3)
     after, _ = jax.eval_shape(method.round, state, batches_of(SIZES), KEY)
     assert_equal(*(jax.tree.map(lambda x: (x.shape, str(x.dtype)), s) for s in (after, state)))
@@ -197,7 +198,7 @@ def test_every_method_works_where_nothing_is_shared(name):
 
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "feddc"])
 def test_a_momentum_that_clients_keep_is_refused_where_a_fresh_one_is_assumed(name):
-    make = getattr(methods, name)
+    make = METHODS[name]
     with pytest.raises(ValueError, match=f"{name}: keep_optimizer=True .* starts afresh"):
         make(NET, SGD, keep_optimizer=True)
     make(NET, optax.sgd(0.1), keep_optimizer=True)
@@ -301,11 +302,11 @@ def test_variates_with_momentum_keep_the_scale_of_a_gradient(x64):
 def test_clients_may_make_different_numbers_of_local_epochs(name):
     batches = batches_of((8, 4, 8), epochs=2)
     short = with_value(batches, (2, slice(2, None)), False, "valid")
-    method = getattr(methods, name)(NET, optax.sgd(0.1), share=all_but_batch_norm, local_epochs=2)
+    method = METHODS[name](NET, optax.sgd(0.1), share=all_but_batch_norm, local_epochs=2)
     state, metrics = run_rounds(method, variables(), short)
     np.testing.assert_allclose(metrics["weights"], [0.4, 0.2, 0.4], rtol=1e-6)
     # Its personal leaves are those of a client that makes one epoch.
-    one = getattr(methods, name)(NET, optax.sgd(0.1), share=all_but_batch_norm)
+    one = METHODS[name](NET, optax.sgd(0.1), share=all_but_batch_norm)
     alone, other = run_rounds(
         one, variables(), jax.tree.map(lambda x: np.asarray(x)[2:, :2], batches)
     )
@@ -323,7 +324,7 @@ SERVERS = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_adaptive_servers_follow_the_papers_algorithm(x64, name):
     start = in_float64(variables_of(PlainNet()))
-    method = getattr(methods, name)(PlainNet(), SGD, eta=0.02, tau=0.01)
+    method = METHODS[name](PlainNet(), SGD, eta=0.02, tau=0.01)
     plain = once(fedavg, PlainNet(), SGD)
     x, m, v = start, 0.0, 0.01**2
     beta1 = 0.0 if name == "fedadagrad" else 0.9

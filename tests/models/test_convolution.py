@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from fedjax_bn.models.cpu import convolve
-from fedjax_bn.models.cpu.bilinear import _transforms
+from fedjax_bn.models.cpu.bilinear import winograd_transforms
 from fedjax_bn.models.cpu.convolution import (
     ALGORITHMS,
     UNIT_STRIDES,
@@ -100,7 +100,7 @@ def test_second_derivatives_are_xlas(strides):
 
 @pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (2, 5), (4, 5), (6, 3), (1, 1)])
 def test_minimal_filtering_is_the_correlation(outputs, taps):
-    a, g, b = _transforms(outputs, taps)
+    a, g, b = winograd_transforms(outputs, taps)
     d, w = np.random.default_rng(0).standard_normal((2, 16))
     d, w = d[: outputs + taps - 1], w[:taps]
     np.testing.assert_allclose(a @ ((g @ w) * (b @ d)), np.correlate(d, w), atol=1e-13)

@@ -79,7 +79,7 @@ def test_the_state_dict_goes_to_pytorch_and_back_and_starts_a_federation(write):
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
         jax.eval_shape(four.init, jax.random.key(0), images),
     )
-    found, notes = pretrained.load(write(arrays(network)), four, fresh)
+    found, notes = pretrained.load_pretrained(write(arrays(network)), four, fresh)
     np.testing.assert_allclose(
         found["params"]["up1"]["kernel"], variables["params"]["up1"]["kernel"], rtol=1e-6
     )
@@ -89,7 +89,7 @@ def test_the_state_dict_goes_to_pytorch_and_back_and_starts_a_federation(write):
 
 @pytest.mark.parametrize("shape", [(1, 18, 16, 3), (2, 16, 3)])
 def test_sides_that_cannot_be_halved_are_refused_in_a_sentence(shape):
-    with pytest.raises(ValueError, match=r"whose sides 4 divides, not .*another image size"):
+    with pytest.raises(ValueError, match="4 divides"):
         jax.eval_shape(models.UNet(levels=2).init, jax.random.key(0), jnp.zeros(shape))
 
 

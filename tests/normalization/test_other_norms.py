@@ -13,11 +13,12 @@ from fedjax_bn import adaptation, methods
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.federation import global_variables
 from fedjax_bn.models import from_nnx
+from method_table import METHODS
 
 KEY = jax.random.key(2)
 NEED_BATCH_NORM = {"fedbn", "silobn", "fedig", "fediga", "fixbn", "hbn", "copa", "csac", "pn"}
 NEED_BATCH_NORM |= {"gperxan"}
-OTHERS = sorted(set(methods.__all__) - NEED_BATCH_NORM - set(NEED_MAPS))
+OTHERS = sorted(set(METHODS) - NEED_BATCH_NORM - set(NEED_MAPS))
 
 
 class Net(nn.Module):
@@ -58,7 +59,7 @@ FEW = ("fedavg", "scaffold", "perfedavg", "fedcd", "fedsam", "fedsr")
 def test_a_method_that_needs_no_batch_norm_takes_any_norm(name):
     batches = batches_of((4, 3))
     for net in NETS.values():
-        method = getattr(methods, name)(net, optax.sgd(0.1), clients="map")
+        method = METHODS[name](net, optax.sgd(0.1), clients="map")
         state = method.init(KEY, variables_of(net), 2)
         new, metrics = jax.eval_shape(method.round, state, batches, KEY)
         assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, state)
@@ -87,8 +88,8 @@ def test_a_round_of_one_client_is_a_step_along_its_gradient(norm):
 @pytest.mark.parametrize("name", sorted(NEED_BATCH_NORM))
 def test_a_method_that_keeps_batch_norms_refuses_a_model_without_any(name):
     for net in NETS.values():
-        with pytest.raises(ValueError, match="the model has no batch norm"):
-            getattr(methods, name)(net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
+        with pytest.raises(ValueError, match="batch norm"):
+            METHODS[name](net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
 
 
 ANY_NORM = {"running", "ensemble", "tent", "sar", "shot", "t3a", "atp"}
@@ -110,7 +111,7 @@ def test_an_adaptation_that_learns_takes_any_norm(name):
     for kind, net in NETS.items():
         adapt, variables = ADAPTATIONS[name](net), variables_of(net)
         if name == "tent" and kind == "none":
-            with pytest.raises(ValueError, match="scale and bias of norms, of which Net has none"):
+            with pytest.raises(ValueError, match="Net has none"):
                 adapt.init(variables)
             continue
         predict, carry = jax.jit(adapt.predict), adapt.init(variables)
@@ -125,5 +126,5 @@ def test_plain_inference_serves_any_model(norm):
     variables = variables_of(net)
     logits, _ = adaptation.running(net).predict(variables, (), x)
     np.testing.assert_array_equal(logits, net.apply(variables, x))
-    with pytest.raises(ValueError, match="the model has none"):
+    with pytest.raises(ValueError, match="has none"):
         adaptation.without_affine(adaptation.running(net)).init(variables)

@@ -6,7 +6,7 @@ import re
 import optax
 import pytest
 
-from fedjax_bn import methods, sharing
+from fedjax_bn import sharing
 from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
@@ -16,6 +16,7 @@ from fedjax_bn.report.published import beside, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
+from method_table import METHODS
 from pages import Page
 
 
@@ -88,9 +89,9 @@ def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypat
     monkeypatch.setattr(learning, "federate", kept)
     model = SmallCNN(widths=(2, 2, 2), num_classes=2)
     norm_free = SmallCNN(widths=(2, 2, 2), num_classes=2, norm="none")
-    for name in methods.__all__:
+    for name in METHODS:
         more = {"spectra": 8} if name == "feddg" else {}
-        getattr(methods, name)(norm_free if name == "fedwon" else model, optax.sgd(0.1), **more)
+        METHODS[name](norm_free if name == "fedwon" else model, optax.sgd(0.1), **more)
         own = own_rules(name)
         if (weigh := given["weigh"]) is not None:
             assert own["weigh"] in str(weigh), name

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import runs
-from fedjax_bn import methods
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.arguments.choices import plain_arguments
 from fedjax_bn.arguments.errors import ConfigError, UserError
@@ -257,7 +256,7 @@ def test_a_state_larger_than_the_memory_is_refused(tiny, file, monkeypatch):
 
 
 FACTORIES = [
-    *(getattr(methods, name) for name in methods.__all__),
+    *(METHODS[name] for name in METHODS),
     *(*ADAPTATIONS.values(), *WEIGHING.values(), *PERTURBATIONS.values()),
     *(MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer),
 ]

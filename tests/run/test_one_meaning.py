@@ -19,6 +19,7 @@ from fedjax_bn.run.experiment import build
 from fedjax_bn.run.experiment.method import local_optimizer
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.experiment.task import choose_loading
+from method_table import METHODS
 
 RUN = Path(build.__file__).parents[1]
 # What a user has to say in either way: how much feddg shows, and that fedwon has no batch norm.
@@ -51,7 +52,7 @@ def built_both_ways(name, monkeypatch):
     experiment, keys = build.build(config), make_keys(config.seed)
     load = choose_loading("none", 9, experiment.internal)
     given = {"prepare": experiment.prepare, "load": load} | SAID.get(name, {})
-    method = getattr(methods, name)(experiment.model, local_optimizer(config), **given)
+    method = METHODS[name](experiment.model, local_optimizer(config), **given)
 
     def start():
         variables = build.initial_variables(experiment, keys.model)
@@ -73,7 +74,7 @@ def batches():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in methods.__all__],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in METHODS],
 )
 def test_the_command_line_and_python_build_the_same_method(name, monkeypatch):
     """Compares programs: the same program gives the same bits, and is not compiled here."""
@@ -103,7 +104,7 @@ def test_the_zero_shot_adapter_is_of_spatial_batch_norms_alone():
 
 def test_no_file_of_run_names_a_method():
     """Texts and attributes; docstrings may."""
-    names, found = {*methods.__all__}, []
+    names, found = {*METHODS}, []
     for file in sorted({*RUN.rglob("*.py")} - {RUN / "config" / "defaults.py"}):
         tree = ast.parse(file.read_text())
         prose = {
@@ -125,9 +126,9 @@ def test_no_file_of_run_names_a_method():
     assert found == []
 
 
-@pytest.mark.parametrize("name", methods.__all__)
+@pytest.mark.parametrize("name", METHODS)
 def test_an_unknown_option_is_refused_at_construction_with_the_nearest(name):
-    method = getattr(methods, name)
+    method = METHODS[name]
     with pytest.raises(TypeError, match=f"{name} has no option 'wiegh'; did you mean 'weigh'"):
         method(SmallCNN(), optax.sgd(0.1), **SAID.get(name, {}), wiegh=None)
 

@@ -8,7 +8,6 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn import methods
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.federation import client_variables, global_variables
@@ -22,6 +21,7 @@ from fedjax_bn.training.evaluation.personalization import (
     check_labelled,
     set_aside,
 )
+from method_table import METHODS
 
 HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
 
@@ -72,7 +72,7 @@ def test_perfedavg_is_personalized_unless_told_otherwise_and_others_where_told(
 ):
     config = runs.config(method=method, personalize_samples=given)
     rate = {"inner_rate": 0.3} if method == "perfedavg" else {}
-    own = getattr(methods, method)(SmallCNN(), optax.sgd(0.1), **rate)
+    own = METHODS[method](SmallCNN(), optax.sgd(0.1), **rate)
     choice = read_evaluation(config, own).personalization
     assert (choice.samples if choice else 0) == samples
     if choice:

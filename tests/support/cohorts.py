@@ -8,8 +8,8 @@ import numpy as np
 import optax
 
 from federations import ON_MAPS, MapNet, batches_of, with_value
-from fedjax_bn import methods
 from fedjax_bn.aggregation import Weighing, risk_extrapolation
+from method_table import METHODS
 
 KEY = jax.random.key(3)
 SIZES = (9, 4, 6, 5)
@@ -37,12 +37,12 @@ OPTIONS = {
     "fedbn, remembering": {"weigh": remembering(), "keep_optimizer": True},
 }
 # But FedWon, which is FedAvg of networks without batch norm.
-NAMES = [name for name in [*methods.__all__, *OPTIONS] if name != "fedwon"]
+NAMES = [name for name in [*METHODS, *OPTIONS] if name != "fedwon"]
 
 
 @functools.cache
 def method_of(name, clients="map"):
-    make = getattr(methods, name.partition(",")[0])
+    make = METHODS[name.partition(",")[0]]
     options = OPTIONS.get(name, {}) | ON_MAPS.get(name, {})
     return make(MapNet(), SGD, clients=clients, local_epochs=2, **options)
 

@@ -14,13 +14,6 @@ from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
 SGD = optax.sgd(0.1)  # one object, by which `once` finds a method that another file has compiled
-# Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
-RIVALS = (
-    *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
-    *("harmofl", "selfreg", "sfa", "csac", "fedadg", "feddg", "l2d", "snr"),
-    *("fedfa", "fedrdn", "pn"),
-    *("apfl", "ditto", "fedala", "fedrep", "gperxan"),
-)
 NEED_MAPS = ("feddg", "fedfa", "fedrdn", "harmofl", "jigen", "l2d", "mixstyle", "randconv", "snr")
 # What a user has to name: it says what a client shows of its data.
 NAMED = {"feddg": {"spectra": 2}}

@@ -14,11 +14,11 @@ import numpy as np
 import optax
 
 from federations import ON_MAPS, MapNet, PlainNet, batches_of, variables_of
-from fedjax_bn import methods
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment.datasets import EMBEDDED, configured_clients
+from method_table import METHODS
 
 FOLDER = Path(__file__).parent / "goldens"
 WITHOUT_BATCH_NORM = ("fedwon",)
@@ -30,7 +30,7 @@ def rounds_of(name: str) -> dict[str, np.ndarray]:
     """Leaves of a method's state after three rounds, and the last metrics; needs x64."""
     net = PlainNet() if name in WITHOUT_BATCH_NORM else MapNet()
     options = ON_MAPS.get(name, {})
-    method = getattr(methods, name)(net, optax.sgd(0.1, momentum=0.5), clients="map", **options)
+    method = METHODS[name](net, optax.sgd(0.1, momentum=0.5), clients="map", **options)
     key = jax.random.key(1)
     variables = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables_of(net))
     state, metrics = method.init(key, variables, 3), {}
@@ -68,9 +68,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with jax.enable_x64(True):
         arrays = {
-            f"{name}{leaf}": values
-            for name in methods.__all__
-            for leaf, values in rounds_of(name).items()
+            f"{name}{leaf}": values for name in METHODS for leaf, values in rounds_of(name).items()
         }
     np.savez_compressed(FOLDER / "methods.npz", **arrays)
     found = {"configs": config_keys(), "data": {name: fingerprint_of(name) for name in EMBEDDED}}

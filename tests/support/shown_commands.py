@@ -82,6 +82,7 @@ def _check_ours(words: list[str]) -> None:
 def _check_script(path: str, *words: str) -> None:
     """A script of the checkout, with options that it or a module beside it knows."""
     file = ROOT / path
+    file = file / "__main__.py" if file.is_dir() else file
     assert file.is_file(), f"there is no {path}"
     known = "".join(beside.read_text() for beside in file.parent.glob("*.*") if beside.is_file())
     for word in words:

@@ -60,8 +60,8 @@ def tiled_convolution(
     ]
     (down_in, down_out), (across_in, across_out) = axes
     r, s, channels, features = kernel.shape
-    both = np.kron(_transforms(TILE, s)[1], _transforms(TILE, r)[1])
-    filters = _constant_product(both, kernel.swapaxes(0, 1).reshape(1, s * r, -1))
+    transform = np.kron(winograd_transforms(TILE, s)[1], winograd_transforms(TILE, r)[1])
+    filters = _constant_product(transform, kernel.swapaxes(0, 1).reshape(1, s * r, -1))
     filters = filters.reshape(-1, channels, features)
 
     def convolve(images: jax.Array) -> jax.Array:
@@ -73,7 +73,7 @@ def tiled_convolution(
 
 
 @cache
-def _transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def winograd_transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The matrices A f64[m, n], G f64[n, r] and B f64[n, n], n = m + r - 1, of `F(m, r)`.
 
     With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T = V_m^T
@@ -112,7 +112,7 @@ def _tiles(size: int, taps: int, padding: tuple[int, int]) -> tuple[np.ndarray, 
     """B and A for all tiles along an axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
     # Tiles overlap, the padding is zero, and the last tile may be incomplete. Matrices over the
     # whole axis handle all three, so that nothing is padded, gathered or cut at run time.
-    a, _, b = _transforms(TILE, taps)
+    a, _, b = winograd_transforms(TILE, taps)
     outputs = size + sum(padding) - taps + 1
     tiles = -(-outputs // TILE)
     spread = np.zeros((len(b), tiles, sum(padding) + size + TILE))

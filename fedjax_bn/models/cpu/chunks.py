@@ -19,7 +19,7 @@ def in_chunks(function: Callable[[jax.Array], Any], x: jax.Array, size: int) -> 
     count = -(-len(x) // size)
     if count <= 1:
         return function(x)
-    each = -(-len(x) // count)
-    filled = jnp.pad(x, [(0, count * each - len(x))] + [(0, 0)] * (x.ndim - 1))
-    chunks = lax.map(function, filled.reshape(count, each, *x.shape[1:]))
-    return jax.tree.map(lambda y: y.reshape(count * each, *y.shape[2:])[: len(x)], chunks)
+    rows = -(-len(x) // count)
+    filled = jnp.pad(x, [(0, count * rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+    chunks = lax.map(function, filled.reshape(count, rows, *x.shape[1:]))
+    return jax.tree.map(lambda y: y.reshape(count * rows, *y.shape[2:])[: len(x)], chunks)

@@ -175,11 +175,11 @@ def _pairs_convolution(
     """
     del strides
     r, s, channels, features = kernel.shape
-    rows, (left, right) = padding
-    wide = x.shape[2] + left + right - s + 1
-    both = [jnp.pad(kernel, ((0, 0), (i, 1 - i), (0, 0), (0, 0))) for i in (0, 1)]
-    both = jnp.stack(both, 3).reshape(r, s + 1, channels, 2 * features)
-    y = direct_convolution(x, both, (1, 2), (rows, (left, right + wide % 2)))
+    rows, (left_padding, right) = padding
+    wide = x.shape[2] + left_padding + right - s + 1
+    shifted = [jnp.pad(kernel, ((0, 0), (i, 1 - i), (0, 0), (0, 0))) for i in (0, 1)]
+    shifted = jnp.stack(shifted, 3).reshape(r, s + 1, channels, 2 * features)
+    y = direct_convolution(x, shifted, (1, 2), (rows, (left_padding, right + wide % 2)))
     # For the gradient of y: each of its readers would otherwise compute it again.
     return computed_once(y.reshape(*y.shape[:2], -1, features)[:, :, :wide])
 
@@ -197,24 +197,29 @@ def _taps_convolution(
     def meetings(axis: int, taps: int) -> tuple[list[tuple[int, range]], int]:
         """The first output and the range of inputs of each tap; and the number of outputs."""
         size, stride, (low, high) = x.shape[axis], strides[axis - 1], padding[axis - 1]
-        outputs, found = (size + low + high - taps) // stride + 1, []
+        outputs, reached = (size + low + high - taps) // stride + 1, []
         for tap in range(taps):
-            first = max(0, -((tap - low) // stride))
-            last = min(outputs, (size - 1 - tap + low) // stride + 1)
-            start = stride * first + tap - low
-            found.append((first, range(start, start + stride * max(last - first, 0), stride)))
-        return found, outputs
+            first_output = max(0, -((tap - low) // stride))
+            end_output = min(outputs, (size - 1 - tap + low) // stride + 1)
+            start = stride * first_output + tap - low
+            reached.append(
+                (
+                    first_output,
+                    range(start, start + stride * max(end_output - first_output, 0), stride),
+                )
+            )
+        return reached, outputs
 
     (down, high), (across, wide) = meetings(1, r), meetings(2, s)
     taps = lax.split(kernel.reshape(r * s, channels, features), [1] * (r * s))
     y = jnp.zeros((len(x), high, wide, features), x.dtype)
     places = [(*row, *column) for row in down for column in across]
-    for (top, rows, left, columns), tap in zip(places, taps, strict=True):
+    for (top, rows, column, columns), tap in zip(places, taps, strict=True):
         if not (len(rows) and len(columns)):
             continue
         met = x[:, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
         part = (met.reshape(-1, channels) @ tap[0]).reshape(*met.shape[:3], features)
-        around = ((top, high - top - len(rows)), (left, wide - left - len(columns)))
+        around = ((top, high - top - len(rows)), (column, wide - column - len(columns)))
         y += jnp.pad(part, ((0, 0), *around, (0, 0)))
     return y
 

@@ -66,15 +66,15 @@ def _gradient_images(
     def meeting(axis: int, start: int) -> tuple[int, Pair]:
         """The first tap that reaches pixels start, start + stride, ..., and the padding of g."""
         size, stride, outputs = sizes[axis], strides[axis], g.shape[axis + 1]
-        back, first = divmod(start + padding[axis][0], stride)
-        count = len(range(first, kernel.shape[axis], stride))
-        return first, (count - 1 - back, -(-size // stride) + back - outputs)
+        back, first_tap = divmod(start + padding[axis][0], stride)
+        count = len(range(first_tap, kernel.shape[axis], stride))
+        return first_tap, (count - 1 - back, -(-size // stride) + back - outputs)
 
     rows = []
     for top, high in (meeting(0, start) for start in range(strides[0])):
         columns = []
-        for left, wide in (meeting(1, start) for start in range(strides[1])):
-            taps = kernel[top :: strides[0], left :: strides[1]]
+        for column, wide in (meeting(1, start) for start in range(strides[1])):
+            taps = kernel[top :: strides[0], column :: strides[1]]
             # The barrier keeps XLA from folding the transpose into a slow dimension order.
             turned = lax.optimization_barrier(jnp.flip(taps, (0, 1)).swapaxes(2, 3))
             columns.append(
@@ -82,10 +82,10 @@ def _gradient_images(
             )
         rows.append(jnp.stack(columns, 3))
     apart = jnp.stack(rows, 2)  # [B, rows, down, columns, across, C]
-    whole = apart.reshape(
+    interleaved = apart.reshape(
         len(g), apart.shape[1] * strides[0], apart.shape[3] * strides[1], apart.shape[5]
     )
-    return whole[:, : sizes[0], : sizes[1]]
+    return interleaved[:, : sizes[0], : sizes[1]]
 
 
 def _gradient_kernel(

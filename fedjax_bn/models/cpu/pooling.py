@@ -35,11 +35,12 @@ def _elements(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> It
 def _max_pool_forward(
     x: jax.Array, window: Pair, strides: Pair, padding: Padding
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    best, *others = _elements(x, window, strides, padding)
+    best, *more_elements = _elements(x, window, strides, padding)
     place = jnp.zeros(best.shape, jnp.int32)
-    for k, value in enumerate(others, 1):
+    for k, value in enumerate(more_elements, 1):
         wins = (value > best) | jnp.isnan(value)  # NaN propagates, as in `jnp.maximum`
         best = jnp.where(wins, value, best)
+        # The first of equal values keeps the place, as in PyTorch.
         place = jnp.where(wins, k, place)
     return best, (place, x[:, :, :, :0])  # an empty array passes on the height and width of x
 
@@ -58,16 +59,16 @@ def _max_pool_backward(
         for j in range(reach[1] + 1):
             at = (reach[0] - i, reach[1] - j)
             rectangle = slice(None), slice(at[0], at[0] + rows), slice(at[1], at[1] + columns)
-            here = _places(window, strides, (i, j))[:, None, :, None]
+            windows_place = _places(window, strides, (i, j))[:, None, :, None]
             part = g[rectangle][:, :, None, :, None]
-            part = jnp.where(place[rectangle][:, :, None, :, None] == here, part, 0)
+            part = jnp.where(place[rectangle][:, :, None, :, None] == windows_place, part, 0)
             total = part if total is None else total + part
     dx = total.reshape(len(g), rows * strides[0], columns * strides[1], -1)
     # The padding is cut off, and rows and columns of x outside all windows get zeros.
-    top, left, (height, width) = padding[0][0], padding[1][0], like.shape[1:3]
-    ends = max(0, top + height - dx.shape[1]), max(0, left + width - dx.shape[2])
+    top, left_padding, (height, width) = padding[0][0], padding[1][0], like.shape[1:3]
+    ends = max(0, top + height - dx.shape[1]), max(0, left_padding + width - dx.shape[2])
     dx = jnp.pad(dx, ((0, 0), (0, ends[0]), (0, ends[1]), (0, 0)))
-    return (dx[:, top : top + height, left : left + width],)
+    return (dx[:, top : top + height, left_padding : left_padding + width],)
 
 
 def _places(window: Pair, strides: Pair, windows_back: Pair) -> np.ndarray:

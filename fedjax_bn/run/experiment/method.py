@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from fedjax_bn import aggregation, methods, sharing
+from fedjax_bn import aggregation, contrib, methods, sharing
 from fedjax_bn.adaptation.choice import NEEDS
 from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
@@ -31,7 +31,7 @@ from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 
-METHODS = {name: getattr(methods, name) for name in methods.__all__}
+METHODS = {name: getattr(module, name) for module in (methods, contrib) for name in module.__all__}
 SHARING = {
     rule.__name__: rule
     for rule in (

@@ -235,7 +235,7 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
         known += (models.ConvNeXt, models.ViT)
         why = f"{model} starts from random weights, because pretrained is empty"
         return None, (why,) * isinstance(network, known)
-    variables, notes = pretrained.load(weights, network, like)
+    variables, notes = pretrained.load_pretrained(weights, network, like)
     fixed = jax.tree.map(
         lambda leaf: None if isinstance(leaf, _Form) else jnp.asarray(leaf), variables
     )

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.engine.dtypes import wide
+from fedjax_bn.models.yolo import Anchors
 
 Outputs = Sequence[jax.Array]
 _SIDE, _CLASSES = 640, 80  # image side and number of classes to which the gains refer
@@ -34,25 +35,6 @@ _BALANCE = (4.0, 1.0, 0.4)
 # The cell itself, and its neighbours left, up, right and down: (across, down).
 _STEPS = ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1))
 _LEAST = 1e-7  # keeps quotients finite
-
-
-class Anchors(NamedTuple):
-    """The anchors of a detector's levels, from the finest map of cells to the coarsest.
-
-    A detector predicts the size of a box relative to an anchor (Redmon & Farhadi 2018, YOLOv3).
-
-    Attributes:
-      sizes: for each level, (width, height) in pixels of its A anchors.
-      strides: for each level, the side of a cell in pixels.
-    """
-
-    sizes: tuple[tuple[tuple[float, float], ...], ...]
-    strides: tuple[int, ...]
-
-    @property
-    def each(self) -> int:
-        """A, the number of anchors per cell."""
-        return len(self.sizes[0])
 
 
 class Recipe(NamedTuple):

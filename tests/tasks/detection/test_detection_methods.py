@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from detectors import Detector, detector_batches, detector_start, loop_loss
 from federations import assert_close, run_rounds
-from fedjax_bn import methods
 from fedjax_bn.adaptation import ensemble, mixnorm, running, tent, tsmobn, with_clients
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
@@ -22,6 +21,7 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.state import Received
 from fedjax_bn.tasks.detection import Recipe, detection
+from method_table import METHODS
 
 MODEL = Detector()
 TASK = detection(MODEL.anchors, recipe=Recipe(scaled=False))
@@ -38,7 +38,7 @@ def start():
 
 
 def make(name, optimizer=SGD, **options):
-    return getattr(methods, name)(MODEL, optimizer, task=TASK, prepare=as_read, **options)
+    return METHODS[name](MODEL, optimizer, task=TASK, prepare=as_read, **options)
 
 
 TRAINED = (

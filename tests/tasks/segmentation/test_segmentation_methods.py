@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from federations import NAMED, global_variables, in_float64
-from fedjax_bn import adaptation, methods, task
+from fedjax_bn import adaptation, task
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.sci import Alignment, aligned_objective
@@ -21,6 +21,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.sharing import all_but_batch_norm, join, split, without
 from fedjax_bn.state import Received
+from method_table import METHODS
 
 KEY, SIDE, CLIENTS = jax.random.key(3), 16, 2
 IMAGE = np.zeros((1, SIDE, SIDE, 3), np.float32)
@@ -31,7 +32,7 @@ REFUSING = (
     *("randconv", "rsc", "selfreg", "sfa", "snr"),
     *("fedala", "fedrep", "gperxan"),
 )
-TRAINED = tuple(sorted(set(methods.__all__) - set(REFUSING)))
+TRAINED = tuple(sorted(set(METHODS) - set(REFUSING)))
 # One objective, statistics rule and upload of each kind, which are traced in the usual suite.
 OFTEN = ("feddg", "fedfa", "fedrdn", "harmofl")
 MODEL = UNet(2, width=2, levels=1)
@@ -78,7 +79,7 @@ def as_read(images, dtype):
 
 def make(name):
     given = {"task": TASK, "prepare": as_read} | NAMED.get(name, {})
-    return getattr(methods, name)(model_of(name), optax.sgd(0.05), **given)
+    return METHODS[name](model_of(name), optax.sgd(0.05), **given)
 
 
 @pytest.mark.parametrize("name", OFTEN)

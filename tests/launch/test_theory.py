@@ -1,7 +1,6 @@
 """Kernels, eigenvalues and rates of the theory, in float64."""
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,7 @@ import pytest
 import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from fedjax_bn.data.sets import scanners
-from fedjax_bn.theory import (
+from theory.convergence import (
     Data,
     data_from,
     evolution,
@@ -24,10 +21,11 @@ from fedjax_bn.theory import (
     same_client,
     sampled_gram,
 )
-from fedjax_bn.theory.data import shifted_points
+from theory.data import shifted_points
+
+from fedjax_bn.data.sets import scanners
 
 KEY = jax.random.key(0)
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -191,8 +189,7 @@ def test_clients_points_are_centred_and_have_their_own_covariances():
 
 @pytest.mark.slow
 def test_the_script_writes_figures_and_numbers(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from launch import theory as script
+    from theory import __main__ as script
 
     monkeypatch.setattr(script, "SAMPLES", 5000)
     assert script.main(["--workdir", str(tmp_path), "--width", "50", "--steps", "20"]) == 0
@@ -205,9 +202,8 @@ def test_the_script_writes_figures_and_numbers(tmp_path, monkeypatch):
         assert numbers["Monte Carlo: largest deviation, standard errors"] < 6
 
 
-def test_the_scripts_bounds_hold_and_own_statistics_take_the_divergence_away(monkeypatch, x64):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from launch import theory as script
+def test_the_scripts_bounds_hold_and_own_statistics_take_the_divergence_away(x64):
+    from theory import __main__ as script
 
     found = script.bound_numbers(*shifted_points(0, script.CLIENTS, script.EACH, script.DIMENSION))
     for way in ("averaged", "client-specific"):

@@ -1,4 +1,9 @@
-"""What every method obeys, of those that other papers compare with: one program for all claims."""
+"""What every method of `contrib` holds: one program a method for all claims.
+
+Tests over the methods of both folders hold the rest: frozen leaves (engine/test_frozen.py), a mesh
+(engine/test_mesh.py), cohorts (run/test_population.py), programs without callbacks for CPU, GPU and
+TPU (engine/test_tpu.py, methods/test_lowering.py), goldens (methods/test_goldens.py).
+"""
 
 import functools
 
@@ -10,7 +15,6 @@ import pytest
 
 from federations import (
     ON_MAPS,
-    RIVALS,
     MapNet,
     PlainNet,
     as_maps,
@@ -24,14 +28,16 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn import methods
+from fedjax_bn import contrib
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.engine.perturb import amplitude_mix
 from fedjax_bn.engine.perturb import randconv as random_convolutions
+from fedjax_bn.federation import broadcast_of, own_of
+from method_table import METHODS
 
 KEY = jax.random.key(1)
 SIZES = (9, 4, 6)
-KINDS = {name: {} for name in RIVALS} | {
+KINDS = {name: {} for name in contrib.__all__} | {
     "fedsam, variates": {"variates": True},
     "fedsam, adaptive": {"eta": 0.2},
     "fedsr, l2r alone": {"noise": False, "cmi": 0.0},
@@ -53,7 +59,7 @@ def method_of(kind):
     name = kind.partition(",")[0]
     options = ON_MAPS.get(name, {}) | KINDS[kind]
     optimizer = optax.sgd(0.1, momentum=0.5)
-    return getattr(methods, name)(net_of(kind), optimizer, clients="map", **options)
+    return METHODS[name](net_of(kind), optimizer, clients="map", **options)
 
 
 def net_of(kind):
@@ -133,17 +139,39 @@ def test_padding_is_invisible(x64, kind):
     assert_equal(rounds_of(kind, filled), rounds_of(kind))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_upload_has_the_shared_leaves_and_a_state_keeps_its_form(kind):
+    """From shapes: nothing is compiled."""
+    method, key = method_of(kind), jax.eval_shape(jax.random.key, 0)
+    model = variables_of(net_of(kind))
+    state = jax.eval_shape(lambda: method.init(KEY, model, 3))
+    batches = jax.tree.map(lambda leaf: leaf[0], batches_of(SIZES))
+    batches["client"] = jax.ShapeDtypeStruct((), jnp.int32)
+    own = jax.eval_shape(lambda state: own_of(state, 0), state)
+    received = jax.eval_shape(broadcast_of, state)
+    kept, upload = jax.eval_shape(method.client, received, own, batches, key)
+    assert jax.tree.map(form, upload.shared) == jax.tree.map(form, state.shared)
+    assert jax.tree.map(form, kept) == jax.tree.map(form, own)
+    after, _ = jax.eval_shape(method.round, state, batches_of(SIZES), key)
+    assert jax.tree.map(form, after) == jax.tree.map(form, state)
+
+
+def form(leaf):
+    return leaf.shape, leaf.dtype
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RIVALS)
-def test_every_client_strategy_gives_the_same_numbers(x64, name):
-    variables = in_float64(variables_of(MapNet()))
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "," not in kind])
+def test_every_client_strategy_gives_the_same_numbers(x64, kind):
+    name, net = kind, net_of(kind)
+    variables = in_float64(variables_of(net))
     states = [
         run_rounds(
-            getattr(methods, name)(MapNet(), optax.sgd(0.1), clients=c, **ON_MAPS.get(name, {})),
+            METHODS[name](net, optax.sgd(0.1), clients=clients, **ON_MAPS.get(name, {})),
             variables,
             batches_of(SIZES),
             rounds=2,
         )[0]
-        for c in ("map", "vmap:2")
+        for clients in ("map", "vmap:2")
     ]
     assert_close(*states, rtol=1e-9, atol=1e-12)

@@ -1,6 +1,6 @@
 """Computes the theory of client-specific batch norm (FedBN, section 4; UniFed, section 3.3).
 
-    python launch/theory.py --workdir DIR [--width 2000] [--steps 2000] [--seed 0]
+    python launch/theory --workdir DIR [--width 2000] [--steps 2000] [--seed 0]
 
 FedBN, on random points and on the embedded digits of five scanners: computes the Gram matrices of
 averaged and client-specific batch norm in closed form and by Monte Carlo, with their least
@@ -10,7 +10,7 @@ predicted rate. It also draws the errors of FedBN's Fig. 1 and 2.
 UniFed: computes the bounds (Eq. 16 and 18) for an unseen client, which receives the mean of the
 others' linear classifiers and normalizes by their mean statistics or its own. The clients are
 Gaussian and differ only in mean and scale, as the paper assumes, or are scanners (odd digits
-against even ones). fedjax_bn/theory/bounds.py states what is estimated, and from which side.
+against even ones). bounds.py states what is estimated, and from which side.
 
 Writes figures and theory.json into DIR in about half a minute.
 """
@@ -23,19 +23,27 @@ from pathlib import Path
 import jax
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT), str(ROOT / "launch")]
 
 from fedjax_bn.data.sets import synthetic  # noqa: E402
-from fedjax_bn.theory import Data, bounds, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
-from fedjax_bn.theory import figures as draw  # noqa: E402
-from fedjax_bn.theory.data import (  # noqa: E402
+from fedjax_bn.training.workdir import write_atomically  # noqa: E402
+from theory import bounds  # noqa: E402
+from theory import figures as draw  # noqa: E402
+from theory.convergence import (  # noqa: E402
+    Data,
+    gram,
+    least_eigenvalue,
+    race,
+    same_client,
+    sampled_gram,
+)
+from theory.data import (  # noqa: E402
     gaussian_clients,
     scanner_clients,
     scanner_points,
     shifted_points,
 )
-from fedjax_bn.training.workdir import write_atomically  # noqa: E402
 
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64

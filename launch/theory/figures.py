@@ -1,4 +1,4 @@
-"""Figures of the theory as PNG bytes, with numbers from `fedjax_bn.theory`."""
+"""Figures of the theory as PNG bytes, with numbers from `theory`."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from fedjax_bn.data.sets.synthetic import ToyRegression
 from fedjax_bn.tasks.figures import png
-from fedjax_bn.theory.convergence import Course, gram, same_client, sampled_gram
+from theory.convergence import Course, gram, same_client, sampled_gram
 
 
 def gram_matrices(key: jax.Array, points: jax.Array, client: jax.Array, samples: int) -> bytes:

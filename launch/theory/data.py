@@ -1,4 +1,4 @@
-"""Small data sets for `fedjax_bn.theory`: Gaussian clients, and real handwriting.
+"""Small data sets for `theory`: Gaussian clients, and real handwriting.
 
 Every set has N `clients`, one after another, with `each` points of d dimensions. A client needs
 more than d points for a positive definite covariance.
@@ -7,7 +7,7 @@ more than d points for a positive definite covariance.
 import numpy as np
 
 from fedjax_bn.data.sets import scanners
-from fedjax_bn.theory.convergence import Data, data_from
+from theory.convergence import Data, data_from
 
 
 def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension: int = 10) -> Data:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from scipy import stats
-
-from fedjax_bn.theory import bounds
+from theory import bounds
 
 RANDOM = np.random.default_rng(5)
 

@@ -1,0 +1,1 @@
+"""The theory of FedBN and UniFed in numbers: kernels, eigenvalues, rates, bounds, figures."""

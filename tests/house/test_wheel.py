@@ -1,0 +1,104 @@
+"""The built wheel without its dependencies: the core needs jax, flax, optax, numpy and scipy."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import runs
+
+# Runs in a process of its own, from a folder that has the wheel's files alone.
+PROGRAM = """
+import re, sys
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+
+def names_of(requirements):
+    plain = [text for text in requirements or () if "extra ==" not in text]
+    return {re.match(r"[\\w.-]+", text)[0] for text in plain}
+
+def normalized(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+needed, unread = set(), {"jax", "flax", "optax", "numpy", "scipy"}
+while unread:
+    name = unread.pop()
+    needed.add(normalized(name))
+    try:
+        requirements = distribution(name).requires
+    except PackageNotFoundError:  # of another platform
+        continue
+    unread |= {other for other in names_of(requirements) if normalized(other) not in needed}
+hidden = {
+    package for package, owners in packages_distributions().items()
+    if not needed & {normalized(owner) for owner in owners}
+} - {"fedjax_bn"}
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hide())
+assert {"PIL", "matplotlib", "ml_collections", "sklearn", "tqdm"} <= hidden
+
+import importlib, pkgutil
+from pathlib import Path
+import fedjax_bn
+
+folder = Path(fedjax_bn.__file__).parent
+assert folder.parent == Path(sys.argv[1]), folder
+for room in sys.argv[2:]:
+    module = importlib.import_module(f"fedjax_bn.{room}")
+    for part in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}."):
+        importlib.import_module(part.name)
+
+import jax, numpy as np, optax
+from fedjax_bn.methods import fedbn
+from fedjax_bn.models import SmallCNN
+
+model = SmallCNN(num_classes=2, widths=(4, 4, 4))
+images = np.random.default_rng(0).integers(0, 256, (2, 1, 4, 8, 8, 3), np.uint8)
+batches = {
+    "image": images,
+    "label": np.arange(8, dtype=np.int32).reshape(2, 1, 4) % 2,
+    "valid": np.ones((2, 1, 4), bool),
+}
+method, key = fedbn(model, optax.sgd(0.1)), jax.random.key(0)
+variables = model.init(key, np.zeros((1, 8, 8, 3), np.float32))
+state, metrics = method.round(method.init(key, variables, 2), batches, key)
+assert np.isfinite(metrics["loss"]).all()
+means = [leaf for leaf in jax.tree.leaves(state.personal["batch_stats"])]
+assert all(np.abs(leaf[0] - leaf[1]).max() > 0 for leaf in means)
+print("made a round")
+"""
+CORE = (
+    *("adaptation", "adding", "aggregation", "arguments", "client", "engine", "federation"),
+    *("local_step", "methods", "models", "normalization", "sharing", "state", "task", "contrib"),
+)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The files of the wheel, built from a copy, because building writes beside the source."""
+    pytest.importorskip("setuptools", minversion="77")
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("fedjax_bn", "configs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(runs.ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(runs.ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", folder, source], check=True)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_core_of_the_built_wheel_makes_a_round_of_fedbn_with_five_packages(unpacked, tmp_path):
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, sys.argv[1])\n{PROGRAM}"]
+    ran = subprocess.run(
+        [*command, unpacked, *CORE], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ran.stdout == "made a round\n", ran.stderr
