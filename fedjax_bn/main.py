@@ -26,7 +26,6 @@ from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.arguments.text import brief, file_name, one_line
 from fedjax_bn.run.config.file import changes_of, read
-from fedjax_bn.training.stop import endure, listen, lost_output
 
 
 class _Path(flags.ArgumentParser):
@@ -119,8 +118,9 @@ _VERSION = ("--version", "-version", "-V", "version")
 
 def command() -> None:
     """Runs the command of `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main`."""
-    endure()
-    listen()
+    for stream in (sys.stdout, sys.stderr):
+        # Names outside the terminal's encoding are printed as escapes.
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)
     here, ours = sys.path[0], str(Path(__file__).parents[1])
     if here == os.getcwd() != ours and not sys.flags.safe_path:  # which `python -m` puts first
         del sys.path[0]
@@ -133,8 +133,6 @@ def command() -> None:
         if argv[1:2] == [] or argv[1] not in (*OWNED, "list") or any(typed):
             sys.path.append("")
     main(argv)
-    if reason := lost_output():
-        fail(f"the output cannot be written ({reason}): its end is lost, give it room or another")
 
 
 def main(argv: list[str]) -> None:
@@ -179,12 +177,11 @@ def _train(arguments: list[str]) -> None:
         )
     config = read(CONFIG.value, changes)
     from fedjax_bn.run.commands import train_all
-    from fedjax_bn.training.together import join, together
+    from fedjax_bn.training.together import join
 
     join(_DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
-    with together():
-        train_all(config, Path(_WORKDIR.value or f"runs/{name}"))
+    train_all(config, Path(_WORKDIR.value or f"runs/{name}"))
 
 
 def _evaluate(arguments: list[str]) -> None:

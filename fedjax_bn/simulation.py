@@ -14,15 +14,11 @@ data. `load_run(WORKDIR)` returns the `Result` of a run that the command line ha
 
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation.choice import choose_adaptation
@@ -37,31 +33,26 @@ from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.report import tables
 from fedjax_bn.run.config.keys import base, check
-from fedjax_bn.run.config.trust import recorded_code
-from fedjax_bn.run.experiment.build import sample_input
 from fedjax_bn.run.experiment.read_values import read_values
-from fedjax_bn.run.experiment.start import make_keys, make_start
-from fedjax_bn.run.files import finished
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, confusion, require_classifier
-from fedjax_bn.training import workdir
+from fedjax_bn.training.callbacks.evaluation import Evaluation, Selection
+from fedjax_bn.training.callbacks.patience import Patience
+from fedjax_bn.training.callbacks.profile import Profile, require_folder
+from fedjax_bn.training.callbacks.progress import Progress
 from fedjax_bn.training.evaluation.evaluate import evaluator, served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
-from fedjax_bn.training.logs import progress
+from fedjax_bn.training.loop import train
 from fedjax_bn.training.population import Held
-from fedjax_bn.training.profile import profiled, require_folder
 from fedjax_bn.training.records import (
     Record,
     have_trained,
-    out_of_patience,
-    require_usable,
-    round_record,
     samples_a_round,
-    select_round,
     summarize,
 )
-from fedjax_bn.training.rounds import open_rounds
+from fedjax_bn.training.rounds import open_rounds, recorded
+from fedjax_bn.training.start import make_keys, make_start, sample_input
 
 Samples = tuple[np.ndarray, Any]
 # A client's samples, or a dict of them with "train" and optionally "validation" and "test".
@@ -169,7 +160,7 @@ def simulate(
     patience: int = 0,
     seed: int = 0,
     variables: Variables | None = None,
-    callback: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Any] = (),
     profile: tuple[int, str | os.PathLike[str]] | None = None,
     show_progress: bool = True,
 ) -> Result:
@@ -194,7 +185,8 @@ def simulate(
       patience: if above 0, rounds without a better validation accuracy before training stops.
       seed: the seed of all random numbers.
       variables: the model's first variables, for example pretrained; random by default.
-      callback: called with the record of each round.
+      callbacks: are called after each round, with its state and its record, to which they may add
+        entries, such as a metric of your own: see `training.loop.train`.
       profile: (round, folder): `jax.profiler` writes its trace of that round, counted from 1, into
         the folder; docs/speed.md shows how to look at it.
       show_progress: whether a progress bar is printed to standard error, and before it a note if
@@ -253,62 +245,20 @@ def simulate(
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(experiment)
     records: list[Record] = []
-    with ExitStack() as stack:
-        watchers = [callback] if callback else []
-        if show_progress:
-            pace = samples_a_round(experiment), experiment.task.score.name
-            watchers.append(stack.enter_context(progress("round", rounds, 0, *pace)))
-        round = open_rounds(experiment, keys, state).compile(state)
-        while len(records) < rounds and not out_of_patience(records, patience):
-            number = len(records) + 1
-            with profiled(number, profiled_round, profile_folder):
-                start = time.perf_counter()
-                state, metrics = jax.block_until_ready(round(state))
-                metrics = jax.device_get(metrics)
-                seconds = time.perf_counter() - start
-            records.append(round_record(names, metrics, number, seconds))
-            require_usable(records[-1], metrics, names, config.on_nonfinite)
-            if number == rounds or number % eval_every == 0:
-                records[-1] |= evaluate(state, have_trained(records, names))
-                if select_round(records) == number:
-                    selected = jax.tree.map(jnp.copy, state)  # the next round donates the state
-            for watch in watchers:
-                watch(records[-1])
+    selection = Selection(records)
+    after = [*callbacks, selection]
+    if show_progress:
+        pace = samples_a_round(experiment), experiment.task.score.name
+        after.append(Progress("round", rounds, 0, *pace))
+    around = [
+        Profile(profiled_round, profile_folder),
+        Evaluation(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
+        Patience(patience, records),
+    ]
+    round = recorded(open_rounds(experiment, keys, state).compile(state), experiment)
+    train(round, state, rounds=rounds, records=records, callbacks=(*around, *after))
     summary = summarize(experiment, records, 0.0)
-    return Result(method, selected, tuple(names), summary, records)
-
-
-def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
-    """Returns a finished run of the command line, at its selected round, without its data.
-
-        run = load_run("runs/quickstart")
-        probabilities = run.predict(images, client="blueprint")  # as `evaluate --internal` tests it
-        variables = run.variables("blueprint")
-
-    Images have the stored form of the training images: `run.method.learned.prepare` standardizes
-    them with the run's constants.
-
-    Args:
-      folder: the run's workdir.
-      trust: whether to import code that the workdir names, such as a model of one's own, also from
-        the folder where the run was started; without it only from folders on `PYTHONPATH`.
-
-    Raises:
-      arguments.errors.WorkdirError, arguments.errors.CheckpointError: the folder holds no
-        finished run, or a damaged one.
-      ValueError: the run names code that is not trusted, or something that does not exist.
-    """
-    folder = Path(folder)
-    about = finished.read_about(folder)
-    config = finished.remembered(about, trust)
-    config.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
-    config.adaptations = ()
-    with recorded_code(folder, about, trust=trust):
-        experiment, state, number = finished.restore(folder, config, about["form"])
-    lines = folder / "metrics.jsonl"  # what a Flower server has served has none
-    history = workdir.read_lines(lines, number) if lines.exists() else []
-    summary = workdir.read_json(folder / "summary.json", workdir.SUMMARY)
-    return Result(experiment.method, state, tuple(about["form"]["clients"]), summary, history)
+    return Result(method, selection.state, tuple(names), summary, records)
 
 
 def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:

@@ -18,7 +18,7 @@ from fedjax_bn.report.finished_runs import (
 )
 from fedjax_bn.report.html_parts import cell, heat_map, joined, paragraphs, picture, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
-from fedjax_bn.training.client_logs import read_distances
+from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.workdir import not_readable, read_arrays
 
 _DISTANCES = (

@@ -7,7 +7,8 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import file_name, shown
 from fedjax_bn.report import tables
-from fedjax_bn.report.page import write_report
+from fedjax_bn.report.page import write_data_plots, write_report
+from fedjax_bn.report.plots import masked_features
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.datasets import domain_names
@@ -16,6 +17,8 @@ from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.training import workdir
 from fedjax_bn.training.together import first
 from fedjax_bn.training.workdir import Record
+
+PLOTS = train.Plots(write_data_plots, masked_features)
 
 
 def train_all(config: ConfigDict, folder: Path) -> None:
@@ -56,7 +59,8 @@ def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
     # Baselines have the same modules, so for them only sums over leaves are printed.
     summaries = [
-        train.run(one, place, modules=place == folder) for one, place in runs(config, folder)
+        train.run(one, place, modules=place == folder, plots=PLOTS)
+        for one, place in runs(config, folder)
     ]
     if first() and not (folder / "report.html").exists():
         with owned(folder, wait=True):

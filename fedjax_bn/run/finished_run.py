@@ -31,7 +31,6 @@ from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, bui
 from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.experiment.read_values import read_evaluation
-from fedjax_bn.run.experiment.start import data_hash
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.new_data import read_new, stretched
@@ -44,6 +43,7 @@ from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
 from fedjax_bn.training.population import Held
 from fedjax_bn.training.records import Record
+from fedjax_bn.training.start import data_hash
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 _Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture

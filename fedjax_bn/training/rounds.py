@@ -10,6 +10,7 @@ may be in both cohorts. Each process reads the rows of its own devices, and the 
 """
 
 import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take
 from fedjax_bn.state import unseen_personal
 from fedjax_bn.training.availability import draw_cohort
 from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.loop import Round
 from fedjax_bn.training.mesh import (
     clients_of,
     copies_on,
@@ -40,6 +42,7 @@ from fedjax_bn.training.mesh import (
     shardings_of,
 )
 from fedjax_bn.training.population import PARTS, Held, rows_of_clients
+from fedjax_bn.training.records import Record, require_usable, round_record
 from fedjax_bn.training.stream import forms_of, megabytes, stream_rounds
 from fedjax_bn.training.together import by_first
 
@@ -61,6 +64,30 @@ class Rounds(NamedTuple):
     note: str
     batches: Batches
     compile: Callable[[Any], Callable[[Any], tuple]]
+
+
+def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
+    """Returns `round(state) -> (state, record)`, the round that `training.loop.train` runs.
+
+    Args:
+      round: `round(state) -> (state, metrics)`, as `Rounds.compile` returns it.
+      experiment: the run's.
+
+    Raises:
+      NotFiniteError, RiskError: by the round, see `records.require_usable`.
+    """
+    plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
+
+    def make(state: Any) -> tuple[Any, Record]:
+        number, start = int(state.round) + 1, time.perf_counter()
+        state, metrics = jax.block_until_ready(round(state))
+        metrics = jax.device_get(metrics)
+        seconds = time.perf_counter() - start
+        record = round_record(names, metrics, number, seconds, plan.clients_named)
+        require_usable(record, metrics, names, plan.on_nonfinite)
+        return state, record
+
+    return make
 
 
 class _Drawn(NamedTuple):

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -28,7 +27,6 @@ from jax.experimental import multihost_utils
 
 from fedjax_bn.arguments import errors
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.training import stop
 
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _ADDRESS, _COUNT, _NUMBER = _VARIABLES
@@ -226,21 +224,6 @@ def require_same(what: str, value: Any) -> None:
             f"{what} of process {others[0]} is not that of process 0: give all the same command, "
             "and let them read the same files"
         )
-
-
-@contextmanager
-def together() -> Iterator[None]:
-    """Ends this process at once on an error in the block, so that no other waits for it."""
-    try:
-        yield
-    except errors.UserError:
-        raise  # `main.fail` prints it, and leaves
-    except Exception:
-        if not _several():
-            raise
-        traceback.print_exc()
-        _go_last()
-        stop.end(f"this process failed, or one that it waited for is lost{number()}", 1)
 
 
 def leave(status: int) -> None:

@@ -7,9 +7,9 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError, ConfigError, WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.run.experiment.start import partition_table
 from fedjax_bn.sharing import path_names
 from fedjax_bn.training import checkpoint
+from fedjax_bn.training.start import partition_table
 
 FROZEN = {"method": "fedbn", "frozen": "dense1,norm1"}
 

@@ -15,7 +15,8 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.training import logs, workdir
+from fedjax_bn.training import workdir
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 
 TALK = """
 import sys
@@ -150,7 +151,7 @@ def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there
     shutil.rmtree(folder / "checkpoints" / "latest" / "6")
     lines = runs.lines_written(folder)[:4]
     (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    real = logs._open_events
+    real = TensorBoard.__enter__
     limit = contextlib.ExitStack()
 
     def then_full(*args):
@@ -158,7 +159,7 @@ def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there
         return real(*args)
 
     with monkeypatch.context() as patch, limit:
-        patch.setattr(logs, "_open_events", then_full)
+        patch.setattr(TensorBoard, "__enter__", then_full)
         with pytest.raises(WorkdirError, match="File too large") as error:
             runs.run(folder)
     assert "\n" not in str(error.value)

@@ -17,8 +17,8 @@ from fedjax_bn.models import DigitCNN, SmallCNN
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build
 from fedjax_bn.run.experiment.method import local_optimizer
-from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.experiment.task import choose_loading
+from fedjax_bn.training.start import make_keys, make_start
 
 RUN = Path(build.__file__).parents[1]
 # What a user has to say in either way: how much feddg shows, and that fedwon has no batch norm.

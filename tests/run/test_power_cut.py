@@ -15,7 +15,8 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.run import train
-from fedjax_bn.training import checkpoint, logs
+from fedjax_bn.training import checkpoint
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.records import select_round
 
 Image = dict[str, bytes]  # path -> content of what a run continues from
@@ -105,7 +106,7 @@ def watch(monkeypatch, disk: Disk) -> None:
     for name in ("replace", "rename", "unlink", "remove", "rmdir"):
         monkeypatch.setattr(os, name, before(getattr(os, name)))
     monkeypatch.setattr(os, "fsync", before(os.fsync, disk.wait))
-    monkeypatch.setattr(logs, "_write_events", before(logs._write_events))
+    monkeypatch.setattr(TensorBoard, "on_round_end", before(TensorBoard.on_round_end))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The short path: arrays to accuracies, with the numbers of the command line."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -41,6 +42,16 @@ def counted_from_1():
     return images, labels + 1
 
 
+class Records(NamedTuple):
+    """A user's callback: it sees rounds, and adds a metric of the state."""
+
+    seen: list
+
+    def on_round_end(self, round, state, metrics):
+        self.seen.append(round)
+        metrics["largest"] = float(max(abs(x).max() for x in jax.tree.leaves(state.shared)))
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     return tmp_path_factory.mktemp("runs") / "profiled"
@@ -56,7 +67,7 @@ def result(profiled):
         clients=clients,
         unseen=unseen,
         adaptations=ADAPTATIONS,
-        callback=records.append,
+        callbacks=[Records(records)],
         profile=(2, profiled),
         **OPTIONS,
     )
@@ -78,8 +89,8 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
     records, ours = result
     for key in ("accuracy", "last_round", "selected_round", "measures"):
         assert ours.summary[key] == summary[key]
-    assert [record["round"] for record in records] == [1, 2, 3]
-    assert records == ours.history
+    assert records == [record["round"] for record in ours.history] == [1, 2, 3]
+    assert all(record["largest"] > 0 for record in ours.history)
 
 
 def test_its_table_says_which_samples_the_scores_are_of(result):

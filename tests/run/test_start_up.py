@@ -9,7 +9,6 @@ import pytest
 
 import runs
 from fedjax_bn.run import train
-from fedjax_bn.training.logs import hidden
 from fedjax_bn.training.rounds import Rounds
 
 # Each takes from 0.2 to 4 seconds, and training needs none of them before its first round.
@@ -24,18 +23,6 @@ def test_training_imports_nothing_that_it_does_not_need():
     imported = set(result.stdout.split())
     assert "fedjax_bn.run.train" in imported
     assert not imported & set(NOT_NEEDED)
-
-
-def test_a_hidden_module_is_found_again_after_the_block(monkeypatch):
-    monkeypatch.syspath_prepend(str(runs.ROOT / "tests" / "support"))
-    monkeypatch.delitem(sys.modules, "tiny_digits", raising=False)
-    with hidden("tiny_digits"), pytest.raises(ImportError):
-        import tiny_digits
-    import tiny_digits
-
-    with hidden("tiny_digits"):
-        import tiny_digits as the_same
-    assert the_same is tiny_digits is sys.modules["tiny_digits"]
 
 
 @pytest.fixture

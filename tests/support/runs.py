@@ -20,11 +20,12 @@ from ml_collections import ConfigDict
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import data_plots
-from fedjax_bn.run import train
+from fedjax_bn.run import commands, train
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.training import checkpoint, logs
+from fedjax_bn.training import checkpoint
+from fedjax_bn.training.callbacks.tensorboard import scalars_of
 from fedjax_bn.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +171,7 @@ def config(**changes: object) -> ConfigDict:
 
 def run(folder: Path, **changes: object) -> dict:
     """Trains in this process and returns the summary."""
-    return train.run(config(**changes), folder, say=lambda text: None)
+    return train.run(config(**changes), folder, say=lambda text: None, plots=commands.PLOTS)
 
 
 def finished(folder: Path, **changes: object) -> Path:
@@ -243,7 +244,7 @@ def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """The same from metrics.jsonl."""
     tags: dict[str, list] = {}
     for line in lines(folder):
-        for tag, value in logs._scalars(line):
+        for tag, value in scalars_of(line):
             tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
     return tags
 

@@ -9,10 +9,9 @@ import runs
 from fedjax_bn import main
 from fedjax_bn.arguments import errors
 from fedjax_bn.report import data_plots
-from fedjax_bn.run import train
+from fedjax_bn.run import commands, train
 from fedjax_bn.run.experiment.build import DATASETS
-from fedjax_bn.training.stop import listen
-from fedjax_bn.training.together import join, together
+from fedjax_bn.training.together import join
 
 TRAINED = {
     "rounds": 2,
@@ -40,14 +39,12 @@ def run() -> None:
     """Trains as the last arguments say: a folder, the number of rounds, and one of `WAYS`."""
     folder, rounds, way = sys.argv[-3:]
     logging.set_verbosity(logging.FATAL)  # as `main.main` does
-    listen()
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
     data_plots.samples = lambda domains, **how: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
-        with together():
-            train.run(config, Path(folder))
+        train.run(config, Path(folder), plots=commands.PLOTS)
     except errors.UserError as error:
         main.fail(str(error))
 

@@ -6,7 +6,6 @@ A run reads the configuration's values from the resulting `Experiment`.
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn import sharing
@@ -19,7 +18,7 @@ from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.devices import check_strategy
-from fedjax_bn.engine.images import Prepare, standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
 from fedjax_bn.run.config.keys import check, choose
@@ -43,6 +42,7 @@ from fedjax_bn.training.evaluation.personalization import check_labelled
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import choose_mesh
 from fedjax_bn.training.population import refuse_ensemble
+from fedjax_bn.training.start import sample_input
 
 _MOST_DRAWS = 2**28  # samples in a round: 2 GB of numbers
 HOLD_OUT = (
@@ -179,18 +179,6 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
                 f"{key} needs validation samples, but client {without[0]!r} of {internal.name} has "
                 f"none: {HOLD_OUT}, or {remedy}"
             )
-
-
-def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
-    """Returns the random variables from which all clients start."""
-    images = sample_input(experiment.internal, experiment.prepare, 2)
-    return calls.initial_variables(experiment.model, key, images)
-
-
-def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:
-    """Returns zeros in the form that the model reads, f[B, ...]."""
-    images = dataset.domains[0].train.images
-    return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
 
 
 def _check_batch_sizes(experiment: Experiment) -> None:

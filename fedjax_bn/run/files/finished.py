@@ -20,11 +20,11 @@ from fedjax_bn.run.config.defaults import base, keys
 from fedjax_bn.run.config.keys import check, up_to_date
 from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.experiment.build import Experiment, assemble
-from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.population import start_held
 from fedjax_bn.training.records import have_trained
+from fedjax_bn.training.start import make_keys, make_start
 from fedjax_bn.training.workdir import FINISHED, Record
 
 
