@@ -8,8 +8,9 @@
     )
     print(result)
 
-It runs the program of the command line (`fedjax_bn.run`) and returns the same numbers for the same
-data. `load_run(WORKDIR)` returns the `Result` of a run that the command line has finished.
+It runs the loop of the command line (`training.loop`) and returns the same numbers for the same
+data. A second call with the same method, and data of the same shapes, compiles nothing.
+`load_run(WORKDIR)` returns the `Result` of a run that the command line has finished.
 """
 
 import os
@@ -22,6 +23,8 @@ import jax
 import numpy as np
 
 from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.arguments import ranges
+from fedjax_bn.arguments.ranges import Rounds, RoundsOr0, Seed, bounded
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.duplicates import duplicate_notes
@@ -32,19 +35,20 @@ from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
 from fedjax_bn.report import tables
-from fedjax_bn.run.config.keys import base, check
-from fedjax_bn.run.experiment.read_values import read_values
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, confusion, require_classifier
-from fedjax_bn.training.callbacks.evaluation import Evaluation, Selection
+from fedjax_bn.training.availability import Participation
+from fedjax_bn.training.callbacks.evaluation import Scores, Selection
 from fedjax_bn.training.callbacks.patience import Patience
 from fedjax_bn.training.callbacks.profile import Profile, require_folder
 from fedjax_bn.training.callbacks.progress import Progress
 from fedjax_bn.training.evaluation.evaluate import evaluator, served_variables, variables_of_client
-from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.evaluation.personalization import personalization_of
+from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Plan
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.population import Held
+from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import (
     Record,
     have_trained,
@@ -54,6 +58,7 @@ from fedjax_bn.training.records import (
 from fedjax_bn.training.rounds import open_rounds, recorded
 from fedjax_bn.training.start import make_keys, make_start, sample_input
 
+_VALIDATION = 0.1  # of each class, as `config.data.validation`
 Samples = tuple[np.ndarray, Any]
 # A client's samples, or a dict of them with "train" and optionally "validation" and "test".
 ClientSamples = Samples | Mapping[str, Samples]
@@ -148,17 +153,18 @@ class Result(NamedTuple):
         return tables.comparison([{"method": "simulated"} | self.summary])
 
 
+@bounded
 def simulate(
     method: FederatedMethod,
     *,
     clients: Mapping[str, ClientSamples],
     unseen: Mapping[str, ClientSamples] | None = None,
     adaptations: Sequence[str] = ("running",),
-    rounds: int = 20,
-    batch_size: int = 32,
-    eval_every: int = 5,
-    patience: int = 0,
-    seed: int = 0,
+    rounds: Rounds = 20,
+    batch_size: ranges.Samples = 32,
+    eval_every: Rounds = 5,
+    patience: RoundsOr0 = 0,
+    seed: Seed = 0,
     variables: Variables | None = None,
     callbacks: Sequence[Any] = (),
     profile: tuple[int, str | os.PathLike[str]] | None = None,
@@ -199,18 +205,10 @@ def simulate(
       RuntimeError: another trace of `jax.profiler` runs in the profiled round.
     """
     profiled_round, profile_folder = _profile(profile)
-    config = base()
-    config.update(
-        rounds=rounds,
-        batch_size=batch_size,
-        local_epochs=method.local_epochs,
-        eval_every=eval_every,
-        patience=patience,
-        seed=seed,
-        profile=profiled_round,
-        adaptations=tuple(adaptations),
-    )
-    check(config)
+    if not 0 <= profiled_round <= rounds:
+        raise ValueError(
+            f"profile={profile!r} is not one of the rounds 1 to {rounds}: give one of them"
+        )
     if profiled_round:
         require_folder(profile_folder)
     if method.learned is None:
@@ -229,15 +227,23 @@ def simulate(
     count = task.segments or 1 + highest
     # The method has its own preprocessing: the source's mean and deviation are not used.
     data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
-    internal, new = make_clients(
-        data, target=tuple(unseen), validation=config.data.validation, seed=seed
-    )
+    internal, new = make_clients(data, target=tuple(unseen), validation=_VALIDATION, seed=seed)
     if show_progress:
         for note in duplicate_notes(internal, new):
             print(note, file=sys.stderr)
-    chosen = {text: choose_adaptation(text, model, config.adapt_batch_size) for text in adaptations}
-    values = read_values(config, method, len(internal.domains))
-    experiment = Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
+    choices = {
+        # Kept, so that a second call does not compile the same adaptation again.
+        text: made_once(("adaptation", text, model), partial(choose_adaptation, text, model))
+        for text in adaptations
+    }
+    experiment = Experiment(
+        *(model, method, internal, new, prepare, choices, ()),
+        participation=Participation(),
+        work=LocalWork(batch_size, 0, (method.local_epochs,)),
+        plan=Plan("simulated", seed, rounds, patience),
+        evaluation=Evaluation(seed=seed, personalization=personalization_of(method, seed)),
+        task=task,
+    )
     if task.classifies:
         _check_outputs(experiment, pools)
     keys = make_keys(seed)
@@ -252,7 +258,7 @@ def simulate(
         after.append(Progress("round", rounds, 0, *pace))
     around = [
         Profile(profiled_round, profile_folder),
-        Evaluation(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
+        Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
         Patience(patience, records),
     ]
     round = recorded(open_rounds(experiment, keys, state).compile(state), experiment)

@@ -39,7 +39,7 @@ from fedjax_bn.run.train import resume
 from fedjax_bn.sharing import OWN
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints
-from fedjax_bn.training.callbacks.evaluation import Evaluation
+from fedjax_bn.training.callbacks.evaluation import Scores
 from fedjax_bn.training.callbacks.lines import Lines
 from fedjax_bn.training.callbacks.patience import Patience
 from fedjax_bn.training.experiment import privacy_notes
@@ -221,7 +221,7 @@ def _play_rounds(
         return kept, record
 
     callbacks = (
-        Evaluation(lambda kept: evaluate(grid, host, met, kept), config.eval_every, config.rounds),
+        Scores(lambda kept: evaluate(grid, host, met, kept), config.eval_every, config.rounds),
         Patience(config.patience, records),
         Lines(place, records, {}),
         # On the disk before the next round, in which clients delete what they had before this one.

@@ -21,7 +21,7 @@ from fedjax_bn.run.files.ownership import check_claim, claim, owned
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints
 from fedjax_bn.training.callbacks.client_logs import ClientLogs
-from fedjax_bn.training.callbacks.evaluation import Evaluation
+from fedjax_bn.training.callbacks.evaluation import Scores
 from fedjax_bn.training.callbacks.lines import Lines, Warnings
 from fedjax_bn.training.callbacks.patience import Patience
 from fedjax_bn.training.callbacks.profile import Profile
@@ -257,7 +257,7 @@ def _train_rounds(
     callbacks = (
         Profile(plan.profile, folder / "profile"),
         Warnings(say),
-        Evaluation(evaluate, plan.eval_every, plan.rounds),
+        Scores(evaluate, plan.eval_every, plan.rounds),
         Patience(plan.patience, records),
         ClientLogs(experiment, folder, records, plots.masked_features if plots else None),
         Lines(folder, records, answers, plan.predictions),

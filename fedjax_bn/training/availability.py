@@ -40,11 +40,11 @@ class Participation(NamedTuple):
       on_disk: whether the clients' own parts are kept on the disk, see `run.training.population`.
     """
 
-    drawn: int
-    draw: str
-    dropout: float
-    trace: np.ndarray | None
-    on_disk: bool
+    drawn: int = 0
+    draw: str = "uniform"
+    dropout: float = 0.0
+    trace: np.ndarray | None = None
+    on_disk: bool = False
 
 
 def kept_on_disk(population: str, drawn: int, clients: int) -> bool:

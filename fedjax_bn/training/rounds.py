@@ -28,8 +28,8 @@ from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.state import unseen_personal
-from fedjax_bn.training.availability import draw_cohort
-from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.availability import Participation, draw_cohort
+from fedjax_bn.training.experiment import Experiment, LocalWork
 from fedjax_bn.training.loop import Round
 from fedjax_bn.training.mesh import (
     clients_of,
@@ -42,6 +42,7 @@ from fedjax_bn.training.mesh import (
     shardings_of,
 )
 from fedjax_bn.training.population import PARTS, Held, rows_of_clients
+from fedjax_bn.training.programs import form_of, made_once
 from fedjax_bn.training.records import Record, require_usable, round_record
 from fedjax_bn.training.stream import forms_of, megabytes, stream_rounds
 from fedjax_bn.training.together import by_first
@@ -106,26 +107,60 @@ class _Drawn(NamedTuple):
     present: dict[str, jax.Array]
 
 
-def _drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], _Drawn]:
-    """Returns `draw(keys, number) -> _Drawn`, a pure function of the round's number from 0."""
-    mesh, sample = experiment.mesh, experiment.sampler()
-    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
-    total, longest = len(sizes), int(sizes.max())
+class Drawing(NamedTuple):
+    """Draws the clients and the samples of a round; equal for all runs of the same sizes.
 
-    def draw(keys: Any, number: jax.Array) -> _Drawn:
-        cohort = draw_cohort(experiment.participation, sizes, keys.participation, number)
+    Attributes:
+      participation: who takes part, without the trace.
+      work: what a client does in a round.
+      smallest, longest: numbers of samples of the smallest and the largest client.
+      mesh: the devices; None for one.
+    """
+
+    participation: Participation
+    work: LocalWork
+    smallest: int
+    longest: int
+    mesh: Mesh | None
+
+    def __call__(self, facts: "Facts", keys: Any, number: jax.Array) -> _Drawn:
+        """Returns what is drawn for a round, a pure function of its number from 0."""
+        total = len(facts.sizes)
+        sample = self.work.sampler(self.smallest, self.longest)
+        participation = self.participation._replace(trace=facts.trace)
+        cohort = draw_cohort(participation, facts.sizes, keys.participation, number)
         client = cohort.client
         rows = jnp.arange(total, dtype=jnp.int32) if client is None else client
-        missing = padded(len(rows), mesh) - len(rows)
+        missing = padded(len(rows), self.mesh) - len(rows)
         rows = jnp.pad(rows, (0, missing), constant_values=total)
         key = jax.random.fold_in(keys.data, number)
-        samples = sample(jnp.asarray(sizes, jnp.int32)[rows], rows, longest, key)
+        samples = sample(facts.sizes[rows], rows, self.longest, key)
         # Padding rows have no client, so none of their samples is valid.
         samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
-        present = jax.tree.map(lambda one: jnp.pad(one, (0, missing)), cohort.entries())
+        present = jax.tree.map(lambda leaf: jnp.pad(leaf, (0, missing)), cohort.entries())
         return _Drawn(client, rows, samples, present)
 
-    return draw
+
+class Facts(NamedTuple):
+    """What a drawing needs to know of the clients, as arguments of its program.
+
+    Attributes:
+      sizes: i32[K], their training samples.
+      trace: as `availability.read_trace` returns it; None for none.
+    """
+
+    sizes: jax.Array
+    trace: jax.Array | None
+
+
+def drawing_of(experiment: Experiment) -> tuple[Drawing, Facts]:
+    """Returns how the clients and samples of a run's rounds are drawn, and of what."""
+    sizes = [len(domain.train.images) for domain in experiment.internal.domains]
+    participation = experiment.participation
+    trace = None if participation.trace is None else jnp.asarray(participation.trace)
+    participation = participation._replace(trace=None)
+    drawing = Drawing(participation, experiment.work, min(sizes), max(sizes), experiment.mesh)
+    return drawing, Facts(jnp.asarray(sizes, jnp.int32), trace)
 
 
 def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held) -> Rounds:
@@ -146,7 +181,7 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
     over, limit = clients_of(mesh), experiment.plan.device_megabytes
     needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
-    draw, kept = _drawing_of(experiment), {}
+    (drawing, facts), kept = drawing_of(experiment), {}
     if why := experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
         if (more := _padded_megabytes(validation, mesh)) > limit:
@@ -157,26 +192,28 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
             )
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
         kept = {"validation": place_rows(read, padded(len(splits), mesh), over)}
-    placed = place_copies(keys, mesh)
-    program = partial(_compile_round, experiment, draw, placed, kept)
+    common = place_copies((facts, keys), mesh)
+    program = partial(_compile_round, experiment.method, drawing, mesh)
     if needed <= limit:
         read = partial(client_rows, splits, max(len(split.images) for split in splits))
         data = place_rows(read, padded(len(splits), mesh), over)
 
-        def feed(drawn: _Drawn, data: Any) -> Batches:
-            own = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
-            return point_to(own, drawn.samples)
-
         def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
-            run = program(feed, state, data)
-            return lambda state: run(state, data)
+            run = program(True, state, data, kept, common)
+            return lambda state: run(state, data, kept, common)
 
         note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
-        like = jax.eval_shape(lambda data: feed(draw(keys, state.round), data), data) | kept
-        return Rounds(note, jax.tree.map(_one_row, like), compile)
+        like = jax.eval_shape(
+            lambda data: _gathered(drawing(facts, keys, state.round), data, mesh), data
+        )
+        return Rounds(note, jax.tree.map(_one_row, like | kept), compile)
 
     # `[1:3]` are `rows` and `samples`.
-    drawn_rows = partial(jax.jit(lambda keys, number: draw(keys, number)[1:3]), keys)
+    draw = made_once(("draw", drawing), lambda: jax.jit(drawing.__call__))
+
+    def drawn_rows(number: int) -> tuple[jax.Array, Draw]:
+        return draw(facts, keys, number)[1:3]
+
     shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
     rows = own_rows(shape[0], over)
     stream = stream_rounds(splits, drawn_rows, int(state.round), experiment.plan.rounds, rows)
@@ -186,9 +223,9 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
         first = next(batches, None)
         if first is None:  # the last round is done
             return lambda state: (state, {})
-        run = program(lambda drawn, data: data, state, first)
+        run = program(False, state, first, kept, common)
         waiting = [first]
-        return lambda state: run(state, waiting.pop() if waiting else next(batches))
+        return lambda state: run(state, waiting.pop() if waiting else next(batches), kept, common)
 
     note = (
         f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
@@ -217,23 +254,32 @@ def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
     return splits[0].images[:1].nbytes * longest * each / 2**20
 
 
-def _compile_round(
-    experiment: Experiment,
-    draw: Callable[[Any, jax.Array], _Drawn],
-    keys: Any,
-    kept: Batches,
-    feed: Callable[[_Drawn, Any], Batches],
-    state: FederatedState,
-    data: Any,
-) -> Callable[[FederatedState, Any], tuple]:
-    """Compiles sampling, look-up, augmentation and a round as one program, `run(state, data)`."""
-    method, mesh, num_clients = experiment.method, experiment.mesh, len(experiment.internal.domains)
+def _gathered(drawn: _Drawn, data: Any, mesh: Mesh | None) -> Batches:
+    """Returns the batches of a round from data of all clients on the device."""
+    return point_to(
+        data if drawn.client is None else _rows_on(data, drawn.rows, mesh), drawn.samples
+    )
 
-    def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
-        drawn = draw(keys, state.round)
-        batches = feed(drawn, data) | drawn.present
+
+def _compile_round(
+    method: FederatedMethod, drawing: Drawing, mesh: Mesh | None, resident: bool, *arguments: Any
+) -> Callable[..., tuple]:
+    """Compiles drawing, look-up, augmentation and a round as one program.
+
+    Args:
+      method, drawing, mesh: of the run.
+      resident: whether `data` has all samples of all clients, or the batches of the next round.
+      *arguments: of the program: state, data, what each client keeps for its training, and facts
+        and keys. These are arguments, so that runs with other seeds use the same program.
+    """
+
+    def round(state: FederatedState, data: Any, kept: Batches, common: tuple) -> tuple:
+        facts, keys = common
+        drawn = drawing(facts, keys, state.round)
+        batches = (_gathered(drawn, data, mesh) if resident else data) | drawn.present
         if drawn.client is None:
             return method.round(state, batches | kept, keys.method)
+        num_clients = len(facts.sizes)
         batches |= _rows_on(kept, drawn.rows, mesh)
         batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
         after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
@@ -243,19 +289,21 @@ def _compile_round(
             of_all[name] = everybody.at[drawn.client].set(metrics[name])
         return put_rows(state, after, drawn.client), of_all
 
-    spread = None if mesh is None else (shardings_of(state, mesh), copies_on(mesh))
-    program = jax.jit(round, donate_argnums=0, out_shardings=spread)
-    # Keys are arguments, so that runs with other seeds find this program in JAX's cache.
-    compiled = compile_quickly(program.lower(state, data, kept, keys))
-    return lambda state, data: compiled(state, data, kept, keys)
+    def compile() -> Callable[..., tuple]:
+        spread = None if mesh is None else (shardings_of(arguments[0], mesh), copies_on(mesh))
+        program = jax.jit(round, donate_argnums=0, out_shardings=spread)
+        return compile_quickly(program.lower(*arguments))
+
+    return made_once(("round", method.round, drawing, resident, form_of(arguments)), compile)
 
 
 def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
     """Returns the rounds of a population whose clients' own parts are on the disk."""
     domains, mesh, over = experiment.internal.domains, experiment.mesh, clients_of(experiment.mesh)
     splits, num_clients, lock = [d.train for d in domains], len(domains), threading.Lock()
-    draw = jax.jit(_drawing_of(experiment))
-    known = lru_cache(4)(lambda number: jax.device_get(draw(keys, number)))
+    drawing, facts = drawing_of(experiment)
+    draw = partial(made_once(("draw", drawing), lambda: jax.jit(drawing.__call__)), facts, keys)
+    known = lru_cache(4)(lambda number: jax.device_get(draw(number)))
 
     def drawn(number: int) -> _Drawn:
         with lock:  # many threads ask, and each round is drawn once
@@ -269,7 +317,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
         chosen, size = [domains[k].validation for k in client], experiment.evaluation.batch_size
         return {"validation": validation_batches(chosen, size, longest=longest)}
 
-    shape = jax.eval_shape(draw, keys, held.round).samples.index.shape
+    shape = jax.eval_shape(draw, held.round).samples.index.shape
     own, done = own_rows(shape[0], over), int(held.round)
     streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, own)
 

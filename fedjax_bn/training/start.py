@@ -31,6 +31,7 @@ from fedjax_bn.training.evaluation.evaluate import trace_adaptations
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.training.population import Held, num_clients
+from fedjax_bn.training.programs import form_of, made_once
 
 _Form = jax.ShapeDtypeStruct
 
@@ -69,26 +70,34 @@ def make_start(
     clients = clients or len(experiment.internal.domains)
     rows = rows or (1 if experiment.participation.on_disk else clients)
 
-    def begin(fixed: Variables | None) -> FederatedState:
-        variables = initial_variables(experiment, keys.model)
+    method, model = experiment.method, experiment.model
+    images = sample_input(experiment.internal, experiment.prepare, 2)
+
+    def begin(keys: Keys, fixed: Variables | None) -> FederatedState:
+        variables = calls.initial_variables(model, keys.model, images)
         if fixed is not None:
             variables = join(fixed, split_like(variables, fixed)[1])
-        whole = experiment.method.init(keys.method, variables, clients)
+        whole = method.init(keys.method, variables, clients)
         if rows == clients:
             return whole
         # XLA removes the rows of `whole` from the compiled program, because nothing reads them.
-        state = experiment.method.init(keys.method, variables, rows)._replace(server=whole.server)
+        state = method.init(keys.method, variables, rows)._replace(server=whole.server)
         own = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
         return state._replace(personal=own[0], memory=own[1])
 
     mesh = experiment.mesh
-    if mesh is None:
-        return partial(for_one_run(begin), fixed)
-    # Each device makes its own clients' rows, so no device holds the state of all clients.
-    form = jax.eval_shape(begin, fixed)
-    spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
-    begin = for_one_run(begin, out_shardings=spread)
-    return partial(begin, place_copies(fixed, mesh))
+
+    def compiled() -> Callable[[Keys, Variables | None], FederatedState]:
+        if mesh is None:
+            return for_one_run(begin)
+        # Each device makes its own clients' rows, so no device holds the state of all clients.
+        form = jax.eval_shape(begin, keys, fixed)
+        spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
+        return for_one_run(begin, out_shardings=spread)
+
+    form = form_of((images, fixed))
+    program = made_once(("start", method.init, model, rows, clients, mesh, form), compiled)
+    return partial(program, *place_copies((keys, fixed), mesh))
 
 
 def check_shapes(

@@ -22,6 +22,7 @@ from fedjax_bn.training.evaluation.personalization import (
     check_labelled,
     set_aside,
 )
+from fedjax_bn.training.start import initial_variables
 
 HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
 CHANGES = {"personalize__samples": 4, "personalize__steps": 2, "personalize__rate": 0.5}
@@ -114,7 +115,7 @@ def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(f
     config = runs.config(method="fedbn", frozen=frozen, adaptations=("running",), **CHANGES)
     built = experiment.build(config)
     key = jax.random.key(0)
-    variables = experiment.initial_variables(built, key)
+    variables = initial_variables(built, key)
     state = jax.jit(built.method.init, static_argnums=2)(key, variables, 3)
     random = np.random.default_rng(0)
     noisy = jax.tree.map(

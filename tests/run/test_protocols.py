@@ -27,7 +27,7 @@ from fedjax_bn.run.experiment.task import MODELS
 from fedjax_bn.state import Received
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.callbacks.checkpoints import Checkpoints
-from fedjax_bn.training.callbacks.evaluation import Evaluation
+from fedjax_bn.training.callbacks.evaluation import Scores
 from fedjax_bn.training.callbacks.lines import Lines
 from fedjax_bn.training.callbacks.patience import Patience
 from fedjax_bn.training.evaluation import evaluate
@@ -277,7 +277,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(tmp_path, 
         records = workdir.read_lines(lines, int(state["round"]))
         workdir.keep_lines(lines, records)
         callbacks = (
-            Evaluation(evaluate, 1, 9),
+            Scores(evaluate, 1, 9),
             Patience(3, records),
             Lines(tmp_path, records, {}),
             Checkpoints(tmp_path, 2, records),

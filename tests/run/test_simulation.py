@@ -155,7 +155,7 @@ def test_given_parts_are_used_as_they_are():
         ({"unseen": arrays(("ant",))}, "'ant' is both a client and unseen"),
         ({"adaptations": ["tsmobm"]}, "tsmobn"),
         ({"rounds": 0}, "rounds=0"),
-        ({"profile": (4, "profiled")}, "profile=4 is above config.rounds=3"),
+        ({"profile": (4, "profiled")}, "profile=.* rounds 1 to 3"),
         ({"profile": 2}, r"profile=2 is not \(round, folder\): give both"),
         ({"profile": (2, None)}, r"profile=\(2, None\) is not \(round, folder\)"),
         ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
@@ -174,3 +174,31 @@ def test_what_does_not_suit_is_refused_before_anything_compiles(changes, said):
     given = {"clients": arrays()} | OPTIONS | changes
     with pytest.raises(ValueError, match=said):
         simulate(fedbn(MLP(num_classes=3), optax.sgd(0.05)), **given)
+
+
+def test_a_second_call_with_the_same_method_and_shapes_compiles_nothing(result):
+    """Other seeds and samples, of the same number, use the programs of the first call."""
+    names = []
+
+    def count(event, seconds, **rest):
+        if event.endswith("backend_compile_duration"):
+            names.append(event)
+
+    method, clients = result[1].method, arrays()
+    unseen = {"dog": clients.pop("dog")}
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        again = simulate(
+            method,
+            clients={
+                name: (images[::-1], labels[::-1]) for name, (images, labels) in clients.items()
+            },
+            unseen=unseen,
+            adaptations=ADAPTATIONS,
+            **OPTIONS | {"seed": 6},
+        )
+    finally:
+        if hasattr(jax.monitoring, "unregister_event_duration_listener"):  # jax 0.7 has none
+            jax.monitoring.unregister_event_duration_listener(count)
+    assert names == []
+    assert again.history != result[1].history

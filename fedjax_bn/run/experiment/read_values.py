@@ -1,6 +1,5 @@
 """Reads a configuration's values into the fields of `training.experiment.Experiment`."""
 
-import inspect
 from functools import partial
 from typing import Any
 
@@ -9,11 +8,10 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.errors import as_config_errors
 from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
 from fedjax_bn.training.availability import Participation, kept_on_disk
-from fedjax_bn.training.evaluation.personalization import Personalization
+from fedjax_bn.training.evaluation.personalization import personalization_of
 from fedjax_bn.training.experiment import Evaluation, LocalWork, Plan
 from fedjax_bn.training.workdir import Record
 
@@ -50,11 +48,7 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
     """Returns how clients are tested; empty `personalize.*` keys take the method's own values."""
     keys = config.personalize
-    usual = inspect.signature(personalize).parameters["inner_rate"].default
-    samples, rate = method.personalize or (0, usual)
-    samples = samples if keys.samples is None else keys.samples
-    rate = rate if keys.rate is None else keys.rate
-    adapts = Personalization(samples, keys.steps, rate, config.seed) if samples else None
+    adapts = personalization_of(method, config.seed, keys.samples, keys.steps, keys.rate)
     return Evaluation(
         batch_size=config.eval_batch_size,
         device_megabytes=config.data.device_megabytes,

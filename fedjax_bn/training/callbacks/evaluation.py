@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_bn.training.records import Record, select_round
 
 
-class Evaluation:
+class Scores:
     """Adds the scores of every `every`-th round and of the last one to its record.
 
     Args:

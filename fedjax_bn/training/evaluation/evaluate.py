@@ -44,6 +44,7 @@ from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.personalization import adapted_rows, local_steps, set_aside
 from fedjax_bn.training.experiment import Evaluation, Experiment
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
+from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.workdir import Record
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
@@ -104,7 +105,11 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     how, limit = experiment.evaluation, experiment.plan.clients_named
     tested = clients_tested(how, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
-    names, task, size = [domain.name for domain in domains], answering(experiment.task), 0
+    names, task, size = (
+        [domain.name for domain in domains],
+        made_once(("answering", experiment.task), lambda: answering(experiment.task)),
+        0,
+    )
     if how.clients or experiment.participation.on_disk:
         size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
 
@@ -115,7 +120,11 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     # If every client is tested on its validation samples, these are evaluated once.
     once = own and all(domain.test is domain.validation for domain in domains)
     steps = _steps(experiment) if how.personalization else None
-    adapt = adapted_rows(steps, experiment.mesh) if steps else None  # compiled once for all
+    adapt = None
+    if steps:
+        adapt = made_once(
+            ("adapt", steps, experiment.mesh), lambda: adapted_rows(steps, experiment.mesh)
+        )
     labelled, tests = aside([domain.test for domain in domains])
     # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
@@ -123,7 +132,8 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         labelled, rest = aside([domain.validation for domain in domains])
         parts["validation"] = own, _scoring(experiment, size, task, rest, labelled, adapt)
     if train_loss:
-        loss, train = task._replace(score=scoring.mean_loss(task)), [one.train for one in domains]
+        score = made_once(("mean loss", experiment.task), lambda: scoring.mean_loss(task))
+        loss, train = task._replace(score=score), [domain.train for domain in domains]
         parts["train_loss"] = True, _scoring(experiment, size, loss, train)
 
     def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
@@ -185,7 +195,8 @@ def _scoring(
 
 def _steps(experiment: Experiment) -> Callable[..., Variables]:
     how, rule = experiment.evaluation.personalization, experiment.method.statistics
-    return local_steps(how, experiment.model, experiment.prepare, rule)
+    given = how, experiment.model, experiment.prepare, rule
+    return made_once(("steps", *given), lambda: local_steps(*given))
 
 
 def _models_of(
@@ -251,12 +262,14 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     if not experiment.unseen:
         return lambda state, keep=None: {}
     prepare, mesh = experiment.prepare, experiment.mesh
-    choices, task = experiment.adaptations, answering(experiment.task)
+    choices = experiment.adaptations
+    task = made_once(("answering", experiment.task), lambda: answering(experiment.task))
     names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
     parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
     if how := experiment.evaluation.personalization:
         labelled, splits = set_aside(splits, how)
-        steps, adapt = jax.jit(_steps(experiment)), {}
+        one_client = _steps(experiment)
+        steps, adapt = made_once(("adapt unseen", one_client), lambda: jax.jit(one_client)), {}
         for name, one in zip(names, labelled, strict=True):
             given = jax.tree.map(jnp.asarray, (np.asarray(one.images), one.labels))
             adapt[name] = partial(steps, images=given[0], labels=given[1])
