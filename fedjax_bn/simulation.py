@@ -47,7 +47,7 @@ from fedjax_bn.training.evaluation.evaluate import evaluator, served_variables, 
 from fedjax_bn.training.evaluation.personalization import personalization_of
 from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Plan
 from fedjax_bn.training.loop import train
-from fedjax_bn.training.population import Held
+from fedjax_bn.training.population import PopulationState
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import (
     Record,
@@ -69,15 +69,15 @@ class Result(NamedTuple):
 
     Attributes:
       method: the method that was trained.
-      state: the federation after the selected round; of a run whose clients' rows are on the disk,
-        the `Held` that reads them.
+      state: the federation after the selected round; of a run whose clients' rows are on the
+        host, a `PopulationState`.
       clients: the clients' names, in the order of the state's rows.
       summary: the record that the command line writes as `summary.json`.
       history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
     """
 
     method: FederatedMethod
-    state: FederatedState | Held
+    state: FederatedState | PopulationState
     clients: tuple[str, ...]
     summary: Record
     history: list[Record]

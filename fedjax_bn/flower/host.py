@@ -117,7 +117,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     def make(config: ConfigDict) -> Experiment:
         # `prepare` traces the server's step with as many uploads as a round has.
-        drawn = who._replace(on_disk=False)
+        drawn = who._replace(on_host=False)
         return assemble(config, internal, ())._replace(participation=drawn)
 
     experiment, keys, one = prepare(alone, make, clients=count)

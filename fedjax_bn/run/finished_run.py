@@ -41,7 +41,7 @@ from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
-from fedjax_bn.training.population import Held
+from fedjax_bn.training.population import PopulationState
 from fedjax_bn.training.records import Record
 from fedjax_bn.training.start import data_hash
 
@@ -259,7 +259,7 @@ def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experi
 
 
 def _served_scores(
-    experiment: Experiment, built: Experiment, state: FederatedState | Held
+    experiment: Experiment, built: Experiment, state: FederatedState | PopulationState
 ) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
@@ -277,7 +277,7 @@ def _served_scores(
 
 def _plots(
     experiment: Experiment,
-    state: FederatedState | Held,
+    state: FederatedState | PopulationState,
     tested: Dataset,
     request: Request,
     dataset: str,

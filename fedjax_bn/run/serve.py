@@ -24,7 +24,7 @@ from fedjax_bn.serving import folder as served
 from fedjax_bn.serving.program import export
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
-from fedjax_bn.training.population import Held
+from fedjax_bn.training.population import PopulationState
 
 
 def run(
@@ -152,7 +152,7 @@ def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
 
 
 def _notes(
-    experiment: Experiment, state: FederatedState | Held, private: bool, client: str
+    experiment: Experiment, state: FederatedState | PopulationState, private: bool, client: str
 ) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not (experiment.task.classifies or experiment.task.segments):
@@ -165,7 +165,7 @@ def _notes(
             "evaluate lets clients adapt to labelled samples first (personalize.samples); "
             "the served model is the one before that"
         )
-    personal = (state.state if isinstance(state, Held) else state).personal
+    personal = (state.state if isinstance(state, PopulationState) else state).personal
     if private and (own := len(jax.tree.leaves(personal))):
         served_leaves = (
             f"the model of {shown(client)} with its" if client else "the clients' mean of"

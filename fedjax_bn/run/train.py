@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from fedjax_bn.arguments.errors import CheckpointError, InterruptedRun
+from fedjax_bn.arguments.errors import InterruptedRun
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run.experiment.start import prepare, starting_record
@@ -36,7 +34,7 @@ from fedjax_bn.training.experiment import Experiment, Plan, privacy_notes
 from fedjax_bn.training.loop import Round, train
 from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
-from fedjax_bn.training.population import Held, disk_note, start_held
+from fedjax_bn.training.population import population_note, start_population
 from fedjax_bn.training.records import (
     Record,
     have_trained,
@@ -89,7 +87,7 @@ def run(
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)
     plan = experiment.plan
-    start = start_held(experiment, start, folder)
+    start = start_population(experiment, start)
     promised = plan.privacy(plan.rounds)
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
@@ -112,7 +110,7 @@ def run(
 
     # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
     # continues from the latest checkpoint, if there is one.
-    if note := by_first(lambda: disk_note(experiment, start)):
+    if note := population_note(start):
         say(note)
     with held_by_first(owned(folder)):
         if note := by_first(lambda: claim(folder, plan.keys, about, plan.follows)):
@@ -138,12 +136,6 @@ def resume(
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
     state = checkpoint.resume(folder, start, recorded, mesh)
-    for kind in ("latest", "selected") if isinstance(state, Held) else ():
-        # New rows must not overwrite those that a checkpoint names.
-        with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            for step in by_first(partial(checkpoint.steps, manager)):
-                with suppress(CheckpointError):  # no run can continue from it
-                    state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
     records = by_first(lambda: workdir.read_lines(path, int(state.round)))
     by_first(lambda: workdir.keep_lines(path, records))
     return state, records
@@ -204,7 +196,8 @@ def _finish(
     by_first(lambda: checkpoint.delete_earlier(folder))
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     # Pictures need all clients' models where one process can read them.
-    if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
+    by_client = isinstance(form, FederatedState) and jax.process_count() == 1
+    if shows_boxes(experiment) and by_client:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
         _show(folder, "boxes", len(records))
     if experiment.task.segments:

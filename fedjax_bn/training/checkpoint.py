@@ -295,7 +295,9 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
     """Returns the arrays of a checkpoint in the dtypes and at the places of `like`."""
     device = SingleDeviceSharding(jax.local_devices()[0])
 
-    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    def placed(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):  # stays on the host
+            return leaf
         # Orbax's own description of a leaf has no `sharding`.
         place = getattr(leaf, "sharding", None) or device
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

@@ -3,10 +3,10 @@
 On a mesh, batches are padded with rows up to a multiple of the mesh's clients axis. Padding rows
 have the number K, which no client has. Each device gets and holds only its own clients' rows.
 
-If the clients' own parts are on the disk (`population`), the device holds what the clients share
-and the rows of one cohort; padding rows repeat those of the population's last client. The batches
-of the next cohort are read while this one trains. Its rows are read afterwards, because a client
-may be in both cohorts. Each process reads the rows of its own devices, and the first writes all.
+If the clients' own parts are in the host's memory (`population`), the device holds what the clients
+share and the rows of one cohort; padding rows repeat those of the population's last client. The
+batches of the next cohort are read while this one trains. Its rows are taken afterwards, because a
+client may be in both cohorts. Each process has the rows of all clients.
 """
 
 import threading
@@ -41,11 +41,10 @@ from fedjax_bn.training.mesh import (
     place_rows,
     shardings_of,
 )
-from fedjax_bn.training.population import PARTS, Held, rows_of_clients
+from fedjax_bn.training.population import PARTS, AnyState, PopulationState
 from fedjax_bn.training.programs import form_of, made_once
 from fedjax_bn.training.records import Record, require_usable, round_record
 from fedjax_bn.training.stream import forms_of, megabytes, stream_rounds
-from fedjax_bn.training.together import by_first
 
 # The metrics of clients that were not drawn for a round.
 _ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True, "norm": np.nan}
@@ -163,7 +162,7 @@ def drawing_of(experiment: Experiment) -> tuple[Drawing, Facts]:
     return drawing, Facts(jnp.asarray(sizes, jnp.int32), trace)
 
 
-def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held) -> Rounds:
+def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
     Both ways train on the same samples in the same order. A population's data are always streamed.
@@ -176,8 +175,8 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
     Raises:
       ConfigError: validation samples that training needs do not fit on the device.
     """
-    if isinstance(state, Held):
-        return _open_stored(experiment, keys, state)
+    if isinstance(state, PopulationState):
+        return _open_cohorts(experiment, keys, state)
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
     over, limit = clients_of(mesh), experiment.plan.device_megabytes
     needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
@@ -297,8 +296,8 @@ def _compile_round(
     return made_once(("round", method.round, drawing, resident, form_of(arguments)), compile)
 
 
-def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
-    """Returns the rounds of a population whose clients' own parts are on the disk."""
+def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> Rounds:
+    """Returns the rounds of a population whose clients' own parts are on the host."""
     domains, mesh, over = experiment.internal.domains, experiment.mesh, clients_of(experiment.mesh)
     splits, num_clients, lock = [d.train for d in domains], len(domains), threading.Lock()
     drawing, facts = drawing_of(experiment)
@@ -317,57 +316,61 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
         chosen, size = [domains[k].validation for k in client], experiment.evaluation.batch_size
         return {"validation": validation_batches(chosen, size, longest=longest)}
 
-    shape = jax.eval_shape(draw, held.round).samples.index.shape
-    own, done = own_rows(shape[0], over), int(held.round)
-    streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, own)
+    shape = jax.eval_shape(draw, state.round).samples.index.shape
+    local, done = own_rows(shape[0], over), int(state.round)
+    streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, local)
 
-    def compile(held: Held) -> Callable[[Held], tuple[Held, dict[str, np.ndarray]]]:
-        """Returns the next round as `round(held) -> (held, metrics [N])`."""
+    def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
+        """Returns the next round as `round(state) -> (state, metrics [N])`."""
         waiting = next(streamed, None)
         if waiting is None:  # the last round is done
-            return lambda held: (held, {})
+            return lambda state: (state, {})
         key = place_copies(keys.method, mesh)
 
-        def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
+        def inputs(state: PopulationState, batches: Batches) -> tuple[np.ndarray, tuple]:
             """Returns the next cohort's numbers, and the arguments of the compiled round."""
-            client, numbers, _, present = drawn(int(held.round))
-            mine = np.minimum(numbers[own], num_clients - 1)  # padding rows have the number N
-            batches = batches | {name: leaf[own] for name, leaf in present.items()}
-            batches |= {"client": numbers[own]} | validation(mine)
-            here = rows_of_clients(held, mine, _PADDED), batches
-            rows, batches = place_own(own, len(numbers), over, here)
-            rows |= place_copies(rows_of_clients(held, client, _WHOLE), mesh)
-            return client, (held.state, rows, batches, key)
+            client, numbers, _, present = drawn(int(state.round))
+            clients = np.minimum(numbers[local], num_clients - 1)  # padding rows have the number N
+            batches = batches | {name: leaf[local] for name, leaf in present.items()}
+            batches |= {"client": numbers[local]} | validation(clients)
+            parts = state.rows_of(clients, _PADDED), batches
+            rows, batches = place_own(local, len(numbers), over, parts)
+            rows |= place_copies(state.rows_of(client, _WHOLE), mesh)
+            return client, (state.state, rows, batches, key)
 
-        copies, first = copies_on(mesh), inputs(held, waiting)[1]
-        by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
-        program = jax.jit(
-            partial(_stored_round, experiment.method, num_clients),
-            static_argnums=0,
-            donate_argnums=(1, 2),
-            out_shardings=None if mesh is None else (copies, by_row, copies),
+        arguments = inputs(state, waiting)[1]
+
+        def compiled(*arguments: Any) -> Callable[..., tuple]:
+            copies = copies_on(mesh)
+            by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
+            program = jax.jit(
+                partial(cohort_round, experiment.method, num_clients, len(state.cohort)),
+                donate_argnums=(0, 1),
+                out_shardings=None if mesh is None else (copies, by_row, copies),
+            )
+            return compile_quickly(program.lower(*arguments))
+
+        sizes = num_clients, len(state.cohort)
+        program = made_once(
+            ("cohort", experiment.method.round, mesh, sizes, form_of(arguments)),
+            partial(compiled, *arguments),
         )
-        compiled = compile_quickly(program.lower(len(held.client), *first))
-        del first  # it was only for lowering; each round places its own rows
 
-        def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
+        def round(state: PopulationState) -> tuple[PopulationState, dict[str, np.ndarray]]:
             nonlocal waiting
             batches, waiting = waiting if waiting is not None else next(streamed), None
-            client, given = inputs(held, batches)
-            state, rows, metrics = compiled(*given)
-            several = jax.process_count() > 1  # each has rows that the first does not see
+            client, arguments = inputs(state, batches)
+            common, rows, metrics = program(*arguments)
+            several = jax.process_count() > 1  # each has rows that the others do not see
             rows, metrics = jax.device_get(gathered((rows, metrics), mesh if several else None))
             # Clients that sat out, or whose update is not finite, keep their rows.
             trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
-            new = jax.tree.map(lambda x: x[trained], rows)
-            slots = held.store.new_slots(np.asarray(held.slots), client[trained])
-            # No process reads rows of the next round before these are written.
-            by_first(lambda: held.store.write(slots, client[trained], new))
+            state.put_rows(client[trained], jax.tree.map(lambda leaf: leaf[trained], rows))
             of_all = {"server_finite": metrics["server_finite"]}
             for name, value in _absent(metrics):
                 of_all[name] = np.full(num_clients, value, metrics[name].dtype)
                 of_all[name][client] = metrics[name]
-            return Held(state, held.first, client, slots, held.store), of_all
+            return PopulationState(common, state.rows, client, state.trained), of_all
 
         return round
 
@@ -376,7 +379,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
     return Rounds(note, like, compile)
 
 
-def _stored_round(
+def cohort_round(
     method: FederatedMethod,
     num_clients: int,
     drawn: int,
@@ -387,7 +390,8 @@ def _stored_round(
 ) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
     """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
 
-    The state has the form of `Held.state`; `rows` are part -> tree [P, ...], with padding rows.
+    The state has the form of `PopulationState.state`; `rows` are part -> tree [P, ...], with
+    padding rows.
     """
     before = state.personal
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)

@@ -30,7 +30,7 @@ from fedjax_bn.sharing import Variables, describe, join, split_like
 from fedjax_bn.training.evaluation.evaluate import trace_adaptations
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
-from fedjax_bn.training.population import Held, num_clients
+from fedjax_bn.training.population import AnyState, num_clients
 from fedjax_bn.training.programs import form_of, made_once
 
 _Form = jax.ShapeDtypeStruct
@@ -64,11 +64,11 @@ def make_start(
       experiment: the run's.
       keys: its random keys.
       fixed: the model's collections, with None for leaves that start at random; None if all do.
-      rows: of the state; by default one per client, or a single one if rows are kept on the disk.
+      rows: of the state; by default one per client, or a single one if rows are on the host.
       clients: number of clients in the server's part; by default the experiment's.
     """
     clients = clients or len(experiment.internal.domains)
-    rows = rows or (1 if experiment.participation.on_disk else clients)
+    rows = rows or (1 if experiment.participation.on_host else clients)
 
     method, model = experiment.method, experiment.model
     images = sample_input(experiment.internal, experiment.prepare, 2)
@@ -126,7 +126,7 @@ def check_shapes(
                 f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {rows} "
                 f"clients' state, more than the {memory / 2**30:.0f} GB of this machine: choose a "
                 "smaller model or fewer clients, or, where clients_per_round are not all, "
-                "population=disk"
+                "population=host"
             )
         own = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
@@ -180,9 +180,7 @@ def data_hash(experiment: Experiment) -> str:
     return hashlib.sha256(data.encode() + trace).hexdigest() if trace else data
 
 
-def partition_table(
-    experiment: Experiment, state: FederatedState | Held, modules: bool = True
-) -> str:
+def partition_table(experiment: Experiment, state: AnyState, modules: bool = True) -> str:
     """Returns a table of shared, personal and frozen leaves, with counts and bytes of one client.
 
     Args:

@@ -63,15 +63,12 @@ class Disk:
                 if path.is_file() and "-tmp" not in str(path):
                     files[str(path.relative_to(self.folder))] = path
         killed = {name: path.read_bytes() for name, path in files.items()}
-        # tensorstore, which writes a population's rows, waits for the disk itself.
-        rows = {name: killed[name] for name in files if name.startswith("population")}
         cut = {name: self.contents.get(path.stat().st_ino, b"") for name, path in files.items()}
-        cut |= rows
         torn = dict(killed)
         if lines := torn.get("metrics.jsonl"):
             waited_for = cut["metrics.jsonl"]
             torn["metrics.jsonl"] = lines[: max(len(lines) - 9, len(waited_for))]
-        named = {name: cut[name] for name, path in files.items() if self.known(path)} | rows
+        named = {name: cut[name] for name, path in files.items() if self.known(path)}
         for image in (killed, torn, cut, named):
             self.images.setdefault(frozenset(image.items()), image)
 

@@ -24,14 +24,14 @@ TRAINED = {
 }
 # Three of four clients train, so that a row is padding.
 COHORT = {"target": "", "adaptations": (), "clients_per_round": 3}
-DISK = COHORT | {"population": "disk"}
+HOST = COHORT | {"population": "host"}
 WAYS = {
     "all": {},
     "adapting": {"adaptations": ("running", "tsmobn")},
     "sampled": COHORT | {"eval_clients": 3},
-    "disk": DISK | {"method": "scaffold", "eval_clients": 3},
-    "disk, adapting": DISK | {"method": "perfedavg", "personalize__samples": 3},
-    "disk, validating": DISK | {"local_selection": 2, "participation__dropout": 0.3},
+    "host": HOST | {"method": "scaffold", "eval_clients": 3},
+    "host, adapting": HOST | {"method": "perfedavg", "personalize__samples": 3},
+    "host, validating": HOST | {"local_selection": 2, "participation__dropout": 0.3},
 }
 
 

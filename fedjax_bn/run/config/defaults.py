@@ -142,9 +142,9 @@ _KEYS = {
     ),
     "clients_per_round": _key(0, "clients drawn to take part in a round; 0: all", StepsOr0),
     "population": _name(
-        "where the clients' own parts of the state are: on disk (in the workdir) only those drawn "
-        "for a round are on the device; auto: disk for more than 1000, of which some take part",
-        *("auto", "device", "disk"),
+        "where the clients' own parts of the state are: with host only those drawn for a round "
+        "are on the device; auto: host for more than 1000, of which some take part",
+        *("auto", "device", "host"),
     ),
     "participation.draw": _name(
         "how clients_per_round are drawn; by_size: with chances by their samples",

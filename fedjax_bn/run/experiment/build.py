@@ -37,7 +37,7 @@ from fedjax_bn.run.experiment.task import (
     choose_task,
     model_maker,
 )
-from fedjax_bn.training.availability import kept_on_disk, read_trace
+from fedjax_bn.training.availability import kept_on_host, read_trace
 from fedjax_bn.training.evaluation.personalization import check_labelled
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import choose_mesh
@@ -150,13 +150,13 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
                 f"config.{key}={config[key]} is more than the {total} clients there are: use 0 for "
                 "all of them"
             )
-    if config.population == "disk" and not 0 < drawn < total:
+    if config.population == "host" and not 0 < drawn < total:
         raise ConfigError(
-            "config.population='disk' keeps clients off the device that sit out, but with "
+            "config.population='host' keeps clients off the device that sit out, but with "
             f"clients_per_round={drawn} all {total} take part: lower clients_per_round, or set "
             "population=device"
         )
-    if kept_on_disk(config.population, drawn, total):
+    if kept_on_host(config.population, drawn, total):
         refuse_ensemble(config.adaptations)
     longest = max(len(domain.train.images) for domain in domains)
     samples = config.local_steps * config.batch_size or max(local_epochs(config)) * longest

@@ -10,7 +10,7 @@ from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
-from fedjax_bn.training.availability import Participation, kept_on_disk
+from fedjax_bn.training.availability import Participation, kept_on_host
 from fedjax_bn.training.evaluation.personalization import personalization_of
 from fedjax_bn.training.experiment import Evaluation, LocalWork, Plan
 from fedjax_bn.training.workdir import Record
@@ -22,8 +22,8 @@ def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
     It does not read the trace; `read_trace` does.
     """
     keys, drawn = config.participation, config.clients_per_round
-    disk = kept_on_disk(config.population, drawn, num_clients)
-    return Participation(drawn, keys.draw, keys.dropout, None, disk)
+    host = kept_on_host(config.population, drawn, num_clients)
+    return Participation(drawn, keys.draw, keys.dropout, None, host)
 
 
 def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:

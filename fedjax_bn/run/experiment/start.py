@@ -63,13 +63,13 @@ def prepare(
             check_shapes(experiment, make_start(experiment, keys, None, *sizes), clients)
         fixed, notes = _load_weights(experiment)
         start = make_start(experiment, keys, fixed, *sizes)
-        if experiment.participation.on_disk:
+        if experiment.participation.on_host:
             _check_rows_alike(experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
 
 
 def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
-    """Raises ConfigError if a weighing rule starts clients with unequal rows, kept on the disk."""
+    """Raises ConfigError if a weighing rule starts clients with unequal rows, kept on the host."""
     # `federate` starts the personal leaves and the memory of all clients alike.
     start = make_start(experiment, keys, rows=len(experiment.internal.domains))
     if not jax.eval_shape(start).weighing:
@@ -78,7 +78,7 @@ def _check_rows_alike(experiment: Experiment, keys: Keys) -> None:
         if (leaf != leaf[:1]).any():
             raise ConfigError(
                 "the weighing rule (config.weigh) begins with other memory for some clients than "
-                "for others, which rows on the disk do not have: set population=device"
+                "for others, which rows on the host do not have: set population=device"
             )
 
 

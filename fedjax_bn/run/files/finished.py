@@ -22,7 +22,7 @@ from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.mesh import form_on
-from fedjax_bn.training.population import start_held
+from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import have_trained
 from fedjax_bn.training.start import make_keys, make_start
 from fedjax_bn.training.workdir import FINISHED, Record
@@ -119,7 +119,7 @@ def restore(
         )
     experiment = assemble(config, dataset_of(form), ())
     start = make_start(experiment, make_keys(config.seed))
-    start = start_held(experiment, start, folder)
+    start = start_population(experiment, start)
     like = form_on(jax.eval_shape(start), experiment.mesh)
     return experiment, *restore_state(folder, like)
 

@@ -24,7 +24,7 @@ from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.per_sample import features_of
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
-from fedjax_bn.training.population import Held, rows_of_clients
+from fedjax_bn.training.population import AnyState, PopulationState
 from fedjax_bn.training.records import Record, select_round
 from fedjax_bn.training.start import sample_input
 from fedjax_bn.training.together import first
@@ -60,7 +60,7 @@ class ClientLogs(NamedTuple):
     records: list[Record]
     draw: DrawFeatures | None = None
 
-    def on_round_end(self, round: int, state: FederatedState | Held, metrics: Record) -> None:
+    def on_round_end(self, round: int, state: AnyState, metrics: Record) -> None:
         """Writes what the report needs of this round."""
         metrics.update(log_masks(self.experiment, self.folder, state))
         is_selected = "accuracy" in metrics and select_round(self.records) == round
@@ -68,7 +68,7 @@ class ClientLogs(NamedTuple):
             if due:
                 log_batch_norms(self.experiment, self.folder, state, moment)
 
-    def on_train_end(self, round: int, state: FederatedState | Held, metrics: Record) -> None:
+    def on_train_end(self, round: int, state: AnyState, metrics: Record) -> None:
         """Draws masked features."""
         del round, metrics
         if self.draw:
@@ -89,9 +89,7 @@ class Distances(NamedTuple):
     values: dict[str, np.ndarray]
 
 
-def log_batch_norms(
-    experiment: Experiment, folder: Path, state: FederatedState | Held, name: str
-) -> None:
+def log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name: str) -> None:
     """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
 
     At most `clients_named` clients are written, evenly spaced.
@@ -99,13 +97,13 @@ def log_batch_norms(
     Args:
       experiment: the run's.
       folder: the workdir.
-      state: the run's; nothing is written if its clients' rows are on the disk.
+      state: the run's; nothing is written if its clients' rows are on the host.
       name: of the file.
 
     Raises:
       WorkdirError: the file cannot be written.
     """
-    if isinstance(state, Held):
+    if isinstance(state, PopulationState):
         return
     # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
     leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
@@ -187,7 +185,7 @@ def read_distances(folder: Path, name: str) -> Distances | None:
         raise not_readable(path, error) from error
 
 
-def log_masks(experiment: Experiment, folder: Path, state: FederatedState | Held) -> Record:
+def log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
     """Writes the masks of a round.
 
     `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
@@ -219,20 +217,20 @@ def log_masks(experiment: Experiment, folder: Path, state: FederatedState | Held
 
 
 def _with_models(
-    experiment: Experiment, state: FederatedState | Held
+    experiment: Experiment, state: AnyState
 ) -> tuple[tuple[Domain, ...], FederatedState]:
     """Returns the clients whose models are at hand, those of a cohort or all, and their state."""
     domains = experiment.internal.domains
-    if not isinstance(state, Held):
+    if not isinstance(state, PopulationState):
         return domains, state
-    client = np.asarray(state.client)
-    rows = rows_of_clients(state, client, ("personal",))["personal"]
+    client = np.asarray(state.cohort)
+    rows = state.rows_of(client, ("personal",))["personal"]
     cohort = state.state._replace(personal=rows, weights=np.zeros(len(client)))
     return tuple(domains[k] for k in client), cohort
 
 
 def draw_masks_of(
-    experiment: Experiment, folder: Path, state: FederatedState | Held, draw: DrawFeatures
+    experiment: Experiment, folder: Path, state: AnyState, draw: DrawFeatures
 ) -> None:
     """Draws what the masks of the first and the last client do to their features, if they do."""
     if FEATURES not in state.personal.get(COLLECTION, {}):
@@ -255,7 +253,7 @@ def draw_masks_of(
     write_picture(picture, lambda: draw(features, masks[shown]))
 
 
-def _masks_of(experiment: Experiment, state: FederatedState | Held) -> dict[str, np.ndarray]:
+def _masks_of(experiment: Experiment, state: AnyState) -> dict[str, np.ndarray]:
     """Returns name -> masks f[K, F] without padding, readable by this process."""
     masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
     return jax.tree.map(lambda leaf: leaf[: len(state.weights)], masks)

@@ -50,7 +50,7 @@ from fedjax_bn.training.workdir import Record
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
 # so far, None for all; `keep` is a dict to which answers are added, or None.
 Evaluate = Callable[..., Record]
-_State = FederatedState | population.Held
+_State = FederatedState | population.PopulationState
 _Trained = np.ndarray | None
 _BLOCK = 64  # clients, or batches, at a time, if no cohort sets the number
 _SAMPLE = 5  # which of the generator's streams draws the sample
@@ -92,7 +92,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     the answers to the test samples (`answers.measures_by_client`). `keep` takes these
     answers too. Clients without test samples are tested on those that validate.
 
-    A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
+    A sample of clients (`eval_clients`), and clients whose rows are on the host, are evaluated in
     blocks as large as a cohort, so that the device's memory does not grow with their number.
 
     Args:
@@ -110,7 +110,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         made_once(("answering", experiment.task), lambda: answering(experiment.task)),
         0,
     )
-    if how.clients or experiment.participation.on_disk:
+    if how.clients or experiment.participation.on_host:
         size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
 
     def aside(splits: list[Split]) -> tuple[Sequence[Split], Sequence[Split]]:
@@ -210,12 +210,12 @@ def _models_of(
 
     Clients that have never trained have what an unseen client receives.
     """
-    if isinstance(state, population.Held):
+    if isinstance(state, population.PopulationState):
         spread = clients_of(mesh)
         here = own_rows(len(client), spread)
-        read = population.rows_of_clients(state, client[here], ("personal",))["personal"]
+        read = state.rows_of(client[here], ("personal",))["personal"]
         rows = place_own(here, len(client), spread, read)
-        known = np.asarray(state.slots)[client] != population.UNTOUCHED
+        known = state.trained[client]
         common = state.state
     else:
         common, rows = state, state.personal
@@ -345,9 +345,9 @@ def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
     Raises:
-      ConfigError: `ensemble` is chosen, but the clients' rows are on the disk.
+      ConfigError: `ensemble` is chosen, but the clients' rows are on the host.
     """
-    if isinstance(state, population.Held):
+    if isinstance(state, population.PopulationState):
         population.refuse_ensemble(choices)
         state = state.state
     variables = global_variables(state)
