@@ -117,17 +117,14 @@ def device_bytes() -> Iterator[list[int]]:
 
 def show(found: dict[str, dict[str, Any]]) -> None:
     """Prints the table."""
-    print(
-        "| clients | s a round (least) | CPU-s a round | rows read and written, s | device MB | "
-        "host MB | disk MB |"
-    )
-    print("|---:" * 7 + "|")
+    print("| clients | s a round (least) | CPU-s a round | device MB | host MB | rows MB |")
+    print("|---:" * 6 + "|")
     for name, one in found.items():
         print(
             f"| {int(name):,} | {one['round_seconds']:.3f} ({one['fastest_seconds']:.3f}) | "
-            f"{one['cpu_seconds']:.3f} | {one['store_seconds']:.4f} | "
+            f"{one['cpu_seconds']:.3f} | "
             f"{one['device_megabytes']:.1f} | {one['host_megabytes']:,.0f} | "
-            f"{one['disk_megabytes']:.1f} |"
+            f"{one['rows_megabytes']:.1f} |"
         )
 
 

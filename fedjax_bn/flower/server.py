@@ -46,11 +46,11 @@ from fedjax_bn.training.experiment import privacy_notes
 from fedjax_bn.training.loop import train
 from fedjax_bn.training.machine import describe_machine
 from fedjax_bn.training.records import Record, out_of_patience, select_round
-from fedjax_bn.training.workdir import CLAIM, NUMBER, TEXT
+from fedjax_bn.training.workdir import CLAIM
 
 _SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
 _POLL = 2.0  # seconds between two searches for clients that are not connected yet
-_ABOUT = CLAIM | {"sizes": {"longest": NUMBER}, "samples": TEXT}
+_ABOUT = (*CLAIM, "sizes", "samples")  # of config.json
 
 
 def server_app(folder: str | Path = ".") -> ServerApp:

@@ -32,7 +32,6 @@ from fedjax_bn.flower.messages import (
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.training.workdir import NUMBER, misfit
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 
@@ -221,7 +220,7 @@ def test_a_name_like_a_domains_leaves_records_whole(monkeypatch):
     host = SimpleNamespace(order=order, run=RUN, config=config, form=FORM)
     met = Met(members, names={0: "x/y", 1: "a", 2: "b"})
     found = rounds.evaluate(grid, host, met, SimpleNamespace(taken=np.ones(3), round=1))
-    assert misfit(found["accuracy"], {"mean": NUMBER, "*": NUMBER}) == ""
+    assert all(isinstance(score, float) for score in found["accuracy"].values())
 
 
 def arrays_of(reply):

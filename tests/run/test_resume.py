@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -204,20 +203,6 @@ def test_a_run_with_other_random_numbers_of_jax_is_refused_naming_the_option(
     assert repr(value) in str(error.value)
     recorded = workdir.read_json(straight / "config.json")["machine"]["options"]
     assert recorded[option] == before
-    check_claim(straight, dict(flatten(config)), about | {"machine": {}})  # of an older version
-
-
-@pytest.mark.parametrize(("retired", "taken"), [("table", True), ("measured", False)])
-def test_keys_of_an_earlier_version_differ_only_where_their_value_changes_something(
-    tmp_path, retired, taken
-):
-    now = dict(flatten(runs.config()))
-    then = {key: value for key, value in now.items() if key != "patience"} | {
-        "cpu_kernels": retired
-    }
-    claim(tmp_path, then, {"data": "", "form": {}, "notes": [], "versions": {}})
-    with nullcontext() if taken else pytest.raises(WorkdirError, match="cpu_kernels"):
-        check_claim(tmp_path, now, {"data": ""})
 
 
 @pytest.mark.parametrize("position", [0, 3])

@@ -15,7 +15,6 @@ from filelock import FileLock, SoftFileLock, Timeout
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.arguments.text import brief
-from fedjax_bn.run.config.keys import up_to_date
 from fedjax_bn.training.machine import RANDOM
 from fedjax_bn.training.workdir import (
     CLAIM,
@@ -169,10 +168,9 @@ def check_claim(workdir: Path, config: Record, about: Record, follows: str = "")
         return
     new = json.loads(json.dumps({"config": config, **about}))
     old = read_json(workdir / "config.json", CLAIM)
-    old["config"] = json.loads(json.dumps(up_to_date(old["config"])))
     there, here = old["config"], new["config"]
     changes = [
-        f"{key:.40} ({brief(there.get(key))} there, {brief(here.get(key))} now)"
+        f"{key} ({there.get(key)!r} there, {here.get(key)!r} now)"
         for key in sorted({*there, *here} - _MAY_DIFFER - {"rounds"})
         if there.get(key) != here.get(key)
     ]
