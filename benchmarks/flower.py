@@ -35,7 +35,7 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
     from fedjax_bn.training.start import batches_of_one, make_keys, make_start
 
     config = base()
-    config.method, config.mesh.clients, config.feddg.spectra = method, 1, 4
+    config.method, config.mesh.clients = "feddg:spectra=4" if method == "feddg" else method, 1
     config.model = f"{model}:norm=none" if method == "fedwon" else model
     form = {"num_classes": 7, "shape": [MODELS[model]] * 2 + [3], "dtype": "uint8"}
     form |= {"dataset": "any", "clients": ["one"], "mean": [0.5], "std": [0.5]}

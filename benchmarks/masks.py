@@ -11,6 +11,7 @@ at the last; the share of entries below 1; and the accuracies at the last round.
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,23 +22,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.methods import sci
-from fedjax_bn.run.config.file import changes_of, read
+from fedjax_bn.run.config.file import read, split_changes
 from fedjax_bn.run.train import run
 from fedjax_bn.training.workdir import read_json
 
 RATE = "0.05"
 SGD = f"sgd:learning_rate={RATE}:momentum=0.9"
-READINGS = {
-    "as_model": {},  # the clients' optimizer trains the masks too
-    "no_penalty": {"fedcd.lambda_sci": "0"},
-    "decay": {"fedcd.mask_optimizer": f"{SGD}:weight_decay=0.0005"},
-    "decay_20": {"fedcd.mask_optimizer": f"{SGD}:weight_decay=0.01"},
-    "adam": {"fedcd.mask_optimizer": "adam:learning_rate=0.001"},
-    "bounds": {"fedcd.bounds": "0,1"},
-    "bounds_adam": {"fedcd.bounds": "0,1", "fedcd.mask_optimizer": "adam:learning_rate=0.001"},
-    "alignment": {},  # only the penalty moves the masks; penalty and loss move the model
-    "inside": {"fedcd.names": "norm1"},  # signed maps of an inner layer, after a batch norm
-    "inside_bounds": {"fedcd.names": "norm1", "fedcd.bounds": "0,1"},
+READINGS = {  # options of the method
+    "as_model": "",  # the clients' optimizer trains the masks too
+    "no_penalty": ":lambda_sci=0",
+    "decay": f":mask_optimizer={SGD}:weight_decay=0.0005",
+    "decay_20": f":mask_optimizer={SGD}:weight_decay=0.01",
+    "adam": ":mask_optimizer=adam:learning_rate=0.001",
+    "bounds": ":bounds=0,1",
+    "bounds_adam": ":bounds=0,1:mask_optimizer=adam:learning_rate=0.001",
+    "alignment": "",  # only the penalty moves the masks; penalty and loss move the model
+    "inside": ":names=norm1",  # signed maps of an inner layer, after a batch norm
+    "inside_bounds": ":names=norm1:bounds=0,1",
 }
 
 
@@ -47,19 +48,20 @@ def main() -> None:
     parser.add_argument("--model", default="SmallCNN")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
-    options, rest = parser.parse_known_args()
+    changes, others = split_changes(sys.argv[1:])
+    options = parser.parse_args(others)
     for reading in options.only.split(","):
-        changes = {
-            **{"method": "fedcd", "weigh": "by_size", "target": "fax", "model": options.model},
+        keys = {
+            **{"method": f"fedcd{READINGS[reading]}", "weigh": "by_size"},
+            **{"target": "fax", "model": options.model},
             **{"rounds": str(options.rounds), "eval_every": str(options.rounds)},
             **{"batch_size": "16", "adaptations": "batch", "share": "all_but_batch_norm"},
             **{"optimizer.learning_rate": RATE, "optimizer.momentum": "0.9"},
-            **READINGS[reading],
-            **dict(changes_of(rest)),
+            **dict(changes),
         }
         align = _only_alignment if reading == "alignment" else sci.align
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(sci, "align", align):
-            row = {"reading": reading, **measure(list(changes.items()), Path(folder))}
+            row = {"reading": reading, **measure(list(keys.items()), Path(folder))}
         print(json.dumps(row), flush=True)
 
 

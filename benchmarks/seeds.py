@@ -15,9 +15,9 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1]))
 
 from configs.quickstart import get_config
-from fedjax_bn.report.tables import columns, grid, heading
 from fedjax_bn.run import train
 from fedjax_bn.run.commands import runs
+from fedjax_bn.training.score_tables import columns, grid, heading
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python -m fedjax_bn.main --config configs/abide.py --config.data.path=FOLDER
 
 The clients are the paper's four sites, NYU, USM, UM_1 and UCLA_1, even if the folder has more;
---config.abide.sites=NYU,PITT takes these, and --config.abide.sites= takes all that have series.
+--config.data.domains=NYU,PITT takes these, and --config.data.domains= takes all that have series.
 
 FOLDER holds the phenotypic table and the regions' time series of one atlas, laid out as in
 fedjax_bn/data/sets/abide.py; its docstring also says how much memory they take. Every window
@@ -24,7 +24,7 @@ in percent:
     subjects, diagnoses and windows (Table 10): launch/pictures.py
 
 The run is small without any change. With 20 subjects a site and the CC200 atlas FedBN has 60.8,
-75.0, 78.0 and 66.6 %, means of three seeds (docs/results.md); four people test each site, so these
+75.0, 78.0 and 66.6 %, means of three seeds (docs/results/); four people test each site, so these
 numbers are uncertain.
 """
 
@@ -44,7 +44,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.weigh = "uniform"
     config.eval_every = 5
     config.data.name = "abide"
-    config.abide.sites = ("NYU", "USM", "UM_1", "UCLA_1")  # D.4, in the order of Table 1
+    config.data.domains = ("NYU", "USM", "UM_1", "UCLA_1")  # D.4, in the order of Table 1
     config.data.split = "stratified"  # the paper is silent; a fifth of the subjects tests
     config.data.validation = 0.0
     config.data.test = 0.2

@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/bdd100k.py --config.data.path=PATH
 
-PATH is laid out as in fedjax_bn/data/boxes/bdd100k.py. The target is one of ClearHighway,
+`python launch/convert/bdd100k.py BDD100K PATH` makes PATH. The target is one of ClearHighway,
 RainyHighway, CityStreet and Residential; the others are clients. mAP50 in percent on the target:
 
                       CH     RH     CS     RE     Avg
@@ -16,7 +16,7 @@ RainyHighway, CityStreet and Residential; the others are clients. mAP50 in perce
     all four targets in turn    --config.target=each
     SCI alone, REA alone        --config.weigh=by_size
                                 --config.method=fedavg --config.weigh=risk_extrapolation
-    other domains               --config.data.domains=weather    (scene, timeofday, or two of them)
+    other domains               launch/convert/bdd100k.py --by weather    (scene, timeofday)
 
 The paper states YOLOv5, batches of 4, 200 rounds of one local epoch and a learning rate of 1.6e-4;
 lambda of 0.5 to 1 and eta of 0.3 to 0.8, of which it reports the best; here 0.7 and 0.5. It states
@@ -30,13 +30,13 @@ nothing else, so its numbers cannot be reproduced exactly. What it leaves open i
     schedule                none: the rate is constant
     augmentation            data.augment=boxes: mirror, scale, shift and colours; no mosaic, which
                             data.augment=boxes:mosaic=1.0 adds
-    classes                 data.classes= the eight that driving datasets share, of ten
+    classes                 the eight that driving datasets share, of ten
     images of a client      data.fraction= all; labels of 2020, or else of 2018
     CityStreet, Residential of any weather (data.domains)
-    what is masked          fedcd.names=features, the three maps that the prediction layers read
+    what is masked          fedcd:names=features, the three maps that the prediction layers read
     selection               the round with the best validation mAP50 of the clients, on BDD100K's
                             own validation frames
-    FedProx                 fedprox.mu=0.1, of FedDG-GA's code, as on PACS
+    FedProx                 fedprox:mu=0.1, of FedDG-GA's code, as on PACS
     seed                    seed=0
 
 We have not run it at full size: accelerators and the data were not available.
@@ -60,7 +60,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 5e-4
     config.optimizer.keep = True
-    config.fedprox.mu = 0.1  # of FedDG-GA's code, as in configs/pacs.py
     config.eval_every = 10
     config.eval_unseen = "once"
     config.eval_batch_size = 16

@@ -1,18 +1,19 @@
-"""Any folder of images with boxes, in YOLO's, Pascal VOC's or COCO's form; domains are subfolders.
+"""Any folder of images with boxes, in YOLO's or COCO's form; domains are subfolders.
 
     python -m fedjax_bn.main --config configs/boxes.py:data.test=0.2 --config.data.path=PATH
 
-PATH is laid out as in fedjax_bn/data/boxes/own.py. Every subfolder is a domain and a client; a
-folder without such is one domain, shared out by --config.data.num_clients=2. Images keep their
-shape, in grey squares of --config.data.image_size pixels, a multiple of 16 (TinyDetector) or 32.
+PATH is laid out as in fedjax_bn/data/boxes/box_folders.py. Every subfolder is a domain and a
+client; a folder without such is one domain, shared out by --config.data.num_clients=2. Images keep
+their shape, in grey squares of --config.data.image_size pixels, a multiple of 16 (TinyDetector) or
+32.
 
     leave a domain out                --config.target=NAME
     some domains, some classes        --config.data.domains=a,b --config.data.classes=car,bus
     a larger detector                 --config.model=YOLOv5n --config.data.image_size=320
     your own weights to start from    --config.pretrained=FILE
 
-A small recipe: 200 photographs of raccoons (github.com/datitran/raccoon_dataset, VOC, one class)
-shared by two clients, tested on a fifth of them:
+A small recipe: 200 photographs of raccoons (github.com/datitran/raccoon_dataset, one class; `python
+launch/convert/voc.py PATH` first) shared by two clients, tested on a fifth of them:
 
     --config configs/boxes.py:data.num_clients=2,data.test=0.2,data.validation=0.1
 

@@ -2,11 +2,9 @@
 
     python -m fedjax_bn.main --config configs/cifar10_c.py --config.data.path=PATH
 
-PATH is the published folder, or CIFAR-10 (cifar-10-batches-py, or a `.npz`), from which the
-corruptions are made, see fedjax_bn/data/sets/cifar10_c.py; frost needs `pip install
-imagecorruptions-imaug`. Every one of the 15 common corruptions, at severity 1, is a client. Those
-of the target type, one of noise, blur, weather and digital, are unseen; TsmoBN normalizes them by
-statistics tracked on their own stream.
+PATH is the published folder, see fedjax_bn/data/sets/cifar10_c.py. Every one of the 15 common
+corruptions, at severity 1, is a client. Those of the target type, one of noise, blur, weather and
+digital, are unseen; TsmoBN normalizes them by statistics tracked on their own stream.
 
 TsmoBN's Table 1 (200 rounds, 3 runs), accuracy on unseen clients in percent:
 
@@ -26,7 +24,7 @@ TsmoBN's Table 1 (200 rounds, 3 runs), accuracy on unseen clients in percent:
 
     types            --config.target=blur    (noise, weather, digital)
     methods          --config.method=fedavg    (fedprox, fednova, fedadam)
-    four more unseen clients (E.2.5)    --config.data.corruptions= --config.target=noise,extra
+    four more unseen clients (E.2.5)    --config.data.domains= --config.target=noise,extra
     samples (Fig. E.2 and E.6)          launch/pictures.py
 
 UniFed's Table 2, all 15 clients internal, divided 0.7, 0.1, 0.2; mean accuracy in percent: FedAvg
@@ -52,7 +50,7 @@ Small, on a CPU: configs/cifar10_c_small.py, with the figures it gave.
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.data.sets.cifar10_c import INTERNAL
 from fedjax_bn.run.config import base, override
 
 
@@ -71,7 +69,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.checkpoint_every = 5
     config.data.name = "cifar10_c"
     config.data.image_size = 256  # E.1; AlexNet needs 63
-    config.data.corruptions = INTERNAL
+    config.data.domains = INTERNAL
     config.data.severities = ("1",)
     config.data.split = "holdout"
     config.data.validation = 0.2

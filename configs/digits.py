@@ -2,8 +2,9 @@
 
     python -m fedjax_bn.main --config configs/digits.py --config.data.path=PATH
 
-PATH is a folder with the five original datasets, laid out as in fedjax_bn/data/sets/digits.py, or
-an `.npz` with `DOMAIN__train_images`, `DOMAIN__train_labels` and the same for `test`.
+PATH is an `.npz` with `DOMAIN__train_images`, `DOMAIN__train_labels` and the same for `test`;
+`python launch/convert/digits.py FOLDER PATH` makes it of the five original datasets. Of these the
+paper trains on 743 images of each: --config.data.truncate=True --config.data.fraction=0.1
 
 The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accuracy in percent:
 
@@ -13,9 +14,7 @@ The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accurac
     FedProx   63.08  95.58  82.34  76.64    95.75
     FedBN     71.04  96.97  83.19  78.33    96.57
 
-Its other experiments are keys. A tenth of the originals trains, cut to the smallest domain, which
-are the paper's 743 images; of an `.npz` all train, unless data.fraction and data.truncate say
-otherwise, and shares are of the file:
+Its other experiments are keys; shares are of the file:
 
     training loss (Fig. 3)                --config.eval_train_loss=True --config.eval_every=1
                                           (`train_loss` in metrics.jsonl: after aggregation, in
@@ -30,7 +29,7 @@ otherwise, and shares are of the file:
 
 Small, on a CPU: --config.rounds=16 --config.eval_every=4
 It ends after four CPU minutes at 83.3 % on the mean of five domains (one seed, the `.npz` of
-docs/results.md): SVHN 58.2, USPS 92.4, fonts 95.4, MNIST-M 74.8, MNIST 95.8.
+docs/results/): SVHN 58.2, USPS 92.4, fonts 95.4, MNIST-M 74.8, MNIST 95.8.
 """
 
 from ml_collections import ConfigDict

@@ -14,7 +14,7 @@ The paper's Table 1 (300 rounds, 5 runs), accuracy in percent:
     FedProx   48.9     24.9       36.6      54.4       47.8  36.9
     FedBN     51.2     26.8       41.5      71.3       54.8  42.1
 
-    methods        --config.method=fedavg    (fedprox, silobn, singleset)
+    methods        --config.method=fedavg    (fedprox:mu=0.001, silobn, singleset)
     other classes  --config.data.classes=airplane,zigzag    (all: every one of the 345)
 
 Small, on a CPU: the keys of configs/office_caltech10.py, which states what they gave on other
@@ -34,7 +34,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.local_epochs = 1
     config.batch_size = 32
     config.optimizer.learning_rate = 0.01
-    config.fedprox.mu = 0.001  # the authors' code, whose term is the norm and not its square
     config.weigh = "uniform"  # 1/K, as in the authors' code
     config.eval_every = 1  # the round with the best mean validation accuracy is reported
     config.checkpoint_every = 5

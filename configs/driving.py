@@ -2,9 +2,13 @@
 
     python -m fedjax_bn.main --config configs/driving.py --config.data.path=PATH
 
-PATH holds the folders cityscapes, vistas and bdd100k, laid out as driving.py and bdd100k.py in
-fedjax_bn/data/boxes say. The target is one of them; the other two are clients. mAP50 in percent on
-the target:
+PATH holds the domains cityscapes, vistas and bdd100k in COCO's form, which three commands make:
+
+    python launch/convert/cityscapes.py CITYSCAPES PATH/cityscapes
+    python launch/convert/vistas.py VISTAS PATH/vistas
+    python launch/convert/bdd100k.py BDD100K PATH --by all
+
+The target is one of them; the other two are clients. mAP50 in percent on the target:
 
                       C      M      B      Avg
     FedAvg            43.39  35.49  39.69  39.52
@@ -41,7 +45,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 5e-4
     config.optimizer.keep = True
-    config.fedprox.mu = 0.1  # of FedDG-GA's code, as in configs/pacs.py
     config.eval_every = 10
     config.eval_unseen = "once"
     config.eval_batch_size = 16

@@ -2,12 +2,13 @@ r"""Any folder of images with masks, as a federation of its domains.
 
     python -m fedjax_bn.main --config configs/masks.py:data.test=0.2 --config.data.path=PATH
 
-PATH is laid out as in fedjax_bn/data/masks/own.py: DOMAIN/images and DOMAIN/masks. Images are
-stretched to squares of --config.data.image_size pixels, a multiple of 16 for UNet.
+PATH is laid out as in fedjax_bn/data/masks/mask_folders.py: DOMAIN/images and DOMAIN/masks. Images
+are stretched to squares of --config.data.image_size pixels, a multiple of 16 for UNet.
 
     leave a domain out                --config.target=NAME
     names of the classes              --config.data.classes=background,vessel
     images at their own resolution    --config.data.large=tiles
+    values other than 0, 1, 2 or 255  --config.data.classes=background=0,disc=128,cup=255
     other names of masks              --config.data.pairs='images/{}.jpg,truth/{}.png'
     intensities of CT scans           --config.data.window=-160,240
     images of one patient together    --config.data.groups='patient\d+'

@@ -14,7 +14,7 @@ The paper's Table 1 (300 rounds, 5 runs), accuracy in percent:
     FedProx   54.2    44.5     65.0  84.4
     FedBN     63.0    45.3     83.1  90.5
 
-    --config.method=fedavg    (fedprox, silobn, singleset)
+    --config.method=fedavg    (fedprox:mu=0.001, silobn, singleset)
 
 Small, on a CPU, from random weights:
     --config.model=ResNet10:width=16 --config.data.image_size=64 --config.rounds=15
@@ -40,7 +40,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.local_epochs = 1
     config.batch_size = 32
     config.optimizer.learning_rate = 0.01
-    config.fedprox.mu = 0.001  # the authors' code, whose term is the norm and not its square
     config.weigh = "uniform"  # 1/K, as in the authors' code
     config.eval_every = 1  # the round with the best mean validation accuracy is reported
     config.checkpoint_every = 5

@@ -7,8 +7,8 @@ folder config.data.cache. The target, one of Art, Clipart, Product and Real Worl
 client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: the paper's run has
 --config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of these weights. Without this
 key the run starts at random. CAFL is a mean over features. The sum that the paper prints
-(--config.fedig.cafl=sum) diverged or made all features equal in all our runs, from random weights
-and from ImageNet's (docs/results.md). A run states its CAFL at its start and in its report.
+(fediga:cafl=sum) diverged or made all features equal in all our runs, from random weights
+and from ImageNet's (docs/results/). A run states its CAFL at its start and in its report.
 
 A fifth of a domain that trains validates, as DomainBed holds out, whose splits the paper follows. A
 client uploads its best state of a round by its own validation samples; the round is the one whose
@@ -25,7 +25,7 @@ Table 8 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in perce
     FedIG-A   58.62  53.47    72.34    74.39
 
     all four targets in turn     --config.target=each
-    the other methods beside it  --config.baselines=fedavg,fedprox,fedbn
+    the other methods beside it  --config.baselines=fedavg,fedprox:mu=0.1,fedbn
 
 The method is FedIG-A; with the adaptation `running` instead of its adapter it is FedIG. Its other
 experiments are keys, see configs/pacs.py.
@@ -54,8 +54,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.momentum = 0.5
     config.target = "Real World"
     config.adaptations = ("running", "zero_shot_adapter")
-    config.fedprox.mu = 0.1  # of Table 3a; no other is named
-    config.mixstyle.names = "layer1,layer2"  # as its authors on OfficeHome; PACS has layer3 too
     config.validate_with = "global"  # A.2
     config.eval_every = 1  # the round with the best mean validation accuracy is reported
     config.checkpoint_every = 1

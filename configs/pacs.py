@@ -7,8 +7,8 @@ folder config.data.cache. The target, one of photo, art_painting, cartoon and sk
 client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: the paper's run has
 --config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of these weights. Without this
 key the run starts at random. CAFL is a mean over features. The sum that the paper prints
-(--config.fedig.cafl=sum) diverged or made all features equal in all our runs, from random weights
-and from ImageNet's (docs/results.md). A run states its CAFL at its start and in its report.
+(fediga:cafl=sum) diverged or made all features equal in all our runs, from random weights
+and from ImageNet's (docs/results/). A run states its CAFL at its start and in its report.
 
 A fifth of a domain that trains validates, as DomainBed holds out, whose splits the paper follows. A
 client uploads its best state of a round by its own validation samples; the round is the one whose
@@ -25,15 +25,16 @@ FedIG's Table 5 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client 
     FedIG-A   94.24  84.30         79.80    83.79
 
     all four targets in turn          --config.target=each
-    the other methods beside it       --config.baselines=fedavg,fedprox,fedbn
-    MixIG (Table 1)                   --config.fedig.mixing=constant:u=0    (u=1, u=0.5)
-    its range (Table 6)               --config.fedig.mixing=uniform:low=0:high=0.5
-    each loss alone (Table 2)         --config.fedig.lambda_1=0    (fedig.lambda_2=0)
-    FedProx in FedBN (Table 3a)       --config.method=fedprox --config.share=all_but_batch_norm
-    MixStyle in its place (Table 3b)  --config.fedig.mixing=mixstyle
+    the other methods beside it       --config.baselines=fedavg,fedprox:mu=0.1,fedbn
+    MixIG (Table 1)                   --config.method=fediga:mixing=constant:u=0    (u=1, u=0.5)
+    its range (Table 6)               --config.method=fediga:mixing=uniform:low=0:high=0.5
+    each loss alone (Table 2)         --config.method=fediga:lambda_1=0    (lambda_2=0)
+    FedProx in FedBN (Table 3a)       --config.method=fedprox:mu=0.1
+                                      --config.share=all_but_batch_norm
+    MixStyle in its place (Table 3b)  --config.method=fediga:mixing=mixstyle
     other inference (Table 3c)        --config.adaptations=running,zero_shot_adapter,ensemble,iabn,
                                       mixnorm,random_alpha,fixed_alpha
-    BIN (Table 3c)                    --config.method=fedig --config.fedig.gates=True
+    BIN (Table 3c)                    --config.method=fedig:gates=True
                                       --config.adaptations=learned_alpha
     30 clients (A.6)                  configs/pacs_30_clients.py
 
@@ -74,7 +75,7 @@ Small, on a CPU, from random weights:
     --config.baselines=fedavg
 It takes 4.4 CPU minutes and ends at 43.1 % on the clients and 31.3 % on sketches (26.9 without its
 adapter; seed 0), FedAvg at 41.6 and 22.6; one class for everything has 22 and at most 21. Sketches
-with FedAvg go from 9 to 30 % between rounds: docs/results.md has longer runs and all methods.
+with FedAvg go from 9 to 30 % between rounds: docs/results/ has longer runs and all methods.
 FedCD in its own protocol, :protocol=fedcd with the same keys, local_epochs=1 and no
 baselines, takes 1.6 CPU minutes and ends at 41.3 % on the clients and 31.8 % on sketches (seed 0).
 """
@@ -105,7 +106,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.momentum = 0.5
     config.target = "sketch"
     config.adaptations = ("running", "zero_shot_adapter")
-    config.fedprox.mu = 0.1  # of FedIG's Table 3a; FedCD names none, FedDG-GA's code has it too
     config.validate_with = "global"  # A.2
     config.eval_every = 1  # the round with the best mean validation accuracy is reported
     config.checkpoint_every = 1

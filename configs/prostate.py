@@ -33,9 +33,9 @@ patients of the parts are drawn by us, and Dice is of a patient's slices togethe
 FedDG (Liu et al., CVPR 2021; github.com/liuquande/FedDG-ELCFS, train_ELCFS.py): 100 rounds of one
 epoch, batches of 5, Adam with learning rate 1e-3, one site unseen. That code trains on fundus
 images; we take its settings for the prostate too. What differs: a tenth of each other site's
-patients validates; a client sends the amplitudes of five slices (feddg.spectra), there of all; the
-adaptation `batch` has the statistics of its test, which runs in training mode, but its threshold of
-0.75 and its largest component are not applied.
+patients validates; a client sends the amplitudes of five slices (feddg:spectra=5), there of all;
+the adaptation `batch` has the statistics of its test, which runs in training mode, but its
+threshold of 0.75 and its largest component are not applied.
 """
 
 import re
@@ -51,7 +51,7 @@ PROTOCOLS = {
     f"weigh=uniform,data.truncate=True,data.split=official,eval_every=1,checkpoint_every=1,{_TURNS}",
     "fl_medsegbench": "data.protocol=fl_medsegbench,data.image_size=256,rounds=400,"
     f"data.split=official,{_TURNS}",
-    "feddg": "method=feddg,feddg.spectra=5,feddg.order=1,rounds=100,batch_size=5,"
+    "feddg": "method=feddg:spectra=5:order=1,rounds=100,batch_size=5,"
     "optimizer.learning_rate=1e-3,target=UCL,data.test=0.0,data.augment=none,adaptations=batch",
 }
 

@@ -13,7 +13,7 @@ With seed 0 the mean Dice of the clients is 95.5 % with FedBN (eosin 98.8, silve
 fluorescence 89.8), 54.3 % with FedAvg and 97.9 % with SingleSet; that of faded is 0.0 % with
 running statistics for all three, and 82.9, 77.3 and 40.0 % with TsmoBN. FedAvg's averaged
 statistics suit no client. All three together took 224 seconds of CPU time, compilation included.
-More seeds are in docs/results.md (launch/sweeps/segmentation.py).
+More seeds are in docs/results/ (launch/sweeps/segmentation.py).
 """
 
 from ml_collections import ConfigDict

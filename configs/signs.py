@@ -15,7 +15,7 @@ Digits are not mirrored: no one writes them so. With seed 0 the mean mAP50 of th
 with FedBN (clear 77.8, night 73.1, fog 78.6, rain 81.3), 77.2 % with FedAvg and 52.4 % with
 SingleSet; that of dusk is 50.8, 28.1 and 0.0 % with running statistics, 82.2, 82.3 and 10.7 % with
 TsmoBN. All three together took 294 seconds of CPU time, compilation included. More seeds, and
-FedCD, are in docs/results.md (launch/sweeps/signs.py).
+FedCD, are in docs/results/ (launch/sweeps/signs.py).
 """
 
 from ml_collections import ConfigDict

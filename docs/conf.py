@@ -3,9 +3,10 @@
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
@@ -55,7 +56,6 @@ COPIES = {
     "benchmarks/README.md": "benchmarks",
     "launch/README.md": "launching",
 }
-LINKS = {path: f"{name}.md" for path, name in COPIES.items()} | {"docs/results.md": "../results.md"}
 
 
 def make_pages(app: object) -> None:
@@ -65,7 +65,9 @@ def make_pages(app: object) -> None:
     (built / "notebooks").mkdir(parents=True)
     for source, name in COPIES.items():
         text = (ROOT / source).read_text()
-        (built / f"{name}.md").write_text(re.sub(r"\[([^\]]*)\]\(([^)#:]+)\)", link, text))
+        folder = (ROOT / source).parent
+        text = re.sub(r"\[([^\]]*)\]\(([^)#:]+)\)", partial(link, folder), text)
+        (built / f"{name}.md").write_text(text)
     names = [path.stem for path in sorted((ROOT / "colab").glob("*.ipynb"))]
     for name in names:
         shutil.copy(ROOT / "colab" / f"{name}.ipynb", built / "notebooks")
@@ -77,10 +79,14 @@ def make_pages(app: object) -> None:
     api_pages.write(built / "api")
 
 
-def link(found: re.Match) -> str:
-    """A link of a copied page: to the page of the same file, or plain text if it has none."""
-    text, target = found.groups()
-    return f"[{text}]({LINKS[target]})" if target in LINKS else f"{text} (`{target}`)"
+def link(folder: Path, match: re.Match) -> str:
+    """A link of a copied page in `folder`: to the page of the same file, or text without one."""
+    text, target = match.groups()
+    path = (folder / target).resolve()
+    if path.is_relative_to(DOCS):
+        return f"[{text}](../{path.relative_to(DOCS)})"
+    copy = COPIES.get(str(path.relative_to(ROOT)))
+    return f"[{text}]({copy}.md)" if copy else f"{text} (`{target}`)"
 
 
 def skip_member(app: object, kind: str, name: str, thing: object, skip: bool, options: object):

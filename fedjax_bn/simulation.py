@@ -34,10 +34,10 @@ from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
-from fedjax_bn.report import tables
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, confusion, require_classifier
+from fedjax_bn.training import score_tables
 from fedjax_bn.training.availability import Participation
 from fedjax_bn.training.callbacks.evaluation import Scores, Selection
 from fedjax_bn.training.callbacks.patience import Patience
@@ -150,7 +150,7 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         """Returns the table of accuracies, or of Dice, as the command line prints it."""
-        return tables.comparison([{"method": "simulated"} | self.summary])
+        return score_tables.comparison([{"method": "simulated"} | self.summary])
 
 
 @bounded

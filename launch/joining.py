@@ -29,7 +29,7 @@ from fedjax_bn.data.domain import Domain  # noqa: E402
 from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
 from fedjax_bn.run.config.trust import recorded_code  # noqa: E402
 from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
-from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
 from fedjax_bn.run.experiment.read_values import read_values  # noqa: E402
 from fedjax_bn.run.files import finished  # noqa: E402
@@ -92,7 +92,7 @@ def find_client(config: ConfigDict, name: str) -> Domain:
     """
     whole = config.copy_and_resolve_references()
     whole.target = ""  # without a target, all domains are read with their training samples
-    known = configured_clients(DATASETS[whole.data.name](whole), whole)[0].domains
+    known = configured_clients(read_data(whole), whole)[0].domains
     chosen = [domain for domain in known if domain.name == name]
     if not chosen or chosen[0].train is None:
         names = ", ".join(domain.name for domain in known if domain.train is not None)

@@ -8,9 +8,9 @@ domain, DIR/plots/class_counts.png, and DIR/data.json. Prints each domain's samp
     TsmoBN's Fig. E.1    --config configs/digits_dg.py
     TsmoBN's Fig. E.2    --config configs/cifar10_c.py
     TsmoBN's Fig. E.6    --config configs/cifar10_c.py --config.target=
-                         --config.data.corruptions=speckle_noise,gaussian_blur,spatter,saturate
+                         --config.data.domains=speckle_noise,gaussian_blur,spatter,saturate
     UniFed's Fig. 4      --config configs/camelyon17.py
-    FedBN's Table 10     --config configs/abide.py --config.abide.window=0    (subjects)
+    FedBN's Table 10     --config configs/abide.py --config.data.name=abide:window=0    (subjects)
                          --config configs/abide.py    (windows: divided by the subjects this gives
                          the overlapping truncations of a subject, 31 fewer than its frames)
 
@@ -26,9 +26,9 @@ sys.path.append(str(ROOT))
 
 from fedjax_bn.arguments.errors import UserError  # noqa: E402
 from fedjax_bn.arguments.text import shown  # noqa: E402
-from fedjax_bn.report.page import data_facts, write_data_plots  # noqa: E402
-from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
-from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients  # noqa: E402
+from fedjax_bn.run.config.file import read, split_changes  # noqa: E402
+from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
+from fedjax_bn.training.data_plots import data_facts, write_data_plots  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,10 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Draws samples of a data set.", allow_abbrev=False)
     parser.add_argument("--config", required=True, help="a config, as for fedjax_bn.main")
     parser.add_argument("--workdir", type=Path, required=True, help="folder that is written")
-    options, rest = parser.parse_known_args(arguments)
     try:
-        config = read(options.config, changes_of(rest))
-        internal, unseen = configured_clients(DATASETS[config.data.name](config), config)
+        changes, others = split_changes(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse_args(others)
+        config = read(options.config, changes)
+        internal, unseen = configured_clients(read_data(config), config)
         write_data_plots(options.workdir, internal, unseen)
     except (UserError, ValueError, OSError) as error:
         print(f"pictures: {error}", file=sys.stderr)

@@ -28,7 +28,7 @@ def measure(case: Case, seconds: float, wait: Callable[[], None]) -> dict[str, A
     batches, key = jax.tree.map(jnp.asarray, make_batches(task)), jax.random.key(0)
     variables = jax.jit(task.model.init)(key, jnp.zeros((2, task.side, task.side, 3)))
     variables = jax.tree.map(lambda leaf: leaf.astype(case.dtype), variables)
-    # From random weights CAFL's sum diverges (docs/results.md); the mean costs the same.
+    # From random weights CAFL's sum diverges (docs/results/); the mean costs the same.
     options = {"cafl": "mean"} if case.method == "fediga" else {}
     options |= {"weigh": uniform, "clients": case.clients}
     method = getattr(methods, case.method)(task.model, optax.sgd(LEARNING_RATE), **options)

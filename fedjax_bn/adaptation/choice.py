@@ -21,7 +21,7 @@ ADAPTATIONS = {
 # Adaptations that need trained parameters -> how to train them.
 NEEDS = {
     "zero_shot_adapter": "the zero-shot adapter needs method=fediga",
-    "learned_alpha": "learned gates need method=fedig with fedig.gates=True, or method=copa",
+    "learned_alpha": "learned gates need method=fedig:gates=True, or method=copa",
 }
 STREAM = {
     "affine": Argument(bool, True),

@@ -11,7 +11,7 @@ import inspect
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -33,13 +33,15 @@ class Argument(NamedTuple):
       kind: the type of its values, one of `PLAIN`; a tuple of texts for some keys.
       default: `REQUIRED` if it has no default; if the default is None, None is allowed too.
       range: the allowed values of this type.
-      meaning: one line, for keys of the configuration.
+      meaning: what it is for, of keys of the configuration.
+      is_choice: whether its value may be a choice with arguments of its own.
     """
 
     kind: type
     default: Any
     range: Range = BY_KIND[bool]
     meaning: str = ""
+    is_choice: bool = False
 
 
 def read_choice(
@@ -72,15 +74,20 @@ def read_choice(
     known |= extra or {}
     if changes and not known:
         raise ValueError(f"{what}: {name} takes no arguments")
-    chosen = {}
+    chosen: dict[str, Any] = {}
+    choice = ""  # the last key, if its value is a choice that may have arguments too
     for change in changes:
         key, equals, value = change.partition("=")
+        if choice and key not in known:  # `mixing=uniform:low=0`
+            chosen[choice] += f":{change}"
+            continue
         if key not in known or not equals:
             keys = ", ".join(sorted(known))
             raise ValueError(f"{what}: {brief(change)} must be key=value with a key of {keys}")
         chosen[key] = parsed(value, known[key].kind)
         if why := misfit(chosen[key], known[key]):
             raise ValueError(f"{what}: {key}={brief(chosen[key])} {why}")
+        choice = key if known[key].is_choice else ""
     for key, argument in known.items():
         if argument.default is REQUIRED and key not in chosen:
             raise ValueError(f"{what}: {name} needs {key}: write {name}:{key}=VALUE")
@@ -158,8 +165,15 @@ def plain_arguments(
                 default = parameter.default
                 if kind is float and type(default) is int:
                     default = float(default)
-                found[key] = Argument(kind, default, allowed)
+                found[key] = Argument(kind, default, allowed, is_choice=_is_choice(parameter))
     return found
+
+
+def _is_choice(parameter: inspect.Parameter) -> bool:
+    """Returns whether an argument takes a function or the text that chooses it: `Mixing | str`."""
+    options = typing.get_args(parameter.annotation)
+    made = [option for option in options if option not in (*PLAIN, type(None))]
+    return str in options and any(typing.get_origin(option) is not Sequence for option in made)
 
 
 def _kind(parameter: inspect.Parameter) -> type | None:

@@ -6,7 +6,6 @@ Python reads as lone surrogates). Characters that Python can print stay readable
 
 import difflib
 import hashlib
-import html
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -88,11 +87,6 @@ def cell(text: str) -> str:
     A text that begins like a formula gets a single quote before it, as OWASP recommends.
     """
     return f"'{shown(text)}" if _FORMULA.match(text) else shown(text)
-
-
-def on_page(text: str) -> str:
-    """Returns a text as HTML that shows it, in an element or an attribute."""
-    return html.escape(shown(text))
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -6,12 +6,11 @@
     seeds, messages, regular_files    random numbers and digests that are the same on any machine;
                      messages for the user; files from outside, opened with care
     pixels/          image files decoded and kept, changed at random in training, normalized
-    corruptions/     the corruptions of CIFAR-10-C
     division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a
                      federation and the unseen domains of a source
     sets/            readers of images with classes; `image_folders` is a table of those
                      that are only folders, `folders` and `npz` read a user's own data
-    boxes/           readers of images with boxes, such as `own.load(path, ...)`
+    boxes/           images with boxes: `box_folders.load_boxes(path, ...)`
     sampling         the samples of all clients on the device, and the draws of a round
     drawing          the same in one call for a user's own arrays
 

@@ -26,6 +26,8 @@ from fedjax_bn.data.label_trees import (
 )
 from fedjax_bn.engine.inputs import UNLABELLED, check_channels_last, check_image_dtype, check_scaled
 
+_BLOCK = 1024  # rows in memory at a time
+
 
 class Rows:
     """Read-only rows `array[index]`, gathered only when they are read.
@@ -46,10 +48,11 @@ class Rows:
 
     def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
         # Checked here, because rows are read much later, and NumPy accepts negative numbers.
-        wrong = index[(index < 0) | (index >= len(array))]
-        if wrong.size:
-            raise IndexError(f"there is no row {wrong[0]}; rows are 0..{len(array) - 1}")
+        outside = index[(index < 0) | (index >= len(array))]
+        if outside.size:
+            raise IndexError(f"there is no row {outside[0]}; rows are 0..{len(array) - 1}")
         index = np.array(index, np.int64)
+        # Rows of rows point into the array itself, so that chains do not grow.
         if isinstance(array, Rows):
             array, index = array.array, array.index[index]
         self.array, self.index = array, index
@@ -64,8 +67,6 @@ class Rows:
 
     def __getitem__(self, item: Any) -> np.ndarray:
         """Returns `array[index][item]` for a number, slice or array of numbers or bools."""
-        if isinstance(item, tuple) or item is None or item is Ellipsis:
-            raise TypeError(f"rows[{item}]: index rows alone, then the array that this gives")
         chosen = self.index[item]
         if not np.ndim(chosen):
             return np.array(self.array[chosen])
@@ -85,7 +86,7 @@ class Rows:
         return self[:].astype(dtype or self.dtype, copy=False)
 
 
-def blocks(array: np.ndarray | Rows, size: int = 1024) -> Iterator[np.ndarray]:
+def blocks(array: np.ndarray | Rows, size: int = _BLOCK) -> Iterator[np.ndarray]:
     """Yields the rows of an array in order, at most `size` of them in memory at a time."""
     return (array[start : start + size] for start in range(0, len(array), size))
 
@@ -180,14 +181,14 @@ def part_of_all(parts: Iterable[str]) -> str:
 def join_splits(parts: Sequence[Split]) -> Split:
     """Returns splits one after the other; `Rows` of one array are not gathered."""
     images = [part.images for part in parts]
-    first = images[0]
+    array = getattr(images[0], "array", None)
     # All rows are of one array, so joining their indices is enough and reads no image.
-    if all(isinstance(rows, Rows) and rows.array is first.array for rows in images):
-        joined = Rows(first.array, np.concatenate([rows.index for rows in images]))
+    if all(isinstance(rows, Rows) and rows.array is array for rows in images):
+        joined = Rows(array, np.concatenate([rows.index for rows in images]))
     else:
         joined = np.concatenate([np.asarray(array) for array in images])
-    named = all(part.names is not None for part in parts)
-    names = np.concatenate([part.names for part in parts]) if named else None
+    all_named = all(part.names is not None for part in parts)
+    names = np.concatenate([part.names for part in parts]) if all_named else None
     return Split(joined, join([part.labels for part in parts]), names)
 
 
@@ -215,64 +216,62 @@ def check_dataset(dataset: Dataset) -> Dataset:
         number, a dtype or shape is wrong or differs between domains, channels are first, floats
         hold bytes, features are not finite, or a label is outside [0, num_classes).
     """
-    if not dataset.domains:
-        raise ValueError(f"{dataset.name}: no domains; a dataset needs at least one")
     check_names_differ([domain.name for domain in dataset.domains], dataset.name)
-    first, first_labels, _ = next(splits(dataset.domains[0]))[1]
+    reference = next(splits(dataset.domains[0]))[1]
     for domain in dataset.domains:
         for name, split in splits(domain):
             place = f"{dataset.name}: the {name} split of {domain.name!r}"
             if not len(split.images):
                 raise ValueError(f"{place} is empty; give it samples or leave the domain out")
-            _check_form(split.images, first, place)
+            _check_images(split.images, place)
             check_labels(split.labels, split.images, dataset.num_classes, place)
-            form, wanted = (  # equal, so that clients can be stacked
-                {name: leaf.shape[1:] for name, leaf in leaves_of(labels)}
-                for labels in (split.labels, first_labels)
-            )
-            if form != wanted:
+            if _sample_form(split) != _sample_form(reference):  # clients are stacked
                 raise ValueError(
-                    f"{place} has labels of form {form}, the first domain's are {wanted}; bring "
-                    "all domains to one form"
+                    f"{place} has samples of {_sample_form(split)}, the first domain's are "
+                    f"{_sample_form(reference)}; bring all domains to one form"
                 )
     return dataset
 
 
 def check_names_differ(names: Sequence[str], dataset: str) -> None:
-    """Raises ValueError if two domains, or clients that share domains, have one name."""
+    """Raises ValueError if there are no domains or clients, or two have one name."""
+    if not names:
+        raise ValueError(f"{dataset}: no domains; a dataset needs at least one")
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"{dataset}: two domains or clients are called {name!r}; rename one")
 
 
-def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str) -> None:
-    """Raises ValueError unless images have the form of `first` and are finite."""
+def _sample_form(split: Split) -> dict[str, str]:
+    """Returns dtype and shape of one image and its labels, in words."""
+    arrays = {
+        "images": split.images,
+        **{f"labels {k}".strip(): v for k, v in leaves_of(split.labels)},
+    }
+    return {name: f"{leaf.dtype}{list(leaf.shape[1:])}" for name, leaf in arrays.items()}
+
+
+def _check_images(images: np.ndarray | Rows, place: str) -> None:
+    """Raises ValueError unless images are bytes or finite floats."""
     check_image_dtype(images.dtype, f"{place}: the images")
     check_channels_last(images.shape, f"{place}: the images")
     check_scaled(images, f"{place}: the images")
-    bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
-    kept = (np.float32, jnp.result_type(float))  # what `inputs.as_images` makes of floats
-    if not (bytes_of_images or (images.dtype in kept and images.ndim >= 2)):
+    are_bytes = images.dtype == np.uint8 and images.ndim == 4
+    # What `inputs.as_images` makes of floats.
+    are_floats = images.dtype in (np.float32, jnp.result_type(float)) and images.ndim > 1
+    if not (are_bytes or are_floats):
         raise ValueError(
-            f"{place} has images of dtype {images.dtype} and shape {images.shape}; "
-            "allowed are uint8 [N, H, W, C] and float32 [N, ...]"
+            f"{place} has images {images.dtype}{list(images.shape)}; give uint8 [N, H, W, C] or "
+            "float32 [N, ...]"
         )
-    if images.dtype != first.dtype or images.shape[1:] != first.shape[1:]:
-        raise ValueError(
-            f"{place} has samples of {images.dtype} {images.shape[1:]}, the first domain's are "
-            f"{first.dtype} {first.shape[1:]}; bring all domains to one form"
-        )
-    if images.dtype == np.uint8:
+    if are_bytes:
         return
-    start = 0
-    for block in blocks(images):  # features may be memory-mapped and large
-        if not np.isfinite(block).all():
-            row, *feature = np.argwhere(~np.isfinite(block))[0].tolist()
+    for number, block in enumerate(blocks(images)):  # may be memory-mapped and large
+        if len(rows := np.argwhere(~np.isfinite(block))):
             raise ValueError(
-                f"{place} has a feature that is not finite (sample {start + row}, feature "
-                f"{', '.join(map(str, feature))}: {block[row, *feature]}); drop or impute it"
+                f"{place} has a feature that is not finite in sample "
+                f"{_BLOCK * number + rows[0, 0]}; drop or impute it"
             )
-        start += len(block)
 
 
 def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, place: str) -> None:
@@ -280,95 +279,68 @@ def check_labels(labels: PyTree, images: np.ndarray | Rows, num_classes: int, pl
 
     The error message begins with `place`.
     """
-    for name, leaf in leaves_of(labels):
-        if len(leaf) != len(images):
-            what = f"labels[{name!r}]" if name else "labels"
-            raise ValueError(
-                f"{place} has {len(images)} images but {len(leaf)} {what}; every image needs one "
-                "label"
-            )
+    count, *sides = images.shape
     if has_masks(labels):
-        _check_masks(labels, images.shape, num_classes, place)
-        return
-    if has_boxes(labels):
-        _check_boxes(labels, num_classes, place)
-        return
-    if labels.dtype != np.int32 or labels.ndim != 1:
+        forms = {
+            MASK: (np.uint8, (count, *sides[:-1])),
+            VOLUME: (np.int32, (count,)),
+            SPACING: (np.float32, (count, 3)),
+        }
+        allowed = {name: forms[name] for name in forms if name in labels}
+    elif has_boxes(labels):
+        allowed = {
+            BOXES: (np.float32, (count, *labels[CLASS].shape[1:2], 4)),
+            CLASS: (np.int32, (count, *labels[CLASS].shape[1:2])),
+        }
+    else:
+        allowed = {"": (np.int32, (count,))}
+    forms_of_labels = {name: (leaf.dtype, leaf.shape) for name, leaf in leaves_of(labels)}
+    if forms_of_labels != allowed:
         raise ValueError(
-            f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "
-            "they must be int32 [N]"
+            f"{place} has {count} images {sides} with labels {_in_words(forms_of_labels)}; they "
+            f"must be {_in_words(allowed)}"
         )
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if wrong.size:
+    if has_masks(labels):
+        _check_mask_values(labels, num_classes, place)
+    elif has_boxes(labels):
+        _check_box_values(labels, num_classes, place)
+    elif len(rows := np.flatnonzero((labels < 0) | (labels >= num_classes))):
         raise ValueError(
-            f"{place} has label {labels[wrong[0]]} at index {wrong[0]}; "
+            f"{place} has label {labels[rows[0]]} at index {rows[0]}; "
             f"labels must be in 0..{num_classes - 1}"
         )
 
 
-def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
+def _in_words(forms: dict[str, tuple[Any, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{k} {np.dtype(d)}{list(shape)}".strip() for k, (d, shape) in forms.items())
+
+
+def _check_box_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
     """Raises ValueError if a class is unknown, or a box has no area or is not in its image."""
-    if set(labels) != {BOXES, CLASS}:
-        raise ValueError(f"{place} has labels {sorted(labels)}; they must be 'boxes' and 'class'")
     boxes, classes = labels[BOXES], labels[CLASS]
-    if (boxes.dtype, classes.dtype) != (np.float32, np.int32) or (
-        boxes.shape != (*classes.shape, 4) or classes.ndim != 2
-    ):
-        raise ValueError(
-            f"{place} has boxes {boxes.dtype}{boxes.shape} and classes "
-            f"{classes.dtype}{classes.shape}; they must be float32 [N, M, 4] and int32 [N, M]"
-        )
-    wrong = np.argwhere((classes < crowd(num_classes - 1)) | (classes >= num_classes))
-    if len(wrong):
-        image, row = wrong[0]
-        raise ValueError(
-            f"{place} has class {classes[image, row]} at image {image}, box {row}; classes must be "
-            f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 after an image's last box"
-        )
+    is_class = (classes >= crowd(num_classes - 1)) & (classes < num_classes)
     with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
-        sound = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    wrong = np.argwhere(~sound & (classes != PADDING))
-    if len(wrong):
-        image, row = wrong[0]
+        inside = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    rows = np.argwhere(~is_class | (~inside & (classes != PADDING)))
+    if len(rows):
+        image, row = rows[0]
         raise ValueError(
-            f"{place} has the box {boxes[image, row].tolist()} at image {image}, box {row}; boxes "
-            "must be 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
+            f"{place} has class {classes[image, row]} and box {boxes[image, row].tolist()} at "
+            f"image {image}, box {row}; classes must be in 0..{num_classes - 1}, -2 less that of a "
+            "crowd, or -1 after an image's boxes, and boxes 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
         )
 
 
-def _check_masks(
-    labels: dict[str, np.ndarray], shape: Sequence[int], num_classes: int, place: str
-) -> None:
-    """Raises ValueError if masks do not fit images of a shape [N, H, W, C], or a class is unknown.
-
-    Beside the masks there may be volumes and spacings.
-    """
-    if unknown := sorted(set(labels) - {MASK, VOLUME, SPACING}):
-        raise ValueError(
-            f"{place} has labels {unknown[0]!r}; beside {MASK!r} there may be {VOLUME!r} and "
-            f"{SPACING!r}"
-        )
-    if len(shape) != 4:
-        raise ValueError(f"{place} has masks for samples {list(shape)}; give images [N, H, W, C]")
-    count, height, width = shape[:3]
-    wanted = {MASK: (np.uint8, (count, height, width)), VOLUME: (np.int32, (count,))}
-    for name, (dtype, form) in (wanted | {SPACING: (np.float32, (count, 3))}).items():
-        if name in labels and (labels[name].dtype, labels[name].shape) != (dtype, form):
-            given = f"{labels[name].dtype}{list(labels[name].shape)}"
+def _check_mask_values(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
+    """Raises ValueError if a class is unknown, or a spacing is not above 0."""
+    for number, block in enumerate(blocks(labels[MASK])):  # may be memory-mapped and large
+        rows = np.argwhere((block >= num_classes) & (block != UNLABELLED))
+        if len(rows):
+            image, row, column = rows[0].tolist()
             raise ValueError(
-                f"{place} has a {name} {given} for images {list(shape)}; it must be "
-                f"{np.dtype(dtype)}{list(form)}"
-            )
-    start = 0
-    for block in blocks(labels[MASK]):  # masks may be memory-mapped and large
-        wrong = np.argwhere((block >= num_classes) & (block != UNLABELLED))
-        if len(wrong):
-            image, row, column = wrong[0].tolist()
-            raise ValueError(
-                f"{place} has class {block[image, row, column]} in mask {start + image} at row "
-                f"{row}, column {column}; classes must be in 0..{num_classes - 1}, or "
+                f"{place} has class {block[image, row, column]} in mask {_BLOCK * number + image} "
+                f"at row {row}, column {column}; classes must be in 0..{num_classes - 1}, or "
                 f"{UNLABELLED} for a pixel without a label"
             )
-        start += len(block)
     if SPACING in labels and not (np.isfinite(labels[SPACING]) & (labels[SPACING] > 0)).all():
         raise ValueError(f"{place} has a spacing that is not above 0; give millimetres")

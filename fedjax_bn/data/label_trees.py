@@ -96,6 +96,7 @@ def as_labels(labels: Any, place: str) -> PyTree:
             f"{SPACING!r} if known"
         )
     mask, tree = np.asarray(labels[MASK]), dict(labels)
+    # Bytes are taken as they are; of others, 256 would silently become 0 as a byte.
     if mask.dtype in (bool, np.uint8):
         tree[MASK] = mask.astype(np.uint8, copy=False)
     else:
@@ -115,13 +116,14 @@ def take(labels: PyTree, index: np.ndarray) -> PyTree:
 
 def join(parts: Sequence[PyTree]) -> PyTree:
     """Returns labels one after the other, padded to the greatest number of boxes per image."""
+    # Only boxes have a width of their own in each part, the greatest number of boxes of an image.
     if not has_boxes(parts[0]):
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    most, boxes, classes = max(part[CLASS].shape[1] for part in parts), [], []
+    width, boxes, classes = max(part[CLASS].shape[1] for part in parts), [], []
     for part in parts:
-        more = (0, 0), (0, most - part[CLASS].shape[1])
-        boxes.append(np.pad(part[BOXES], (*more, (0, 0))))
-        classes.append(np.pad(part[CLASS], more, constant_values=PADDING))
+        padding = (0, 0), (0, width - part[CLASS].shape[1])
+        boxes.append(np.pad(part[BOXES], (*padding, (0, 0))))
+        classes.append(np.pad(part[CLASS], padding, constant_values=PADDING))
     return {BOXES: np.concatenate(boxes), CLASS: np.concatenate(classes)}
 
 
@@ -132,8 +134,8 @@ def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:
 
 def stored(leaf: np.ndarray) -> np.dtype:
     """Returns the dtype in which an array of labels is stored: i32 for whole numbers but bytes."""
-    whole = np.issubdtype(leaf.dtype, np.integer) and leaf.dtype != np.uint8
-    return np.dtype(np.int32) if whole else leaf.dtype
+    is_integer = np.issubdtype(leaf.dtype, np.integer) and leaf.dtype != np.uint8
+    return np.dtype(np.int32) if is_integer else leaf.dtype
 
 
 def strata(labels: PyTree) -> np.ndarray:
@@ -143,12 +145,14 @@ def strata(labels: PyTree) -> np.ndarray:
     or pixels without the background, the lowest of equals; for one without any, -1.
     """
     if has_masks(labels):
-        own = [mask[(mask > 0) & (mask != UNLABELLED)] for mask in labels[MASK]]
+        classes_of_samples = [mask[(mask > 0) & (mask != UNLABELLED)] for mask in labels[MASK]]
     elif has_boxes(labels):
-        own = [row[row >= 0] for row in labels[CLASS]]  # without padding and crowds
+        classes_of_samples = [row[row >= 0] for row in labels[CLASS]]  # without padding and crowds
     else:
         return labels
-    return np.array([np.bincount(row).argmax() if row.size else PADDING for row in own], np.int32)
+    return np.array(
+        [np.bincount(row).argmax() if row.size else PADDING for row in classes_of_samples], np.int32
+    )
 
 
 def boxes_of(labels: PyTree, sample: int) -> np.ndarray:

@@ -1,21 +1,24 @@
-"""Shows the progress of reading, and lists the files or names at fault."""
+"""Reads in threads with progress, and lists the files or names at fault."""
 
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
-from fedjax_bn.arguments.text import short
+from fedjax_bn.arguments.text import shown
 
+_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 
 
 def first_few(culprits: Sequence[str], most: int = 10) -> str:
-    """Returns the first `most` culprits, long ones shortened, and the number of the others."""
-    more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(map(short, culprits[:most])) + more
+    """Returns the first `most` culprits, whole, and the number of the others."""
+    others_note = f" and {len(culprits) - most} more" if len(culprits) > most else ""
+    return ", ".join(map(shown, culprits[:most])) + others_note
 
 
 def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:
@@ -27,16 +30,42 @@ def progress_bar(total: int, description: str, progress: bool) -> AbstractContex
     return tqdm(total=total, desc=description, unit="image", disable=not progress)
 
 
+def in_threads(
+    function: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    description: str,
+    progress: bool,
+    threads: int | None = None,
+) -> Iterator[_Result]:
+    """Yields `function(item)` of all items in their order, computed in threads, with progress."""
+    # The cores that this process may use, which are not all cores on a shared machine.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    # At most some ten thousand pieces of work, because each takes memory while it waits.
+    step = 1 + len(items) // 10_000
+    starts = range(0, len(items), step)
+    with (
+        progress_bar(len(items), description, progress) as bar,
+        ThreadPoolExecutor(threads or cores) as pool,
+        # Closed on an error, so that no further piece begins.
+        closing(pool.map(lambda k: [*map(function, items[k : k + step])], starts)) as pieces,
+    ):
+        for results in pieces:
+            bar.update(len(results))
+            yield from results
+
+
 @contextmanager
 def _in_lines(total: int, description: str) -> Iterator[SimpleNamespace]:
     """Prints to stderr how many images are done, every ten seconds and at the end."""
-    done, last = 0, time.monotonic()
+    count_so_far, printed_at = 0, time.monotonic()
 
     def update(count: int) -> None:
-        nonlocal done, last
-        done += count
-        if done == total or time.monotonic() - last >= WAIT:
-            last = time.monotonic()
-            print(f"{description}: {done:,} of {total:,} images", file=sys.stderr, flush=True)
+        nonlocal count_so_far, printed_at
+        count_so_far += count
+        if count_so_far == total or time.monotonic() - printed_at >= WAIT:
+            printed_at = time.monotonic()
+            print(
+                f"{description}: {count_so_far:,} of {total:,} images", file=sys.stderr, flush=True
+            )
 
     yield SimpleNamespace(update=update)

@@ -54,11 +54,11 @@ def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) ->
             rows[row, : len(array)] = np.asarray(array)
         return rows
 
-    first = splits[0]
-    images = stacked((split.images for split in chosen), first.images, first.images.dtype)
+    reference = splits[0]
+    images = stacked((split.images for split in chosen), reference.images, reference.images.dtype)
     labels = jax.tree.map(
         lambda form, *leaves: stacked(leaves, form, stored(form)),
-        first.labels,
+        reference.labels,
         *(split.labels for split in chosen),
     )
     sizes = np.zeros(stop - start, np.int32)
@@ -89,18 +89,23 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
     fewer epochs than others end with empty epochs. `epochs` has one number for all clients, or one
     for each.
     """
-    most = max(epochs)
+    most_epochs = max(epochs)
 
     def draw(sizes: jax.Array, client: jax.Array, longest: int, key: jax.Array) -> Draw:
         steps = math.ceil(longest / batch_size)
-        orders = _orders(key, sizes, client, longest, most)
+        orders = _orders(key, sizes, client, longest, most_epochs)
         padding = steps * batch_size - longest
         # Padding points to sample 0, and `valid` is False there.
         orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
-        own = jnp.asarray(epochs, jnp.int32)[client if len(epochs) > 1 else jnp.zeros_like(client)]
+        epochs_of_client = jnp.asarray(epochs, jnp.int32)[
+            client if len(epochs) > 1 else jnp.zeros_like(client)
+        ]
         valid = jnp.arange(steps * batch_size, dtype=sizes.dtype) < sizes[:, None, None]
-        valid &= jnp.arange(most, dtype=own.dtype)[:, None] < own[:, None, None]
-        shape = (sizes.shape[0], most * steps, batch_size)
+        valid &= (
+            jnp.arange(most_epochs, dtype=epochs_of_client.dtype)[:, None]
+            < epochs_of_client[:, None, None]
+        )
+        shape = (sizes.shape[0], most_epochs * steps, batch_size)
         valid = jnp.broadcast_to(valid, orders.shape).reshape(shape)
         return Draw(orders.reshape(shape), valid)
 
@@ -171,6 +176,7 @@ def validation_batches(
       {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} with
       R = stop - start.
     """
+    # Clients of several calls have room for the same number, so that one program serves all.
     longest = longest or max(len(split.images) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)
@@ -198,11 +204,13 @@ def _orders(
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
         # The key depends on the client's number, so a client draws the same in any cohort.
-        first = jax.random.fold_in(key, client)
+        first_epoch_key = jax.random.fold_in(key, client)
         # The first epoch draws with the client's key, as runs of one epoch always did.
-        later = jax.vmap(partial(jax.random.fold_in, first))(jnp.arange(1, epochs))
-        each = jnp.concatenate([first[None], later])
-        draws = jax.vmap(lambda one: jax.random.uniform(one, (longest,)))(each)
+        later_epoch_keys = jax.vmap(partial(jax.random.fold_in, first_epoch_key))(
+            jnp.arange(1, epochs)
+        )
+        epoch_keys = jnp.concatenate([first_epoch_key[None], later_epoch_keys])
+        draws = jax.vmap(lambda epoch_key: jax.random.uniform(epoch_key, (longest,)))(epoch_keys)
         # Draws are below 1, so samples that do not exist come last.
         return jnp.argsort(
             jnp.where(jnp.arange(longest, dtype=size.dtype) < size, draws, 2), axis=-1

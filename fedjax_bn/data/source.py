@@ -75,10 +75,8 @@ def check_source(source: Source) -> Source:
         pool, two have one name, a pool is empty, its arrays differ in length, or a part is not
         TRAIN, VALIDATION or TEST.
     """
-    if not source.pools:
-        raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
     check_names_differ([pool.name for pool in source.pools], source.name)
-    kept = []
+    pools = []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
         labels = {f"labels {name}".strip(): leaf for name, leaf in leaves_of(pool.labels)}
@@ -86,20 +84,24 @@ def check_source(source: Source) -> Source:
         if pool.parts is not None:
             arrays["parts"] = pool.parts
         lengths = {name: len(array) for name, array in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"{place}: the samples differ in number, {lengths}; each needs all")
-        if not len(pool.images):
-            raise ValueError(f"{place} has no samples; give it some or leave the domain out")
+        if len(set(lengths.values())) > 1 or not len(pool.images):
+            raise ValueError(
+                f"{place}: the numbers of samples are {lengths}; they must be equal and above 0"
+            )
         if pool.parts is not None and not np.isin(pool.parts, (TRAIN, VALIDATION, TEST)).all():
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
+        # Bytes and float32 stay as they are, so that memory maps are not read.
         if pool.images.dtype not in (np.uint8, np.float32):
             pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))
         if not isinstance(pool.labels, dict) and pool.labels.dtype != np.int32:
             labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
             pool = pool._replace(labels=labels)
-        kept.append(pool)
-    changed = any(new is not old for new, old in zip(kept, source.pools, strict=True))
-    return source._replace(pools=tuple(kept)) if changed else source
+        pools.append(pool)
+    changed = any(
+        checked_pool is not pool_before
+        for checked_pool, pool_before in zip(pools, source.pools, strict=True)
+    )
+    return source._replace(pools=tuple(pools)) if changed else source
 
 
 def as_source(dataset: Dataset) -> Source:

@@ -59,8 +59,6 @@ __all__ = [
     "selfreg", "sfa", "silobn", "singleset", "snr",
 ]  # fmt: skip
 
-USUAL = "fedbn"  # the method if a configuration does not name one
-
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:

@@ -75,7 +75,7 @@ def fedcd(  # type: ignore[misc] # its own default
 
     The paper does not state which optimizer trains the masks. Here the model's optimizer does. Our
     masks grow, whereas those in its Fig. 3 shrink; a weight decay of 0.01 shrinks ours too
-    (docs/results.md).
+    (docs/results/).
 
     Args:
       model: images -> outputs; `fedjax_bn.models.features` defines its features.

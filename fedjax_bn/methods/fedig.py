@@ -81,7 +81,7 @@ def fedig(  # type: ignore[misc] # its own default
       lambda_2: weight of CAFL, at least 0.
       cafl: how CAFL combines a sample's F features. "sum" is the squared norm as printed, which
         diverged or made all features equal from random weights and from ImageNet's
-        (docs/results.md). "mean" divides it by F and trains from both. In Python also a function
+        (docs/results/). "mean" divides it by F and trains from both. In Python also a function
         `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text; MixIG with u ~ U(0, 1) by
         default. `normalization.mixig.choose_mixing` lists the others (Tables 1, 3b and 6).
@@ -134,12 +134,12 @@ def fedig(  # type: ignore[misc] # its own default
     if isinstance(cafl, str) and lambda_2:
         why = (
             "as the paper prints it; at the paper's rate the sum diverges or makes all features "
-            "equal, and fedig.cafl=mean does not"
+            "equal, and cafl=mean does not"
             if cafl == "sum"
-            else "which trains; the paper prints the sum (fedig.cafl=sum), which diverges at the "
+            else "which trains; the paper prints the sum (cafl=sum), which diverges at the "
             "paper's rate"
         )
-        notes = (f"CAFL is the {cafl} over features (fedig.lambda_2={lambda_2:g} of it), {why}",)
+        notes = (f"CAFL is the {cafl} over features (lambda_2={lambda_2:g} of it), {why}",)
     serves = ("zero_shot_adapter",) * adapter + ("learned_alpha",) * gates
     return method._replace(serves=serves, notes=notes)
 

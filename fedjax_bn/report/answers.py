@@ -1,6 +1,5 @@
-"""The report's HTML on predictions: measures beyond accuracy, confusions, and worst mistakes."""
+"""The report's sections on predictions: measures beyond accuracy, confusions, worst mistakes."""
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -8,8 +7,17 @@ from itertools import chain
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.arguments.text import on_page
-from fedjax_bn.report import html_parts
+from fedjax_bn.report.blocks import (
+    Block,
+    Folded,
+    Group,
+    Heading,
+    HeatMap,
+    Paragraphs,
+    Picture,
+    SortableTable,
+    TableCell,
+)
 from fedjax_bn.report.finished_runs import (
     Run,
     Variant,
@@ -17,7 +25,6 @@ from fedjax_bn.report.finished_runs import (
     sizes_of_masks,
     whose,
 )
-from fedjax_bn.report.html_parts import cell, folded, heat_map, joined, paragraphs, sortable
 from fedjax_bn.report.results import MEAN
 from fedjax_bn.training.evaluation.classes_answered import Mistake
 from fedjax_bn.training.evaluation.per_sample import of_part
@@ -46,14 +53,6 @@ _ABOUT = {
     "volumes and classes are counted in a column of their own, and are not part of the means, so "
     "that distances compare fairly only where these counts agree.",
 }
-_NO_MEASURES = (
-    "These runs wrote no measures beyond accuracy, as versions before 0.2 did not: train again "
-    "with this version to have them."
-)
-_NO_ANSWERS = (
-    "These runs wrote no answers (answers/internal.npz), as versions before 0.2 did not: train "
-    "again with this version to see confusions, accuracies by class and the worst mistakes."
-)
 _WIDE = 20  # classes whose confusions are a matrix; for more, the most frequent pairs are listed
 _PAIRS = 15
 _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
@@ -61,11 +60,38 @@ _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
 _Rows = dict[str, dict[str, dict[str, list[float]]]]
 
 
-def measured(variants: Sequence[Variant]) -> str:
+def measures_section(variants: Sequence[Variant]) -> list[Block]:
     """Returns a table of all measures, and for each measure one by client and by unseen domain."""
-    first = variants[0].runs[0]
-    if first.score not in _ABOUT:
-        return ""
+    run = variants[0].runs[0]
+    inside, outside = _measures_of(variants)
+    if run.score not in _ABOUT or not (inside or outside):
+        return []
+    forms = measures_of_classes(run.data.get("classes", [])) | MEASURES
+    about = _ABOUT[run.score].format(samples_scored(variants))
+    about = " ".join(filter(None, (about, sizes_of_masks(variants))))
+    clients, domains = whose(variants), whose(variants, "unseen")
+    overview: list[Block] = [Paragraphs([about], "soft")]
+    for whom, rows in ((f"{clients}, their mean", inside), (domains, outside)):
+        means = {  # the recorded mean over clients; unseen domains have none: the mean over all
+            label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
+            for label, measures in rows.items()
+        }
+        recorded = {name for measures in rows.values() for name in measures}
+        columns = {name: form for name, form in forms.items() if name in recorded}
+        overview += _table(f"{whom[:1].upper()}{whom[1:]}", means, columns)
+    details: list[Block] = []
+    for name, (head, form, is_gain) in forms.items():
+        for whom, rows in ((clients, inside), (domains, outside)):
+            scores = {label: values[name] for label, values in rows.items() if name in values}
+            columns = {
+                column: (column, form, is_gain) for values in scores.values() for column in values
+            }
+            details += _table(f"{head[:1].upper()}{head[1:]}, {whom}", scores, columns)
+    return [*overview, Folded("By client and domain", details)]
+
+
+def _measures_of(variants: Sequence[Variant]) -> tuple[_Rows, _Rows]:
+    """Returns the measures of the internal clients, the mean first, and of the unseen domains."""
     inside: _Rows = {}
     outside: _Rows = {}
 
@@ -75,35 +101,15 @@ def measured(variants: Sequence[Variant]) -> str:
             columns.setdefault(column, []).append(value)
 
     for label, run in ((variant.label, run) for variant in variants for run in variant.runs):
-        known = run.summary.get("measures", {})
-        for name, values in known.get("internal", {}).items():
+        measures = run.summary.get("measures", {})
+        for name, values in measures.get("internal", {}).items():
             for column in sorted(values, key=lambda column: column != MEAN):
                 add(inside, label, name, column, values[column])
-        for domain, rows in known.get("unseen", {}).items():
-            for text, values in rows.items():
+        for domain, rows in measures.get("unseen", {}).items():
+            for adaptation, values in rows.items():
                 for name, value in values.items():
-                    add(outside, f"{label} [{text}]", name, domain, value)
-    if not inside and not outside:
-        return paragraphs([_NO_MEASURES], "missing")
-    forms = measures_of_classes(first.data.get("classes", [])) | MEASURES
-    about = _ABOUT[first.score].format(samples_scored(variants))
-    about = " ".join(filter(None, (about, sizes_of_masks(variants))))
-    parts, details = [paragraphs([about], "soft")], []
-    clients, domains = whose(variants), whose(variants, "unseen")
-    for whom, rows in ((f"{clients}, their mean", inside), (domains, outside)):
-        means = {  # the recorded mean over clients; unseen domains have none: the mean over all
-            label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
-            for label, measures in rows.items()
-        }
-        shown = {name for measures in rows.values() for name in measures}
-        columns = {k: form for k, form in forms.items() if k in shown}
-        parts.append(_table(f"{whom[:1].upper()}{whom[1:]}", means, columns))
-    for name, (head, form, more) in forms.items():
-        for whom, rows in ((clients, inside), (domains, outside)):
-            own = {label: values[name] for label, values in rows.items() if name in values}
-            heads = {column: (column, form, more) for values in own.values() for column in values}
-            details.append(_table(f"{head[:1].upper()}{head[1:]}, {whom}", own, heads))
-    return joined(*parts, folded("By client and domain", joined(*details)))
+                    add(outside, f"{label} [{adaptation}]", name, domain, value)
+    return inside, outside
 
 
 def measures_of_classes(classes: Sequence[str]) -> dict[str, tuple[str, str, bool]]:
@@ -116,107 +122,114 @@ def _table(
     caption: str,
     rows: Mapping[str, Mapping[str, list[float]]],
     columns: Mapping[str, tuple[str, str, bool]],
-) -> str:
-    """Returns a table of means over seeds, the best of each column bold; "" without rows.
+) -> list[Block]:
+    """Returns a table of means over seeds, the best of each column bold; [] without rows.
 
     Args:
       caption: the text above the table.
       rows: label -> column -> values of the seeds.
       columns: column -> (head, number format, whether more is better).
     """
-    made = [[label] for label in rows]
-    for column, (_, form, more) in columns.items():
+    if not rows:
+        return []
+    cells: list[list[object]] = [[label] for label in rows]
+    for column, (_, form, is_gain) in columns.items():
         means = [float(np.mean(row[column])) if column in row else None for row in rows.values()]
-        known = [mean for mean in means if mean is not None]
-        best = (max if more else min)(known) if len(known) > 1 else None
-        for line, mean in zip(made, means, strict=True):
-            line.append("" if mean is None else cell(f"{mean:{form}}", best=mean == best))
-    heads = ["", *(head for head, _, _ in columns.values())]
-    return sortable(caption, heads, made) if made else ""
+        numbers = [mean for mean in means if mean is not None]
+        best = (max if is_gain else min)(numbers) if len(numbers) > 1 else None
+        for line, mean in zip(cells, means, strict=True):
+            line.append("" if mean is None else TableCell(f"{mean:{form}}", best=mean == best))
+    return [SortableTable(caption, ["", *(head for head, _, _ in columns.values())], cells)]
 
 
-def mistakes(variants: Sequence[Variant]) -> str:
+def mistakes_section(variants: Sequence[Variant]) -> list[Block]:
     """Returns accuracy by class, confusions and mistakes, each from a variant's first seed."""
-    if variants[0].runs[0].score != "accuracy":
-        return ""
     runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].answers]
-    if not runs:
-        return paragraphs([_NO_ANSWERS], "missing")
-    first = runs[0][1]
-    known = first.data.get("classes", [])
-    seen = [one.confusion.shape[0] for one in first.answers.values() if one.confusion is not None]
-    seen += [1 + max(m.label, m.answer) for one in first.answers.values() for m in one.mistakes]
-    # classes without a name are shown by number
-    names = [*known, *map(str, range(len(known), max(seen, default=0)))]
-    recall, parts = {}, []
+    if not runs or runs[0][1].score != "accuracy":
+        return []
+    names = _class_names(runs[0][1])
+    recall = {}
     for label, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
             whom = f"unseen [{adaptation}]" if adaptation else of_part("internal", run.part())
-            if (matrix := _together(run, adaptation)) is not None:
+            if (matrix := _summed_confusions(run, adaptation)) is not None:
                 count = matrix.sum(1)
                 percent = 100 * matrix.diagonal() / np.maximum(count, 1)
                 recall[f"{label}, {whom}"] = np.where(count > 0, percent, np.nan)
+    blocks: list[Block] = []
     if recall:
         title = "Accuracy by class in percent, the samples of all clients or domains together"
-        parts += [heat_map(title, list(recall), names, np.stack([*recall.values()]), ".0f")]
-    for label, run in runs:
+        blocks.append(HeatMap(title, list(recall), names, np.stack([*recall.values()]), ".0f"))
+    for number, (label, run) in enumerate(runs):
         title = f"{label}, seed {run.seed}: classes (rows) by answers (columns), worst mistakes"
         clients = f"{whose([Variant(label, (run,))])} together"
-        matrices = [_matrix(clients, _together(run, ""), names)]
-        unseen = [(key, one) for key, one in run.answers.items() if key[1]][:_ROWS]
-        matrices += [_matrix(f"{name} [{text}]", one.confusion, names)
-                     for (name, text), one in unseen]  # fmt: skip
-        worst = []
-        for (name, adaptation), one in list(run.answers.items())[:_ROWS]:
-            if one.mistakes:
-                whom = f"{name} [{adaptation}]" if adaptation else of_part(name, run.part())
-                head = paragraphs([whom], "soft")
-                pictures = "".join(_picture(mistake, names) for mistake in one.mistakes)
-                worst.append(f'{head}<div class="mistakes">{pictures}</div>')
-        below = "<h3>Most confident mistakes</h3>" + "\n".join(worst) if worst else ""
-        parts.append(
-            folded(title, joined(html_parts.side_by_side(matrices), below), is_open=run is first)
-        )
-    return "\n".join(parts)
+        matrices = _confusions(clients, _summed_confusions(run, ""), names)
+        unseen = [(key, answered) for key, answered in run.answers.items() if key[1]]
+        for (domain, adaptation), answered in unseen[:_ROWS]:
+            matrices += _confusions(f"{domain} [{adaptation}]", answered.confusion, names)
+        inside = [Group(matrices, "side"), *_worst_mistakes(run, names)]
+        blocks.append(Folded(title, inside, is_open=number == 0))
+    return blocks
 
 
-def _together(run: Run, adaptation: str) -> np.ndarray | None:
+def _class_names(run: Run) -> list[str]:
+    """Returns the names of the classes; those without a name are called by their numbers."""
+    names = run.data.get("classes", [])
+    sizes = [0]
+    for answered in run.answers.values():
+        sizes += [] if answered.confusion is None else [len(answered.confusion)]
+        sizes += [1 + max(mistake.label, mistake.answer) for mistake in answered.mistakes]
+    return [*names, *map(str, range(len(names), max(sizes)))]
+
+
+def _summed_confusions(run: Run, adaptation: str) -> np.ndarray | None:
     """Returns the summed confusions i64[C, C] of all clients, or of all unseen domains, or None."""
-    rows = [one for key, one in run.answers.items() if key[1] == adaptation]
-    known = [one.confusion for one in rows if one.confusion is not None]
-    return np.sum(known, axis=0) if known else None
+    rows = [answered.confusion for key, answered in run.answers.items() if key[1] == adaptation]
+    matrices = [matrix for matrix in rows if matrix is not None]
+    return np.sum(matrices, axis=0) if matrices else None
 
 
-def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
+def _confusions(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> list[Block]:
     if matrix is None:
-        return ""
+        return []
     if len(names) <= _WIDE:
         # NaN leaves a cell empty, so that the confusions stand out
-        shown = np.where(matrix > 0, matrix, np.nan).astype(float)
-        np.fill_diagonal(shown, matrix.diagonal())
-        return heat_map(title, names, names, shown, ".0f")
-    wrong = matrix.copy()
-    np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]
-    pairs = (np.unravel_index(place, wrong.shape) for place in order)
-    rows = [(names[own], names[answer], wrong[own, answer])
-            for own, answer in pairs if wrong[own, answer]]  # fmt: skip
-    return sortable(f"{title}: most frequent confusions", ["is", "answer", "n"], rows)
+        values = np.where(matrix > 0, matrix, np.nan).astype(float)
+        np.fill_diagonal(values, matrix.diagonal())
+        return [HeatMap(title, names, names, values, ".0f")]
+    mistaken = matrix.copy()
+    np.fill_diagonal(mistaken, 0)
+    order = np.argsort(-mistaken, axis=None, kind="stable")[:_PAIRS]
+    pairs = [np.unravel_index(place, mistaken.shape) for place in order]
+    rows = [
+        (names[label], names[answer], mistaken[label, answer])
+        for label, answer in pairs
+        if mistaken[label, answer]
+    ]
+    return [SortableTable(f"{title}: most frequent confusions", ["is", "answer", "n"], rows)]
 
 
-def _picture(one: Mistake, names: Sequence[str]) -> str:
-    """Returns a figure of a sample u8[H, W, 1 or 3], or f[F] as a strip, with label and answer."""
-    picture = one.picture
-    if picture.ndim == 1:
-        low, high = float(picture.min()), float(picture.max())
-        picture = ((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)[None, :, None]
+def _worst_mistakes(run: Run, names: Sequence[str]) -> list[Block]:
+    """Returns the pictures of the most confident mistakes of some clients and domains."""
+    blocks: list[Block] = []
+    for (name, adaptation), answered in list(run.answers.items())[:_ROWS]:
+        if answered.mistakes:
+            whom = f"{name} [{adaptation}]" if adaptation else of_part(name, run.part())
+            pictures = [_picture(mistake, names) for mistake in answered.mistakes]
+            blocks += [Paragraphs([whom], "soft"), Group(pictures, "mistakes")]
+    return [Heading("Most confident mistakes"), *blocks] if blocks else []
+
+
+def _picture(mistake: Mistake, names: Sequence[str]) -> Picture:
+    """Returns a sample u8[H, W, 1 or 3], or f[F] as a strip, with its label and the answer."""
+    pixels = mistake.picture
+    if pixels.ndim == 1:
+        low, high = float(pixels.min()), float(pixels.max())
+        pixels = ((pixels - low) / ((high - low) or 1) * 255).astype(np.uint8)[None, :, None]
         # eight times as wide as high
-        picture = np.repeat(picture, max(1, picture.shape[1] // 8), axis=0)
+        pixels = np.repeat(pixels, max(1, pixels.shape[1] // 8), axis=0)
     file = io.BytesIO()
-    Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(file, "PNG")
-    answer = f"{names[one.answer]} ({100 * one.confidence:.0f} %)"
-    text = on_page(f"sample {one.sample} is {names[one.label]}, answered {answer}")
-    data = base64.b64encode(file.getvalue()).decode()
-    image = f'<img alt="{text}" src="data:image/png;base64,{data}">'
-    caption = f"{on_page(answer)}<br>is {on_page(names[one.label])}"
-    return f'<figure title="{text}">{image}<figcaption>{caption}</figcaption></figure>'
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    answer = f"{names[mistake.answer]} ({100 * mistake.confidence:.0f} %)"
+    title = f"sample {mistake.sample} is {names[mistake.label]}, answered {answer}"
+    return Picture(title, file.getvalue(), (answer, f"is {names[mistake.label]}"))

@@ -1,4 +1,4 @@
-"""Draws curves of a report as HTML: over rounds, and over settings of adaptations or runs.
+"""The report's curves: over rounds, and over settings of adaptations or runs.
 
 Curves over rounds show what the records of runs have: scores, measures, losses, weights, norms of
 updates and masks. Each line has a colour; if there are many lines, the best are coloured and the
@@ -11,25 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.arguments.text import on_page
-from fedjax_bn.report import html_parts
 from fedjax_bn.report.answers import MEASURES, measures_of_classes
+from fedjax_bn.report.blocks import Block, Folded, Group, Heading, Paragraphs, SortableTable
+from fedjax_bn.report.charts import COLOURS, Curves, Line, Look, chart
 from fedjax_bn.report.finished_runs import Run, Variant, spell
-from fedjax_bn.report.html_parts import COLOURS, Line, Look, chart, joined, key_of
 from fedjax_bn.report.intervals import Interval, over_seeds
 from fedjax_bn.report.results import MEAN, Table, unseen_scores
 from fedjax_bn.training.evaluation.groups import some_of
 from fedjax_bn.training.records import Record
 
-_MOST = 24  # charts of a section; of more columns an evenly spaced selection is shown
+_MOST_CHARTS = 24  # of a section; of more columns an evenly spaced selection is shown
 _MOST_LINES = 12  # up to so many lines are all coloured
-_LEAST = 3  # a curve needs at least so many values of a setting
+_LEAST_VALUES = 3  # a curve needs at least so many values of a setting
 _WIDE = 16  # the axis is logarithmic if greatest / least value is at least this
 _Columns = dict[str, list[Line]]  # column -> a line for each variant (and adaptation)
 _Settings = dict[tuple[str, str], dict[str, dict[float, Interval]]]  # (title, axis) -> lines
 
 
-def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
+def convergence_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
     """Returns charts of scores, measures, losses, weights, norms and masks over rounds.
 
     Args:
@@ -38,7 +37,7 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
     """
     forms = measures_of_classes(variants[0].runs[0].data.get("classes", [])) | MEASURES
     heads = {name: head for name, (head, _, _) in forms.items()}
-    sections = []
+    blocks: list[Block] = []
     for whom, table, key, measures in (
         ("internal clients", tables[0], "accuracy", "measures"),
         ("unseen domains", tables[-1], "unseen", "unseen_measures"),
@@ -46,7 +45,7 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
         panels = {f"{variants[0].runs[0].score} %": _lines(variants, key)}
         panels |= {head: _lines(variants, measures, name) for name, head in heads.items()}
         part = table.part.capitalize()
-        sections.append(_section(f"{part} scores of {whom}", table, panels, False))
+        blocks += _curves(f"{part} scores of {whom}", table, panels, False)
     for title, key, fold in (
         ("Training loss", "loss", True),
         ("Training loss after aggregation", "train_loss", True),
@@ -54,8 +53,8 @@ def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
         ("Norm of the clients' updates", "norm", True),
         ("L1 norm of the masks", "mask_l1", False),
     ):
-        sections.append(_section(title, tables[0], {"": _lines(variants, key)}, fold))
-    return joined(*sections, html_parts.paragraphs(_far_norms(variants), "missing"))
+        blocks += _curves(title, tables[0], {"": _lines(variants, key)}, fold)
+    return [*blocks, Paragraphs(_far_norms(variants), "missing")]
 
 
 def _far_norms(variants: Sequence[Variant]) -> list[str]:
@@ -72,8 +71,8 @@ def _far_norms(variants: Sequence[Variant]) -> list[str]:
     return notes
 
 
-def _section(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> str:
-    """Returns a section of panels; the page's script shows one panel at a time.
+def _curves(title: str, table: Table, panels: Mapping[str, _Columns], fold: bool) -> list[Block]:
+    """Returns panels of charts with their key; [] without lines.
 
     Args:
       title: the heading.
@@ -82,44 +81,58 @@ def _section(title: str, table: Table, panels: Mapping[str, _Columns], fold: boo
       fold: whether the first panel folds the charts of single clients, as all other panels do.
     """
     panels = {head: columns for head, columns in panels.items() if columns}
-    lines = [line for columns in panels.values() for each in columns.values() for line in each]
+    lines = [line for columns in panels.values() for drawn in columns.values() for line in drawn]
     if not lines:
-        return ""
+        return []
     if all(len(line.x) < 2 for line in lines):
-        note = html_parts.paragraphs(["One round was evaluated: there is no curve."], "soft")
-        return f"<h3>{title}</h3>{note}"
+        note = "One round was evaluated: there is no curve."
+        return [Heading(title), Paragraphs([note], "soft")]
+    looks = _looks_of(lines, table)
+    return [
+        Curves(
+            title,
+            looks,
+            {
+                head: _panel(columns, looks, mean_first=fold or number > 0)
+                for number, (head, columns) in enumerate(panels.items())
+            },
+        )
+    ]
+
+
+def _looks_of(lines: Sequence[Line], table: Table) -> dict[str, Look]:
+    """Returns name -> look; of many lines, the baseline and the table's best rows stand out."""
     looks = {line.name: line.look for line in lines}
-    if len(looks) > _MOST_LINES:  # the baseline and the table's best rows stand out
-        best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
-        chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
-        chosen += [table.baseline] if table.baseline in looks else []
-        order = [*sorted(chosen, key=best.index), *(one for one in looks if one not in chosen)]
-        looks = {label: Look(i, 0, label in chosen) for i, label in enumerate(order)}
-    grids = []
-    for number, (head, columns) in enumerate(panels.items()):
-        drawn = {
-            column: chart(column, [one._replace(look=looks[one.name]) for one in each], "round")
-            for column, each in columns.items()
-        }
-        # the mean's chart comes first; panels after the first always fold the clients' charts
-        first = [MEAN] if (fold or number) and MEAN in drawn else []
-        rest = sorted((c for c in drawn if c not in first), key=lambda column: column != MEAN)
-        shown = [rest[i] for i in some_of(len(rest), _MOST)] if rest else []
-        grid = _charts_of(drawn, shown)
-        if len(shown) < len(rest):
-            grid = html_parts.paragraphs([f"{len(shown)} of {len(rest)} are shown."]) + grid
-        if first and grid:
-            grid = html_parts.folded("By client", grid)
-        grid = _charts_of(drawn, first) + grid
-        name = on_page(head)
-        grids.append(f'<div class="panel" data-title="{name}"><h4>{name}</h4>{grid}</div>')
-    inside = f'<div class="panels">{"".join(grids)}</div>' if len(grids) > 1 else grid
-    return f'<section class="curves"><h3>{title}</h3>{key_of(looks)}{inside}</section>'
+    if len(looks) <= _MOST_LINES:
+        return looks
+    best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
+    chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
+    chosen += [table.baseline] if table.baseline in looks else []
+    grey = [label for label in looks if label not in chosen]
+    order = [*sorted(chosen, key=best.index), *grey]
+    return {label: Look(i, 0, label in chosen) for i, label in enumerate(order)}
 
 
-def _charts_of(drawn: Mapping[str, str], columns: Sequence[str]) -> str:
-    inside = "".join(drawn[column] for column in columns)
-    return f'<div class="charts">{inside}</div>' if inside else ""
+def _panel(columns: _Columns, looks: Mapping[str, Look], mean_first: bool) -> list[Block]:
+    """Returns a chart for each column; with `mean_first` the charts of clients are folded."""
+    charts = {
+        column: chart(column, [line._replace(look=looks[line.name]) for line in lines], "round")
+        for column, lines in columns.items()
+    }
+    above = [MEAN] if mean_first and MEAN in charts else []
+    below = sorted((c for c in charts if c not in above), key=lambda column: column != MEAN)
+    chosen = [below[i] for i in some_of(len(below), _MOST_CHARTS)] if below else []
+    grid = _charts_of(charts, chosen)
+    if len(chosen) < len(below):
+        grid = [Paragraphs([f"{len(chosen)} of {len(below)} are shown."]), *grid]
+    if above and grid:
+        grid = [Folded("By client", grid)]
+    return _charts_of(charts, above) + grid
+
+
+def _charts_of(charts: Mapping[str, list[Block]], columns: Sequence[str]) -> list[Block]:
+    drawn = [block for column in columns for block in charts[column]]
+    return [Group(drawn, "charts")] if drawn else []
 
 
 def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns:
@@ -130,7 +143,7 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
     """
     looks: dict[str, Look] = {}
     dashes: dict[str, int] = {}
-    found: dict[str, dict[str, dict[int, list[float]]]] = {}  # column -> line -> round -> seeds
+    scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # column -> line -> round -> seeds
     for colour, variant in enumerate(variants):
         for run in variant.runs:
             for adaptation, number, values in _recorded(run, key, measure):
@@ -139,17 +152,17 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
                 looks.setdefault(label, Look(colour, dash))
                 for column, value in values.items():
                     if value is not None and np.isfinite(value):
-                        rounds = found.setdefault(column, {}).setdefault(label, {})
+                        rounds = scores.setdefault(column, {}).setdefault(label, {})
                         rounds.setdefault(number, []).append(value)
     columns: _Columns = {}
-    for column, lines in found.items():
+    for column, lines in scores.items():
         columns[column] = []
         for label, by_round in lines.items():
-            most = max(map(len, by_round.values()))
+            seeds = max(map(len, by_round.values()))
             # some seeds stop early; a mean over the remaining ones would jump
-            rounds = sorted(number for number, values in by_round.items() if len(values) == most)
+            rounds = sorted(number for number, values in by_round.items() if len(values) == seeds)
             values = np.array([by_round[number] for number in rounds])
-            ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
+            ends = (values.min(1), values.max(1)) if seeds > 1 else ((), ())
             columns[column].append(Line(label, looks[label], rounds, values.mean(1), *ends))
     return columns
 
@@ -170,19 +183,19 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
         if key.startswith("unseen"):
             by_adaptation: dict[str, Record] = {}
             for domain, row in values.items():
-                for text, value in row.items():
-                    one = value.get(measure) if measure else value
-                    by_adaptation.setdefault(text, {})[domain] = one
-            for text, row in by_adaptation.items():
-                yield text, number, row
+                for adaptation, value in row.items():
+                    score = value.get(measure) if measure else value
+                    by_adaptation.setdefault(adaptation, {})[domain] = score
+            for adaptation, row in by_adaptation.items():
+                yield adaptation, number, row
         elif row := values.get(measure) if measure else values:
-            known = [v for v in row.values() if v is not None and np.isfinite(v)]
-            mean = {MEAN: row.get(MEAN, float(np.mean(known)) if known else None)}
+            finite = [v for v in row.values() if v is not None and np.isfinite(v)]
+            mean = {MEAN: row.get(MEAN, float(np.mean(finite)) if finite else None)}
             # weights sum to 1, so their mean shows nothing
             yield "", number, (mean if key != "weights" else {}) | row
 
 
-def sensitivity(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
+def sensitivity_section(variants: Sequence[Variant], tables: Sequence[Table]) -> list[Block]:
     """Returns charts of scores over each setting that adaptations or a method's variants vary.
 
     Numeric settings of adaptations give a chart of the scores of unseen domains; other settings,
@@ -193,70 +206,76 @@ def sensitivity(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
     for variant in variants:
         scores = unseen_scores(variant.runs)
         for (name, key), choices in varied(scores).items():
-            numbers = {float(v): text for v, text in choices.items() if _is_number(v)}
-            for domain in scores[next(iter(choices.values()))] if len(numbers) >= _LEAST else ():
+            numbers = {float(v): adaptation for v, adaptation in choices.items() if _is_number(v)}
+            domains = scores[next(iter(choices.values()))]
+            for domain in domains if len(numbers) >= _LEAST_VALUES else ():
                 points = {
-                    v: over_seeds([one.value for one in scores[text][domain].values()])
-                    for v, text in sorted(numbers.items())
-                    if domain in scores[text]
+                    number: over_seeds(
+                        [score.value for score in scores[adaptation][domain].values()]
+                    )
+                    for number, adaptation in sorted(numbers.items())
+                    if domain in scores[adaptation]
                 }
                 lines = adapted.setdefault((f"{domain}: {key} of {name}", key), {})
                 lines[variant.label] = points
-            for value, text in choices.items():
-                for domain, seeds in scores[text].items() if not _is_number(value) else ():
+            for value, adaptation in choices.items():
+                for domain, seeds in scores[adaptation].items() if not _is_number(value) else ():
                     mean = np.mean([score.value for score in seeds.values()])
                     rows.append((variant.label, name, key, value, domain, f"{mean:.1f}"))
     heads = ("run", "adaptation", "setting", "value", "domain", "%")
     title = "Settings of adaptations that are not numbers."
-    return joined(
-        _charts("Settings of adaptations", adapted),
-        _charts("Keys that the runs vary", _swept(variants, tables)),
-        html_parts.sortable(title, heads, rows) if rows else "",
-    )
+    return [
+        *_charts_of_settings("Settings of adaptations", adapted),
+        *_charts_of_settings("Keys that the runs vary", _swept(variants, tables)),
+        *([SortableTable(title, heads, rows)] if rows else []),
+    ]
 
 
-def _charts(title: str, curves: _Settings) -> str:
+def _charts_of_settings(title: str, curves: _Settings) -> list[Block]:
     """Returns a chart for each setting, a line for each name; a name keeps its colour."""
     if not curves:
-        return ""
+        return []
     names = dict.fromkeys(name for lines in curves.values() for name in lines)
     looks = {name: Look(number) for number, name in enumerate(names)}
-    drawn = []
-    for (head, setting), lines in curves.items():
-        made = []
-        for name, points in lines.items():
+    charts: list[Block] = []
+    for (head, setting), by_name in curves.items():
+        lines = []
+        for name, points in by_name.items():
             mean, low, high = zip(*points.values(), strict=True)
             ends = (low, high) if all(value.known for value in points.values()) else ((), ())
-            made.append(Line(name, looks[name], list(points), mean, *ends))
-        places = [x for line in made for x in line.x]
+            lines.append(Line(name, looks[name], list(points), mean, *ends))
+        places = [x for line in lines for x in line.x]
         # such as batch sizes and learning rates
-        wide = min(places) > 0 and max(places) >= _WIDE * min(places)
-        drawn.append(chart(head, made, setting, wide))
-    charts = f'<div class="charts">{"".join(drawn)}</div>'
-    return f'<section class="curves"><h3>{title}</h3>{key_of(looks)}{charts}</section>'
+        is_wide = min(places) > 0 and max(places) >= _WIDE * min(places)
+        charts += chart(head, lines, setting, is_wide)
+    return [Curves(title, looks, {"": [Group(charts, "charts")]})]
 
 
 def _swept(variants: Sequence[Variant], tables: Sequence[Table]) -> _Settings:
     """Returns scores over the numeric keys that a method's variants vary."""
-    found: _Settings = {}
+    curves: _Settings = {}
     for table in tables:
         column = table.columns[0]
         for key in dict.fromkeys(key for variant in variants for key in variant.keys):
             lines: dict[str, dict[float, Interval]] = {}
             for variant in variants:
-                config = variant.runs[0].config
+                config = variant.runs[0].values
                 if key not in variant.keys or not _is_number(config[key]):
                     continue
-                others = [f"{k}={spell(config[k])}" for k in variant.keys if k != key]
+                fixed = [f"{k}={spell(config[k])}" for k in variant.keys if k != key]
                 for row in table.rows:
                     if row.variant == variant.label and column in row.cells:
-                        name = " ".join(filter(None, (variant.method, *others, row.adaptation)))
+                        name = " ".join(filter(None, (variant.method, *fixed, row.adaptation)))
                         points = lines.setdefault(name, {})
                         points[float(config[key])] = row.cells[column].value
-            lines = {n: dict(sorted(p.items())) for n, p in lines.items() if len(p) >= _LEAST}
+            lines = {
+                name: dict(sorted(points.items()))
+                for name, points in lines.items()
+                if len(points) >= _LEAST_VALUES
+            }
             if lines:
-                found[f"{table.name} {column} over {key}", key] = lines
-    return found
+                curves[f"{table.name} {column} over {key}", key] = lines
+    return curves
 
 
 def _is_number(value: object) -> bool:

@@ -10,14 +10,14 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.data.domain import part_of_all
-from fedjax_bn.report.tables import part_tested
 from fedjax_bn.run.config.defaults import base
-from fedjax_bn.run.config.keys import flatten, up_to_date
-from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
+from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.classes_answered import Answered
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.training.records import Record
+from fedjax_bn.training.score_tables import part_tested
 from fedjax_bn.training.workdir import CLAIM, DATA, SUMMARY, read_json, read_lines
 
 # Keys on which no number depends, and keys that a report puts side by side: seeds, targets, tests.
@@ -62,9 +62,15 @@ class Run(NamedTuple):
         return defaults() | self.about["config"]
 
     @property
+    def values(self) -> Record:
+        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
+        options = option_values(self.config["method"]).items()
+        return self.config | {f"{self.method}:{key}": value for key, value in options}
+
+    @property
     def method(self) -> str:
         """The name of the run's method."""
-        return self.summary["method"]
+        return name_of(self.summary["method"])
 
     @property
     def seed(self) -> int:
@@ -101,9 +107,9 @@ class Run(NamedTuple):
         """
         if (name, adaptation) in self.answers:
             return len(self.answers[name, adaptation].right)
-        known = self.data.get("unseen" if adaptation else "clients", {}).get(name)
+        parts = self.data.get("unseen" if adaptation else "clients", {}).get(name)
         # Without test samples the validation samples are tested.
-        return known.get("test", known.get("validation"))["samples"] if known else 0
+        return parts.get("test", parts.get("validation"))["samples"] if parts else 0
 
 
 class Variant(NamedTuple):
@@ -119,6 +125,12 @@ class Variant(NamedTuple):
     label: str
     runs: tuple[Run, ...]
     keys: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> Record:
+        """The configuration with the options of the method, such as "fedprox:mu" -> 0.1."""
+        options = option_values(self.config["method"]).items()
+        return self.config | {f"{self.method}:{key}": value for key, value in options}
 
     @property
     def method(self) -> str:
@@ -180,7 +192,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
         damaged.
     """
     folders = [Path(folder) for folder in folders]
-    found, notes = [], []
+    runs, notes = [], []
     for folder in folders:
         if not folder.is_dir():
             raise WorkdirError(f"{folder} is not a folder: give workdirs of finished runs")
@@ -191,16 +203,16 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             summary = read_json(place / "summary.json", SUMMARY)
             records = read_lines(place / "metrics.jsonl", summary["rounds"])
             about = read_json(place / "config.json", CLAIM)
-            about |= {"config": _lists(up_to_date(about["config"]))}
+            about |= {"config": _lists(about["config"])}
             data = read_json(place / "data.json", DATA) if (place / "data.json").exists() else {}
-            kept = read_answers(place).items()
-            answers = {key: one for key, one in kept if isinstance(one, Answered)}
-            masks = {key: one for key, one in kept if isinstance(one, AnsweredMasks)}
-            found.append(Run(place, about, summary, records, data, answers, masks))
-    if not found:
+            answered = read_answers(place).items()
+            answers = {key: entry for key, entry in answered if isinstance(entry, Answered)}
+            masks = {key: entry for key, entry in answered if isinstance(entry, AnsweredMasks)}
+            runs.append(Run(place, about, summary, records, data, answers, masks))
+    if not runs:
         named = ", ".join(map(str, folders))
         raise WorkdirError(f"no finished run (a summary.json) in {named}: give other folders")
-    return found, notes
+    return runs, notes
 
 
 def _workdirs(folder: Path) -> Iterator[Path]:
@@ -221,19 +233,13 @@ def _workdirs(folder: Path) -> Iterator[Path]:
 
 
 def relevant(run: Run) -> Record:
-    """Returns the keys of a run on which its numbers depend, without keys of other methods.
+    """Returns the keys of a run on which its numbers depend.
 
     If `share` or `weigh` is empty, it is replaced with the name of the method's own rule.
     """
-    name = str(run.config["method"]).partition(":")[0]
-    others = set(METHODS) - {group_of(name)}
-    rules = own_rules(name, private=run.config["privacy.clip"] > 0)
-    own = {key: rule for key, rule in rules.items() if not run.config[key]}
-    return {
-        key: value
-        for key, value in (run.config | own).items()
-        if key not in APART and key.partition(".")[0] not in others
-    }
+    rules = own_rules(run.config["method"], private=run.config["privacy.clip"] > 0)
+    method_rules = {key: rule for key, rule in rules.items() if not run.config[key]}
+    return {k: value for k, value in (run.values | method_rules).items() if k not in APART}
 
 
 def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
@@ -245,13 +251,13 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
       data: the content of data.json; empty if the run wrote none, so that its samples are unknown.
       planned: domain -> training samples of each of its clients; other domains are not compared.
     """
-    found: dict[str, int] = {}
+    differing: dict[str, int] = {}
     for client, parts in data.get("clients", {}).items():
         domain, count = client.partition("/")[0], parts["train"]["samples"]
-        wanted = planned.get(domain, count)
-        if abs(count - wanted) > max(1, wanted // 500):
-            found[domain] = count
-    return found
+        expected = planned.get(domain, count)
+        if abs(count - expected) > max(1, expected // 500):
+            differing[domain] = count
+    return differing
 
 
 def has_equal_steps(config: Record, data: Record) -> bool:
@@ -290,7 +296,9 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
         # as text, because lists cannot be hashed
         keys = tuple(sorted((key, str(value)) for key, value in relevant(run).items()))
         group = groups.setdefault((run.method, keys), [])
-        twin = [one for one in group if (one.seed, one.target) == (run.seed, run.target)]
+        twin = [
+            sibling for sibling in group if (sibling.seed, sibling.target) == (run.seed, run.target)
+        ]
         if twin:
             notes.append(
                 f"{run.folder} repeats {twin[0].folder} (method, keys, seed and target): it is "
@@ -299,19 +307,23 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
         else:
             group.append(run)
     configs = [(group[0].method, relevant(group[0])) for group in groups.values()]
-    made = []
-    for (method, own), group in zip(configs, groups.values(), strict=True):
-        others = [config for name, config in configs if name == method]
-        differ = tuple(key for key in own if any(one.get(key) != own[key] for one in others))
+    variants = []
+    for (method, config_keys), group in zip(configs, groups.values(), strict=True):
+        siblings = [config for name, config in configs if name == method]
+        differ = tuple(
+            key
+            for key in config_keys
+            if any(sibling.get(key) != config_keys[key] for sibling in siblings)
+        )
         shown = []
         for key in differ:
-            values = [spell(one.get(key)) for one in others]
+            values = [spell(sibling.get(key)) for sibling in siblings]
             # a label leaves out the method's own rule, or else the value of more than half
             rule = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
             value, count = Counter(values).most_common(1)[0]
             usual = rule if rule in values else value if 2 * count > len(values) else None
-            if (text := spell(own[key])) != usual:
-                shown.append(f"{key}={text}")
+            if (value_text := spell(config_keys[key])) != usual:
+                shown.append(f"{key}={value_text}")
         label = f"{method} ({', '.join(shown)})" if shown else method
-        made.append(Variant(label, tuple(group), differ))
-    return made, notes
+        variants.append(Variant(label, tuple(group), differ))
+    return variants, notes

@@ -50,12 +50,14 @@ def over_seeds(values: Sequence[float]) -> Interval:
     return _around(mean, reach, reach)
 
 
-def welch(one: Sequence[float], other: Sequence[float]) -> Interval:
+def welch(scores: Sequence[float], baseline: Sequence[float]) -> Interval:
     """Returns mean(one) - mean(other) with Welch's interval; each has at least two values."""
-    gap = float(np.mean(one) - np.mean(other))
-    if np.ptp(one) == np.ptp(other) == 0:  # `ttest_ind` would divide by 0
+    gap = float(np.mean(scores) - np.mean(baseline))
+    if np.ptp(scores) == np.ptp(baseline) == 0:  # `ttest_ind` would divide by 0
         return Interval(gap, gap, gap)
-    return Interval(gap, *scipy.stats.ttest_ind(one, other, equal_var=False).confidence_interval())
+    return Interval(
+        gap, *scipy.stats.ttest_ind(scores, baseline, equal_var=False).confidence_interval()
+    )
 
 
 def mean_of_parts(parts: Sequence[Part]) -> Interval:
@@ -67,28 +69,28 @@ def mean_of_parts(parts: Sequence[Part]) -> Interval:
     reach = np.sqrt(share * (1 - share) * of_z + of_z**2 / 4) / (1 + of_z)
     down = percent - 100 * np.maximum(middle - reach, 0)
     up = 100 * np.minimum(middle + reach, 1) - percent
-    return _around(percent.mean(), *(math.hypot(*each) / len(parts) for each in (down, up)))
+    return _around(percent.mean(), math.hypot(*down) / len(parts), math.hypot(*up) / len(parts))
 
 
-def difference_of_parts(one: Sequence[Part], other: Sequence[Part]) -> Interval:
+def difference_of_parts(parts: Sequence[Part], baseline: Sequence[Part]) -> Interval:
     """Returns mean(one) - mean(other) with its interval, as if the samples were independent.
 
     Chance separates two models less on the same samples, so this interval is rather too wide than
     too narrow. `paired_difference` is narrower, but needs the right answers by sample.
     """
-    first, second = mean_of_parts(one), mean_of_parts(other)
-    down = math.hypot(first.mean - first.low, second.high - second.mean)
-    up = math.hypot(first.high - first.mean, second.mean - second.low)
-    return _around(first.mean - second.mean, down, up)
+    mean, mean_of_baseline = mean_of_parts(parts), mean_of_parts(baseline)
+    down = math.hypot(mean.mean - mean.low, mean_of_baseline.high - mean_of_baseline.mean)
+    up = math.hypot(mean.high - mean.mean, mean_of_baseline.mean - mean_of_baseline.low)
+    return _around(mean.mean - mean_of_baseline.mean, down, up)
 
 
-def paired_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Interval:
+def paired_difference(right: Sequence[np.ndarray], baseline: Sequence[np.ndarray]) -> Interval:
     """Returns the difference of two models' mean accuracies on the same samples, in percent.
 
     Args:
       one: bool[n] for each client, whether the first model is right on each of its samples.
       other: the same for the second model.
     """
-    gaps = [100 * (a.astype(float) - b) for a, b in zip(one, other, strict=True)]
+    gaps = [100 * (a.astype(float) - b) for a, b in zip(right, baseline, strict=True)]
     reach = _Z * math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / len(gaps)
     return _around(np.mean([gap.mean() for gap in gaps]), reach, reach)

@@ -1,19 +1,17 @@
-"""The report's HTML on masks: pictures with truth and prediction, and Dice by volume."""
+"""The report's section on masks: pictures with truth and prediction, and Dice by volume."""
 
-import base64
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_bn.arguments.text import on_page
+from fedjax_bn.report.blocks import Block, Folded, Heading, Paragraphs, Picture, picture_of_run
 from fedjax_bn.report.finished_runs import Run, Variant, samples_scored, sizes_of_masks
-from fedjax_bn.report.html_parts import folded, joined, paragraphs, picture
-from fedjax_bn.report.tables import heading
 from fedjax_bn.tasks.figures import on_plot, png
 from fedjax_bn.training.evaluation.per_sample import of_part
+from fedjax_bn.training.score_tables import heading
 
-_MOST = 6  # runs whose pictures are shown
+_MOST_RUNS = 6  # whose pictures are shown
 _COLUMNS = 16  # clients of a plot, and as many domains with adaptations
 _PICTURES = (
     "The best, the median and the worst volume or image by Dice, of the selected round and the "
@@ -26,46 +24,41 @@ _SPREAD = (
 )
 
 
-def masks_section(variants: Sequence[Variant]) -> str:
-    """Returns pictures of masks and the distributions of Dice; "" for runs without masks."""
+def masks_section(variants: Sequence[Variant]) -> list[Block]:
+    """Returns pictures of masks and the distributions of Dice; [] for runs without masks."""
     runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].masks]
     if not runs:
-        return ""
+        return []
     scored = f"Dice is of {samples_scored(variants)}."
     about = " ".join(filter(None, (_SPREAD, scored, sizes_of_masks(variants))))
-    parts = ["<h3>Dice by volume</h3>", paragraphs([about], "soft")]
+    blocks: list[Block] = [Heading("Dice by volume"), Paragraphs([about], "soft")]
     for label, run in runs:
-        data = base64.b64encode(_spread(run)).decode()
-        name = on_page(f"Dice by volume, {label}, seed {run.seed}")
-        parts.append(f'<img alt="{name}" title="{name}" src="data:image/png;base64,{data}">')
-    parts += ["<h3>Truth and prediction</h3>", paragraphs([_PICTURES], "soft")]
-    if len(runs) > _MOST:
-        parts.append(paragraphs([f"{_MOST} of {len(runs)} runs are shown."], "soft"))
-    for number, (label, run) in enumerate(runs[:_MOST]):
+        blocks.append(Picture(f"Dice by volume, {label}, seed {run.seed}", _draw_spread(run)))
+    blocks += [Heading("Truth and prediction"), Paragraphs([_PICTURES], "soft")]
+    if len(runs) > _MOST_RUNS:
+        blocks.append(Paragraphs([f"{_MOST_RUNS} of {len(runs)} runs are shown."], "soft"))
+    for number, (label, run) in enumerate(runs[:_MOST_RUNS]):
         title = f"{label}, seed {run.seed}"
-        inside = picture(run.folder / "plots" / "masks.png", f"Masks of {title}")
-        parts.append(folded(title, inside, is_open=not number))
-    return joined(*parts)
+        inside = picture_of_run(run.folder / "plots" / "masks.png", f"Masks of {title}")
+        blocks.append(Folded(title, inside, is_open=number == 0))
+    return blocks
 
 
-def _spread(run: Run) -> bytes:
+def _draw_spread(run: Run) -> bytes:
     """Draws Dice by volume as PNG: a box and a point per volume, for each client."""
-    kept = [[k for k in run.masks if bool(k[1]) == unseen][:_COLUMNS] for unseen in (False, True)]
-    rows = {
-        heading(key) if key[1] else of_part(key[0], run.part()): run.masks[key].dice.mean(-1) * 100
-        for keys in kept
-        for key in keys
-    }
-    figure = Figure(figsize=(max(5, 0.7 * len(rows) + 1.5), 3.6), layout="constrained")
+    inside = [key for key in run.masks if not key[1]][:_COLUMNS]
+    outside = [key for key in run.masks if key[1]][:_COLUMNS]
+    names = [of_part(name, run.part()) for name, _ in inside] + [heading(key) for key in outside]
+    values = [run.masks[key].dice.mean(-1) * 100 for key in (*inside, *outside)]
+    figure = Figure(figsize=(max(5, 0.7 * len(names) + 1.5), 3.6), layout="constrained")
     axes = figure.subplots()
-    values = [*rows.values()]
     axes.boxplot(values, widths=0.6, showfliers=False, medianprops={"color": "black"})
     random = np.random.default_rng(0)  # so that equal runs draw equal plots
-    for place, one in enumerate(values, start=1):
-        across = place + random.uniform(-0.2, 0.2, len(one))
-        axes.plot(across, one, ".", markersize=4, alpha=0.5)
-    names = [on_plot(name) for name in rows]
-    axes.set_xticks(range(1, len(rows) + 1), names, rotation=30, ha="right", fontsize=8)
+    for place, percent in enumerate(values, start=1):
+        across = place + random.uniform(-0.2, 0.2, len(percent))
+        axes.plot(across, percent, ".", markersize=4, alpha=0.5)
+    places = range(1, len(names) + 1)
+    axes.set_xticks(places, map(on_plot, names), rotation=30, ha="right", fontsize=8)
     axes.set(ylabel="Dice, %", ylim=(-3, 103))
     axes.grid(axis="y", alpha=0.3)
     return png(figure)

@@ -5,23 +5,23 @@ from functools import partial
 from pathlib import Path
 
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.arguments.text import on_page
-from fedjax_bn.data import label_trees
-from fedjax_bn.data.domain import Dataset, Domain, Split, splits
-from fedjax_bn.report import comparison, data_plots, html_parts, plots
-from fedjax_bn.report.answers import measured, mistakes
-from fedjax_bn.report.curves import convergence, sensitivity
+from fedjax_bn.report import plots
+from fedjax_bn.report.answers import measures_section, mistakes_section
+from fedjax_bn.report.blocks import Block, Folded, Heading, Paragraphs, write_page
+from fedjax_bn.report.comparison import first_screen, text_files
+from fedjax_bn.report.curves import convergence_section, sensitivity_section
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.masks import masks_section
 from fedjax_bn.report.results import Table, tables_of
-from fedjax_bn.report.sections import about_runs, absences, batch_norms, data_section
-from fedjax_bn.training.evaluation.groups import some_of
-from fedjax_bn.training.evaluation.per_sample import class_names
-from fedjax_bn.training.records import Record
-from fedjax_bn.training.workdir import write_atomically, write_json, write_picture
+from fedjax_bn.report.sections import (
+    absences_section,
+    batch_norm_section,
+    data_section,
+    runs_section,
+)
+from fedjax_bn.training.evaluation.plots import ablations
+from fedjax_bn.training.workdir import write_atomically, write_picture
 
-_CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
-_MOST_SAMPLED = 40  # clients whose images are shown
 _Group = tuple[list[Variant], list[str], list[Table]]  # the strings note which runs are left out
 
 
@@ -32,17 +32,19 @@ def write_report(folder: Path) -> None:
       WorkdirError: the folder holds no finished run, or a damaged one.
     """
     runs, notes = find_runs([folder])
-    first = runs[0]
-    place, labels = folder / "plots", {"accuracy": f"{first.part()} {first.score}, %"}
+    run, *_ = runs
+    place, labels = folder / "plots", {"accuracy": f"{run.part()} {run.score}, %"}
     labels |= {"loss": "training loss", "weights": "aggregation weight"}
-    if "mask_l1" in first.records[-1]:
+    if "mask_l1" in run.records[-1]:
         labels["mask_l1"] = "L1 norm of the mask"
-    write_picture(place / "methods.png", lambda: plots.methods([run.summary for run in runs]))
+    write_picture(
+        place / "methods.png", lambda: plots.methods([finished.summary for finished in runs])
+    )
     for key, label in labels.items():
-        write_picture(place / f"{key}.png", partial(plots.curves, first.records, key, label))
-    for name, draw in plots.ablations(first.summary["accuracy"]["unseen"], first.score):
+        write_picture(place / f"{key}.png", partial(plots.curves, run.records, key, label))
+    for name, draw in ablations(run.summary["accuracy"]["unseen"], run.score):
         write_picture(place / f"unseen{name}", draw)
-    title = f"{first.method} on {first.summary['dataset']}, seed {first.seed}"
+    title = f"{run.method} on {run.summary['dataset']}, seed {run.seed}"
     write_atomically(folder / "report.html", _page(title, _groups(runs), notes))
 
 
@@ -68,72 +70,10 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
     title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(groups)}"
     tables = {name: tables for name, (_, _, tables) in groups.items()}
     files = {out: _page(title, groups, notes)}
-    files |= {out.with_suffix(end): text for end, text in comparison.text_files(tables).items()}
-    for path, text in files.items():
-        write_atomically(path, text)
+    files |= {out.with_suffix(end): content for end, content in text_files(tables).items()}
+    for path, content in files.items():
+        write_atomically(path, content)
     return list(files)
-
-
-def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> Record:
-    """Returns the content of data.json.
-
-    Args:
-      internal: the clients.
-      unseen: the domains without a client; all their samples count as test samples.
-      most: the most clients that are listed; of more, an evenly spaced selection is.
-
-    Returns:
-      {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
-      without "test" for clients that are tested on their validation samples,
-      "boxes" and "masks": whether boxes or pixels are counted by class, "number": of all clients},
-      where counts are
-      {"samples": n, "classes": [n of each class]}.
-    """
-
-    def counts(parts: Sequence[Split]) -> Record:
-        # an unseen domain may use one split under several names: it is counted once
-        parts = {id(part): part for part in parts}.values()
-        each = sum(label_trees.class_counts(part.labels, number) for part in parts)
-        samples = sum(len(part.images) for part in parts)
-        return {"samples": samples, "classes": [int(count) for count in each]}
-
-    number = internal.num_classes
-    shown = [internal.domains[k] for k in some_of(len(internal.domains), most)]
-    return {
-        "classes": list(internal.classes or map(str, range(number))),
-        "clients": {
-            domain.name: {
-                name: counts([split])
-                for name, split in splits(domain)
-                if name != "test" or domain.test is not domain.validation
-            }
-            for domain in shown
-        },
-        "unseen": {
-            domain.name: {"test": counts([split for _, split in splits(domain)])}
-            for domain in unseen
-        },
-        "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
-        "masks": label_trees.has_masks(internal.domains[0].train.labels),
-        "number": len(internal.domains),
-    }
-
-
-def write_data_plots(
-    folder: Path, internal: Dataset, unseen: Sequence[Domain], most: int = 100
-) -> None:
-    """Writes data.json, and plots of the clients' samples and of their class counts.
-
-    An evenly spaced selection of many clients is shown; data.json lists at most `most` clients.
-    """
-    write_json(folder / "data.json", data_facts(internal, unseen, most))
-    shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
-    options = {"connectomes": True} if internal.name == _CONNECTOMES else {}
-    if label_trees.has_masks(internal.domains[0].train.labels):
-        options = {"classes": class_names(internal)}
-    place = folder / "plots"
-    write_picture(place / "samples.png", lambda: data_plots.samples([*shown, *unseen], **options))
-    write_picture(place / "class_counts.png", lambda: data_plots.class_counts(internal))
 
 
 def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
@@ -152,25 +92,27 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
 
 def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """Returns the page: first the tables of all data sets, then the other sections of each."""
-    several, first, details = len(groups) > 1, [], []
+    several = len(groups) > 1
+    tables_of_all: list[Block] = []
+    details: list[Block] = []
     for name, (variants, left_out, tables) in groups.items():
-        first += [f"<h2>{on_page(name)}</h2>"] * several
-        first.append(comparison.first_screen(variants, tables))
-        first.append(html_parts.paragraphs(left_out, "missing"))
+        if several:
+            tables_of_all.append(Heading(name, 2))
+        tables_of_all += first_screen(variants, tables)
+        tables_of_all.append(Paragraphs(left_out, "missing"))
         sections = {
-            "Convergence": convergence(variants, tables),
-            "Batch norm": batch_norms(variants),
-            "Sensitivity": sensitivity(variants, tables),
-            f"Beyond {variants[0].runs[0].score}": measured(variants),
-            "What is confused": mistakes(variants),
+            "Convergence": convergence_section(variants, tables),
+            "Batch norm": batch_norm_section(variants),
+            "Sensitivity": sensitivity_section(variants, tables),
+            f"Beyond {variants[0].runs[0].score}": measures_section(variants),
+            "What is confused": mistakes_section(variants),
             "Masks": masks_section(variants),
-            "Who was left out": absences(variants),
+            "Who was left out": absences_section(variants),
             "Data": data_section(variants),
-            "How it was made": about_runs(variants),
+            "How it was made": runs_section(variants),
         }
-        inside = html_parts.joined(
-            *(f"<h2>{head}</h2>\n{part}" for head, part in sections.items() if part)
-        )
-        details.append(html_parts.folded(f"{name} in detail", inside) if several else inside)
-    first.append(html_parts.paragraphs(notes, "missing"))
-    return html_parts.page(title, html_parts.joined(*first, *details))
+        blocks: list[Block] = []
+        for head, inside in sections.items():
+            blocks += [Heading(head, 2), *inside] if inside else []
+        details += [Folded(f"{name} in detail", blocks)] if several else blocks
+    return write_page(title, [*tables_of_all, Paragraphs(notes, "missing"), *details])

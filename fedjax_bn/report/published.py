@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_bn.report.finished_runs import APART, as_json, other_samples, spell
 from fedjax_bn.report.results import MEAN, Row, Table
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.method import own_rules
+from fedjax_bn.run.experiment.method import name_of, option_values, own_rules
 
 PROTOCOLS = "paper_protocols.json"
 UNSTATED = "unstated"  # a protocol's `start` if the paper does not state the initial weights
@@ -68,31 +68,31 @@ def cells() -> tuple[Cell, ...]:
     FedBN+TsmoBN on MNIST is likely a misprint, and FedIG-A's Table 5 repeats averages of Tables 7
     and 8.
     """
-    text = files("fedjax_bn.report").joinpath("paper_results.csv").read_text(encoding="utf-8")
-    found = []
-    for row in csv.DictReader(text.splitlines()):
+    table = files("fedjax_bn.report").joinpath("paper_results.csv").read_text(encoding="utf-8")
+    numbers = []
+    for row in csv.DictReader(table.splitlines()):
         std = float(row["std"]) if row["std"] else None
         cell = Cell(**row | {"mean": float(row["mean"]), "std": std})
         if (cell.paper, cell.table) == ("FedBN", "16"):
             cell = cell._replace(column=_TABLE_16[cell.column])
-        found.append(cell)
-    return tuple(found)
+        numbers.append(cell)
+    return tuple(numbers)
 
 
-def published(**where: str) -> tuple[Cell, ...]:
+def published(**fields: str) -> tuple[Cell, ...]:
     """Returns the cells whose fields have given values: published(paper="FedBN", table="11").
 
     Raises:
       ValueError: a name is not a field of `Cell`, or no cell has the given value.
     """
-    for field, value in where.items():
+    for field, value in fields.items():
         if field not in Cell._fields:
             raise ValueError(f"{field!r} is not a field of a cell; fields are {Cell._fields}")
         valid = {getattr(cell, field) for cell in cells()}
         if value not in valid:
-            known = ", ".join(sorted(map(str, valid)))
-            raise ValueError(f"no published {field} is {value!r}; there are {known}")
-    return tuple(cell for cell in cells() if all(getattr(cell, f) == v for f, v in where.items()))
+            allowed = ", ".join(sorted(map(str, valid)))
+            raise ValueError(f"no published {field} is {value!r}; there are {allowed}")
+    return tuple(cell for cell in cells() if all(getattr(cell, f) == v for f, v in fields.items()))
 
 
 class _Protocol(NamedTuple):
@@ -145,15 +145,19 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
       row: a row of that table.
       column: a client, a domain, or `MEAN`.
     """
-    found: dict[str, tuple[tuple[int, int], _Printed]] = {}
+    nearest: dict[str, tuple[tuple[int, int], _Printed]] = {}
     trainings = _trainings(table.name, table.dataset, table.score)
     rules = _rules(row.method, row.config) if trainings else ()
-    for one in trainings:
-        if (one.adaptation, one.rules) != (row.adaptation, rules):
+    for training in trainings:
+        if (training.adaptation, training.rules) != (row.adaptation, rules):
             continue
-        protocol = one.protocol
-        cells = _printed(tuple(protocol.where), one.title)
-        cells = {here: cells[there] for here, there in protocol.columns.items() if there in cells}
+        protocol = training.protocol
+        cells = _printed(tuple(protocol.where), training.title)
+        cells = {
+            domain: cells[heading]
+            for domain, heading in protocol.columns.items()
+            if heading in cells
+        }
         if column in cells:
             mean, std, source = cells[column].mean, cells[column].std, protocol.name
         elif column == MEAN and {*cells, MEAN} == {*table.columns}:
@@ -161,33 +165,33 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
             source = f"mean of {protocol.name}"
         else:
             continue
-        differs = list(_differences(one, row))
+        differs = list(_differences(training, row))
         # of equally near tables take the largest: ablations repeat rows of larger tables
         rank = (len(differs), -len(protocol.rows))
         paper = protocol.where[0]
-        if paper not in found or rank < found[paper][0]:
+        if paper not in nearest or rank < nearest[paper][0]:
             if protocol.kind == "internal":
-                here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
-                for missing, where in ((here - there, "there"), (there - here, "here")):
-                    differs += [f"no {', '.join(sorted(missing))} {where}"] * bool(missing)
-            said = "; ".join(differs) or "nothing that its config states"
-            found[paper] = rank, _Printed(paper, protocol.name, source, mean, std, said)
-    return [printed for _, printed in found.values()]
+                of_run, of_paper = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
+                for missing, place in ((of_run - of_paper, "there"), (of_paper - of_run, "here")):
+                    differs += [f"no {', '.join(sorted(missing))} {place}"] if missing else []
+            differences = "; ".join(differs) or "nothing that its config states"
+            nearest[paper] = rank, _Printed(paper, protocol.name, source, mean, std, differences)
+    return [printed for _, printed in nearest.values()]
 
 
 @cache  # called for each cell of a page, and reading a config file takes 50 ms
 def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
     """Returns the rows of the papers' tables on a data set, one for each alternative of a row."""
-    text = files("fedjax_bn.report").joinpath(PROTOCOLS).read_text(encoding="utf-8")
-    found = []
-    for one in (_Protocol(**fields) for fields in json.loads(text)):
-        if (one.kind, one.dataset, one.metric) == (kind, dataset, metric):
-            for title, row in one.rows.items():
+    protocols = files("fedjax_bn.report").joinpath(PROTOCOLS).read_text(encoding="utf-8")
+    trainings = []
+    for protocol in (_Protocol(**fields) for fields in json.loads(protocols)):
+        if (protocol.kind, protocol.dataset, protocol.metric) == (kind, dataset, metric):
+            for title, row in protocol.rows.items():
                 for changes in row["changes"]:
-                    planned = _config(one.config) | one.changes | changes
+                    planned = _config(protocol.config) | protocol.changes | changes
                     rules = _rules(planned["method"], planned)
-                    found.append(_Training(one, title, row["adaptation"], rules, planned))
-    return found
+                    trainings.append(_Training(protocol, title, row["adaptation"], rules, planned))
+    return trainings
 
 
 @cache
@@ -196,9 +200,9 @@ def _config(name: str) -> dict[str, Any]:
 
 
 @cache
-def _printed(where: tuple[str, ...], method: str) -> dict[str, Cell]:
+def _printed(table_key: tuple[str, ...], method: str) -> dict[str, Cell]:
     """Returns column heading -> cell in a row of a published table."""
-    return {c.column: c for c in cells() if (*c[:4], c.method) == (*where, method)}
+    return {c.column: c for c in cells() if (*c[:4], c.method) == (*table_key, method)}
 
 
 def _rules(method: str, config: Mapping[str, Any]) -> tuple:
@@ -209,22 +213,23 @@ def _rules(method: str, config: Mapping[str, Any]) -> tuple:
     name for both.
     """
     words = {k: str(config[k]).partition(":")[0] for k in ("share", "weigh", "data.perturb")}
-    own = own_rules(method) | {key: word for key, word in words.items() if word}
+    rules = own_rules(method) | {key: word for key, word in words.items() if word}
+    method = name_of(method)
     if method == "randconv":
-        own["data.perturb"] = "randconv"
+        rules["data.perturb"] = "randconv"
     name = {"fedbn": "fedavg", "fediga": "fedig", "randconv": "fedavg"}.get(method, method)
-    weigh = own.get("weigh", "").replace("uniform", "by_size")
+    weigh = rules.get("weigh", "").replace("uniform", "by_size")
     augmented = str(config["data.augment"]).startswith("randaug")
     pooled = config["data.partition"] == "pooled"
-    return name, own.get("share"), weigh, own.get("data.perturb"), augmented, pooled
+    return name, rules.get("share"), weigh, rules.get("data.perturb"), augmented, pooled
 
 
-def _differences(one: _Training, row: Row) -> Iterator[str]:
+def _differences(training: _Training, row: Row) -> Iterator[str]:
     """Yields the differences of a run from a protocol, with both values.
 
     Of `pretrained` only counts whether there is a file, because users have their own paths.
     """
-    config, planned, protocol = row.config, one.planned, one.protocol
+    config, planned, protocol = row.config, training.planned, training.protocol
     keys = config.keys() & planned.keys() - APART - _OF_ROWS
     if protocol.samples and any(row.data):  # the resulting numbers of samples are compared below
         keys -= _OF_ORIGINALS.keys()
@@ -235,6 +240,10 @@ def _differences(one: _Training, row: Row) -> Iterator[str]:
             value = _OF_ORIGINALS.get(key)
         if value != planned[key]:
             yield f"{key}={spell(config[key])} ({spell(planned[key])} there)"
+    for key, value in option_values(planned["method"]).items():
+        option = f"{row.method}:{key}"
+        if option in config and spell(config[option]) != spell(value):
+            yield f"{option}={spell(config[option])} ({spell(value)} there)"
     if protocol.start != UNSTATED and bool(config["pretrained"]) != bool(protocol.start):
         start = protocol.start or "random weights"
         yield f"pretrained={spell(config['pretrained'])} ({start} there)"
@@ -243,5 +252,5 @@ def _differences(one: _Training, row: Row) -> Iterator[str]:
     samples = protocol.samples
     counts = {d: n for data in row.data for d, n in other_samples(data, samples).items()}
     if counts:
-        each = ", ".join(f"{d} {n} ({samples[d]} there)" for d, n in counts.items())
-        yield f"training samples of a client: {each}"
+        counts_text = ", ".join(f"{d} {n} ({samples[d]} there)" for d, n in counts.items())
+        yield f"training samples of a client: {counts_text}"

@@ -168,25 +168,25 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
       ConfigError: no variant has that label or method.
     """
     methods = {variant.label: variant.method for variant in variants}
-    wanted = baseline or "fedavg"
-    fitting = [label for label in methods if wanted in (label, methods[label])]
+    name = baseline or "fedavg"
+    fitting = [label for label in methods if name in (label, methods[label])]
     if baseline and not fitting:
-        wrong = f"the baseline {baseline!r} is the method of no run on "
+        message = f"the baseline {baseline!r} is the method of no run on "
         dataset = variants[0].runs[0].summary["dataset"]
-        raise ConfigError(wrong + dataset + nearest(baseline, methods))
-    chosen = wanted if wanted in fitting else (fitting or list(methods)[-1:])[0]
+        raise ConfigError(message + dataset + nearest(baseline, methods))
+    chosen = name if name in fitting else (fitting or list(methods)[-1:])[0]
     inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
     outside = {
         (variant.label, adaptation): scores
         for variant in variants
         for adaptation, scores in unseen_scores(variant.runs).items()
     }
-    found = [_table("internal", variants, inside, (chosen, ""))]
+    tables = [_table("internal", variants, inside, (chosen, ""))]
     if outside:
-        own = [adaptation for label, adaptation in outside if label == chosen]
-        adaptation = RUNNING if RUNNING in own or not own else own[0]
-        found.append(_table("unseen", variants, outside, (chosen, adaptation)))
-    return found
+        adaptations = [adaptation for label, adaptation in outside if label == chosen]
+        adaptation = RUNNING if RUNNING in adaptations or not adaptations else adaptations[0]
+        tables.append(_table("unseen", variants, outside, (chosen, adaptation)))
+    return tables
 
 
 def _inside(runs: Sequence[Run]) -> _Scores:
@@ -195,30 +195,31 @@ def _inside(runs: Sequence[Run]) -> _Scores:
     Runs that leave out different domains have different clients. Then the columns are the clients'
     mean without each target, and the mean of these over the targets.
     """
-    found: _Scores = {}
+    scores: _Scores = {}
     several = len({run.target for run in runs}) > 1
     for run in runs:
         clients = dict(run.summary["accuracy"]["internal"])
         mean = _score(run, clients.pop(MEAN), clients)
         if several:
-            found.setdefault(f"mean without {run.target or 'none'}", {})[run.seed] = mean
+            scores.setdefault(f"mean without {run.target or 'none'}", {})[run.seed] = mean
             continue
-        found.setdefault(MEAN, {})[run.seed] = mean
+        scores.setdefault(MEAN, {})[run.seed] = mean
         for client, value in clients.items():
-            found.setdefault(client, {})[run.seed] = _score(run, value, {client: value})
-    return _with_mean(found) if several else found
+            scores.setdefault(client, {})[run.seed] = _score(run, value, {client: value})
+    return _with_mean(scores) if several else scores
 
 
 def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
     """Returns adaptation -> unseen domain -> seed -> score, the mean of several domains first."""
-    found: dict[str, _Scores] = {}
+    by_adaptation: dict[str, _Scores] = {}
     for run in runs:
         for domain, row in run.summary["accuracy"]["unseen"].items():
             for adaptation, value in row.items():
-                seeds = found.setdefault(adaptation, {}).setdefault(domain, {})
+                seeds = by_adaptation.setdefault(adaptation, {}).setdefault(domain, {})
                 seeds[run.seed] = _score(run, value, {domain: value}, adaptation)
     return {
-        name: _with_mean(scores) if len(scores) > 1 else scores for name, scores in found.items()
+        name: _with_mean(scores) if len(scores) > 1 else scores
+        for name, scores in by_adaptation.items()
     }
 
 
@@ -269,69 +270,70 @@ def _table(
     proportions = score == "accuracy"  # a share of samples with a binomial error; mAP50 is not
     columns = dict.fromkeys(column for scores in rows.values() for column in scores)
     columns = tuple(sorted(columns, key=lambda column: column != MEAN))
-    made = []
+    table_rows = []
     for (label, adaptation), scores in rows.items():
-        other = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
+        baseline_scores = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
         cells = {}
         for column, seeds in scores.items():
-            one = next(iter(seeds.values()))
+            score_of_seed = next(iter(seeds.values()))
             value = intervals.over_seeds([score.value for score in seeds.values()])
             # clips Student's interval to [0, 100]; `max(nan, 0.0)` is NaN only in this order
             value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
-            if len(seeds) == 1 and proportions and one.parts:
-                value = intervals.mean_of_parts(one.parts)._replace(mean=value.mean)
-            versus, common = _difference(seeds, other.get(column, {}), proportions)
-            samples = sum(count for _, count in one.parts)
+            if len(seeds) == 1 and proportions and score_of_seed.parts:
+                value = intervals.mean_of_parts(score_of_seed.parts)._replace(mean=value.mean)
+            versus, common = _difference(seeds, baseline_scores.get(column, {}), proportions)
+            samples = sum(count for _, count in score_of_seed.parts)
             clients = frozenset(name for score in seeds.values() for name in score.shares)
             cells[column] = Cell(value, len(seeds), samples, versus, clients, common)
-        first = runs[label][0]
-        config = relevant(first) | {"target": first.target}
+        run = runs[label][0]
+        config = relevant(run) | {"target": run.target}
         data = tuple(run.data for run in runs[label])
         part = part_of_all(run.part(name) for run in runs[label])
         sizes = tuple(dict.fromkeys(run.size for run in runs[label] if run.size))
-        made.append(Row(first.method, label, adaptation, cells, config, data, part, sizes))
+        table_rows.append(Row(run.method, label, adaptation, cells, config, data, part, sizes))
     named = Row("", *baseline, {}).label  # the baseline may have no row in this table
-    table = Table(name, dataset, score, columns, tuple(made), named)
+    table = Table(name, dataset, score, columns, tuple(table_rows), named)
     order = table.ranked(columns[0])
-    best, *others = (rows[row.variant, row.adaptation][columns[0]] for row in order)
-    gaps = [_difference(best, one, proportions)[0] for one in others]
+    best, *followers = (rows[row.variant, row.adaptation][columns[0]] for row in order)
+    gaps = [_difference(best, score_of_seed, proportions)[0] for score_of_seed in followers]
     pairs = zip(order[1:], gaps, strict=True)
     tied = [row.label for row, gap in pairs if gap and gap.known and not gap.sign]
-    if len(made) > _MANY:  # fewer rows keep the order in which the folders were given
-        made = [*order, *(row for row in made if columns[0] not in row.cells)]
-    return table._replace(rows=tuple(made), tied=tuple(tied))
+    if len(table_rows) > _MANY:  # fewer rows keep the order in which the folders were given
+        table_rows = [*order, *(row for row in table_rows if columns[0] not in row.cells)]
+    return table._replace(rows=tuple(table_rows), tied=tuple(tied))
 
 
-def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> tuple[Interval | None, int]:
+def _difference(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> tuple[Interval | None, int]:
     """Returns a row's score minus another's over their common clients, and the number of these.
 
     It is over common seeds, or over all if none is common; None without a common client.
     """
-    names = [set(score.shares) for row in (seeds, other) for score in row.values()]
-    common = set.intersection(*names) if seeds and other else set()
+    names = [set(score.shares) for row in (seeds, baseline) for score in row.values()]
+    common = set.intersection(*names) if seeds and baseline else set()
     if not common:
         return None, 0
-    seeds, other = (
-        {seed: score.over(common) for seed, score in row.items()} for row in (seeds, other)
+    seeds, baseline = (
+        {seed: score.over(common) for seed, score in row.items()} for row in (seeds, baseline)
     )
-    return _difference_of_same(seeds, other, proportions), len(common)
+    return _difference_of_same(seeds, baseline, proportions), len(common)
 
 
-def _difference_of_same(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:
+def _difference_of_same(seeds: _Seeds, baseline: _Seeds, proportions: bool) -> Interval:
     """Returns `_difference` of scores that are over the same clients."""
-    both = sorted(set(seeds) & set(other))
-    if len(both) > 1:
-        return intervals.over_seeds([seeds[seed].value - other[seed].value for seed in both])
-    if both:
-        one, two = seeds[both[0]], other[both[0]]
-        shapes = [[part.shape for part in score.right] for score in (one, two)]
+    common = sorted(set(seeds) & set(baseline))
+    if len(common) > 1:
+        return intervals.over_seeds([seeds[seed].value - baseline[seed].value for seed in common])
+    if common:
+        score, baseline_score = seeds[common[0]], baseline[common[0]]
+        shapes = [[part.shape for part in row.right] for row in (score, baseline_score)]
         # both models find the same samples hard, so a paired difference varies less
-        if one.right and one.data == two.data and shapes[0] == shapes[1]:
-            return intervals.paired_difference(one.right, two.right)
-        if proportions and one.parts and two.parts:
-            return intervals.difference_of_parts(one.parts, two.parts)
-        return Interval(one.value - two.value)
-    one, two = ([score.value for score in each.values()] for each in (seeds, other))
-    if min(len(one), len(two)) > 1:
-        return intervals.welch(one, two)
-    return Interval(float(np.mean(one) - np.mean(two)))
+        if score.right and score.data == baseline_score.data and shapes[0] == shapes[1]:
+            return intervals.paired_difference(score.right, baseline_score.right)
+        if proportions and score.parts and baseline_score.parts:
+            return intervals.difference_of_parts(score.parts, baseline_score.parts)
+        return Interval(score.value - baseline_score.value)
+    values = [score.value for score in seeds.values()]
+    baseline_values = [score.value for score in baseline.values()]
+    if min(len(values), len(baseline_values)) > 1:
+        return intervals.welch(values, baseline_values)
+    return Interval(float(np.mean(values) - np.mean(baseline_values)))

@@ -1,36 +1,43 @@
-"""Runs the commands `train`, for one target or for each in turn, and `evaluate`."""
+"""Runs the commands `train`, for one target or for each in turn, `config` and `evaluate`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.text import file_name, shown
-from fedjax_bn.report import tables
-from fedjax_bn.report.page import write_data_plots, write_report
-from fedjax_bn.report.plots import masked_features
+from fedjax_bn.data.domain import Domain
+from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.federation import traffic
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
+from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.experiment.method import served_of
+from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files.ownership import owned
-from fedjax_bn.training import workdir
+from fedjax_bn.training import score_tables, workdir
+from fedjax_bn.training.start import batches_of_one, partition_table, sample_input
 from fedjax_bn.training.together import first
 from fedjax_bn.training.workdir import Record
 
-PLOTS = train.Plots(write_data_plots, masked_features)
 
-
-def train_all(config: ConfigDict, folder: Path) -> None:
+def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], None]) -> None:
     """Trains, writes reports and prints tables; `target=each` leaves out each domain in turn.
 
     With `target=each`, `folder` has one workdir for each target, and a table of all targets,
     targets.json. If there are several processes, only the first one writes and prints.
+
+    Args:
+      config: of the method, whose `baselines` are trained too.
+      folder: the workdir.
+      write_report: writes the plots and the page of a finished run's folder.
     """
     if config.target != "each":
-        summaries = _train_one(config, folder)
+        summaries = _train_one(config, folder, write_report)
         if first():
-            print(f"\n{tables.comparison(summaries)}")
+            print(f"\n{score_tables.comparison(summaries)}")
             print(f"\nsummary.json, plots and report.html are in {folder}")
         return
     by_target = {}
@@ -39,28 +46,29 @@ def train_all(config: ConfigDict, folder: Path) -> None:
         one.target = target
         if first():
             print(f"\ntarget {shown(target)}")
-        by_target[target] = _train_one(one, folder / file_name(target))
+        by_target[target] = _train_one(one, folder / file_name(target), write_report)
     if not first():
         return
-    rows = tables.by_target(by_target)
+    rows = score_tables.by_target(by_target)
     content = {
         "targets": list(by_target),
         "accuracy": [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()],
     }
     with owned(folder, wait=True):
         workdir.write_json(folder / "targets.json", content)
-    named = {tables.heading(key): row for key, row in rows.items()}
-    score = tables.score_of(next(iter(by_target.values()))[0])
-    print(f"\n{tables.accuracies(named, f'unseen, {score} %')}")
+    named = {score_tables.heading(key): row for key, row in rows.items()}
+    score = score_tables.score_of(next(iter(by_target.values()))[0])
+    print(f"\n{score_tables.accuracies(named, f'unseen, {score} %')}")
     print(f"\ntargets.json and a folder a target are in {folder}")
 
 
-def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
+def _train_one(
+    config: ConfigDict, folder: Path, write_report: Callable[[Path], None]
+) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
     # Baselines have the same modules, so for them only sums over leaves are printed.
     summaries = [
-        train.run(one, place, modules=place == folder, plots=PLOTS)
-        for one, place in runs(config, folder)
+        train.run(one, place, modules=place == folder) for one, place in runs(config, folder)
     ]
     if first() and not (folder / "report.html").exists():
         with owned(folder, wait=True):
@@ -78,22 +86,70 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
         yield baseline, folder / "baselines" / file_name(method)
 
 
+def describe_run(config: ConfigDict) -> str:
+    """Returns what a configuration trains, as text; nothing is trained, compiled or written.
+
+    Raises:
+      ConfigError: the configuration or the data that it names cannot be used.
+    """
+    experiment, _, start = prepare(config)
+    state, batches = jax.eval_shape(start), batches_of_one(experiment)
+    plan, internal = experiment.plan, experiment.internal
+    steps, size = batches["valid"].shape
+    images = jax.eval_shape(lambda: sample_input(internal, experiment.prepare, size))
+    labels = label_forms(internal.domains[0].train, (size,))
+    shapes = ", ".join(_shape(leaf) for leaf in jax.tree.leaves((images, labels)))
+    # A run of few among many clients has one row here, so the number of clients is the data's.
+    table = partition_table(experiment, state).partition("\n")[2]
+    sent = traffic(experiment.method, state, batches)
+    usual = {name: key.default for name, key in keys().items()}
+    changed = [f"  {name}={value}" for name, value in plan.keys.items() if value != usual[name]]
+    named = internal.domains[: plan.clients_named]
+    return "\n".join(
+        (
+            "keys that differ from their defaults:",
+            *changed,
+            f"{plan.method} on {plan.model}, {len(internal.domains):,} clients of {internal.name}, "
+            f"{plan.rounds} rounds",
+            "samples of clients (training, validation, test):",
+            *(_samples(domain) for domain in named),
+            *(f"  and {rest:,} more" for rest in [len(internal.domains) - len(named)] if rest),
+            *["unseen:"] * bool(experiment.unseen),
+            *(_samples(domain) for domain in experiment.unseen),
+            f"a batch: {shapes}; the largest client makes {steps} steps a round",
+            table,
+            f"a client and round: {sent['down']:,} bytes down, {sent['up']:,} bytes up",
+            *experiment.notes,
+        )
+    )
+
+
+def _samples(domain: Domain) -> str:
+    splits = (domain.train, domain.validation, domain.test)
+    counts = ", ".join("none" if split is None else str(len(split.images)) for split in splits)
+    return f"  {domain.name}: {counts}"
+
+
+def _shape(leaf: jax.ShapeDtypeStruct) -> str:
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
+
 def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     """Tests a finished run without training, and prints its scores and the files written."""
     result, files = evaluate_finished.run(folder, request)
     texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
     outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
-    part, score = tables.part_tested(result), tables.score_of(result)
+    part, score = score_tables.part_tested(result), score_tables.score_of(result)
     tested = "" if part == "test" else f"{part} "
     for rows, title in ((outside, "unseen, "), (result["internal"], f"internal, {tested}")):
         if rows:
-            print(f"\n{tables.accuracies(rows, f'{title}{score} %')}")
+            print(f"\n{score_tables.accuracies(rows, f'{title}{score} %')}")
     measures = result.get("measures", {"internal": {}, "unseen": {}})
     for domain, rows in measures["unseen"].items():
-        print(f"\n{tables.accuracies(rows, f'unseen, {domain}', tables.OF_MEASURES)}")
+        print(f"\n{score_tables.accuracies(rows, f'unseen, {domain}', score_tables.OF_MEASURES)}")
     if inside := measures["internal"]:
         names = next(iter(inside.values()))
         clients = {c: {name: row[c] for name, row in inside.items()} for c in names}
         title = f"internal, own{tested and f' ({part})'}"
-        print(f"\n{tables.accuracies(clients, title, tables.OF_MEASURES)}")
+        print(f"\n{score_tables.accuracies(clients, title, score_tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")

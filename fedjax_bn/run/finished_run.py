@@ -23,7 +23,6 @@ from fedjax_bn.data.domain import Dataset, Domain, scored_part, whole
 from fedjax_bn.data.label_trees import form_of_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
-from fedjax_bn.report import plots
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, check, flatten
 from fedjax_bn.run.config.trust import recorded_code
@@ -36,7 +35,7 @@ from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.new_data import read_new, stretched
 from fedjax_bn.training import workdir
 from fedjax_bn.training.compilation_cache import keep_compiled
-from fedjax_bn.training.evaluation import evaluate
+from fedjax_bn.training.evaluation import evaluate, plots
 from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
@@ -89,24 +88,24 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
       ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
     """
     about = finished.read_about(folder)
-    own = finished.remembered(about, request.trust)
+    trained = finished.remembered(about, request.trust)
     if request.source:
         config = read(request.source, request.changes)
         typed = dict(flatten(config))
-        config.method = own.method
+        config.method = trained.method
     else:
-        config, typed = own.copy_and_resolve_references(), dict(request.changes)
-        for key, text in request.changes:
-            assign(config, key, text)
+        config, typed = trained.copy_and_resolve_references(), dict(request.changes)
+        for key, value in request.changes:
+            assign(config, key, value)
     check(config)
     # This machine may differ from the one that trained, so devices and cache are the test's.
-    own.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
+    trained.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
     if "adaptations" in typed:  # the run's are not tested
-        own.adaptations = ()
-    check_adaptations(own, config.adaptations)
+        trained.adaptations = ()
+    check_adaptations(trained, config.adaptations)
     with recorded_code(folder, about, typed.values(), request.trust):
         try:
-            result, contents = _tested(folder, request, about, own, config, say)
+            result, contents = _tested(folder, request, about, trained, config, say)
         except (ValueError, OSError, ImportError) as error:
             raise ConfigError(str(error)) from error
     # A name such as "a-tsne" would look like a file of the evaluation "a".
@@ -129,14 +128,14 @@ def _tested(
     folder: Path,
     request: Request,
     about: Record,
-    own: ConfigDict,
+    trained: ConfigDict,
     config: ConfigDict,
     say: Callable[[str], None],
 ) -> tuple[Record, dict[str, _Content]]:
     """Returns the content of NAME.json, and the further files as ending of the name -> content."""
     form = about["form"]
-    keep_compiled(own.compilation_cache)
-    experiment, state, number = finished.restore(folder, own, form)
+    keep_compiled(trained.compilation_cache)
+    experiment, state, number = finished.restore(folder, trained, form)
     if request.tsne and not experiment.task.classifies:
         raise ConfigError(
             "--tsne needs the features of a classifier, and this run's model is another one: "
@@ -146,24 +145,27 @@ def _tested(
         raise ConfigError(
             f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
         )
-    tested = _domains_to_test(config, own, form, request)
+    tested = _domains_to_test(config, trained, form, request)
     choices = {
-        text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
-        for text in config.adaptations
+        spelling: choose_adaptation(spelling, experiment.model, config.adapt_batch_size)
+        for spelling in config.adaptations
     }
-    how = read_evaluation(config, experiment.method)
-    experiment = experiment._replace(unseen=tested.domains, adaptations=choices, evaluation=how)
-    say(f"round {number} of {own.method} in {folder}")
+    experiment = experiment._replace(
+        unseen=tested.domains,
+        adaptations=choices,
+        evaluation=read_evaluation(config, experiment.method),
+    )
+    say(f"round {number} of {trained.method} in {folder}")
     answers: Keep = {}
     record = evaluate.unseen_evaluator(experiment)(state, answers)
     scores, inside, notes, tested_on = record.get("unseen", {}), {}, [], {}
     measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
     if request.internal:
-        trained = finished.trained_clients(folder, form["clients"], number)
-        built = _training_data(config, own, about)
-        mine = evaluate.internal_evaluator(built)(state, trained, answers)
-        measures["internal"] = mine.get("measures", {})
-        inside = {"own": mine["accuracy"]} | _served_scores(experiment, built, state)
+        has_trained = finished.trained_clients(folder, form["clients"], number)
+        built = _training_data(config, trained, about)
+        scores_inside = evaluate.internal_evaluator(built)(state, has_trained, answers)
+        measures["internal"] = scores_inside.get("measures", {})
+        inside = {"own": scores_inside["accuracy"]} | _served_scores(experiment, built, state)
         tested_on = {"tested_on": {"internal": scored_part(built.internal.domains)}}
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
@@ -175,9 +177,9 @@ def _tested(
         files[end] = predictions_of(answers, config.predictions)
     classifies = experiment.task.classifies
     return {
-        "method": own.method,
+        "method": trained.method,
         "round": number,
-        "seed": own.seed,
+        "seed": trained.seed,
         "dataset": tested.name,
         "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
         "unseen": scores,
@@ -191,7 +193,7 @@ def _tested(
 
 
 def _domains_to_test(
-    config: ConfigDict, own: ConfigDict, form: Record, request: Request
+    config: ConfigDict, trained: ConfigDict, form: Record, request: Request
 ) -> Dataset:
     """Returns the domains to test, each whole: those of `target`, or all if it is empty.
 
@@ -200,7 +202,7 @@ def _domains_to_test(
     Raises:
       ConfigError: there is nothing to test, or the samples have another form than the run's.
     """
-    same = all(config.data[key] == own.data[key] for key in ("name", "path"))
+    same = all(config.data[key] == trained.data[key] for key in ("name", "path"))
     if same and not config.target:
         if request.internal:
             return Dataset(config.data.name, 0, (), (), ())
@@ -211,7 +213,7 @@ def _domains_to_test(
     if not same and not request.source and "target" not in dict(request.changes):
         config.target = ""
     check_data_keys(config)
-    data = read_new(config, own, form)
+    data = read_new(config, trained, form)
     check_target(data, config)
     tested = unseen_only(data, target=config.target, seed=config.seed)
     if request.resize:
@@ -224,35 +226,35 @@ def _domains_to_test(
         images, labels, _ = tested.domains[0].test
         kinds = [{"boxes", "masks"} & of.keys() for of in (form, form_of_labels(labels))]
         if kinds[0] != kinds[1]:
-            trained, there = (" and ".join(kind) or "one class" for kind in kinds)
+            run_kind, test_kind = (" and ".join(kind) or "one class" for kind in kinds)
             raise ConfigError(
-                f"the run was trained on samples with {trained} each, but those of {tested.name} "
-                f"have {there}: give data with labels of the same kind"
+                f"the run was trained on samples with {run_kind} each, but those of {tested.name} "
+                f"have {test_kind}: give data with labels of the same kind"
             )
-        given = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
-        needed = (form["shape"], form["dtype"], form["num_classes"])
-        if given != needed:
+        test_form = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
+        run_form = (form["shape"], form["dtype"], form["num_classes"])
+        if test_form != run_form:
             raise ConfigError(
-                "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
-                + ", but those to test have {} ({}) in {}".format(*given)
+                "the run was trained on samples of shape {} ({}) in {} classes".format(*run_form)
+                + ", but those to test have {} ({}) in {}".format(*test_form)
                 + ": give data of the same form; --resize brings images to the run's size"
             )
     return tested
 
 
-def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experiment:
+def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Experiment:
     """Returns the run's own experiment; its data may have moved to the path that the test names.
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
     """
-    theirs = own.copy_and_resolve_references()
-    if config.data.name == own.data.name:
-        theirs.data.path, theirs.data.cache = config.data.path, config.data.cache
-    built = build(theirs)
+    moved = trained.copy_and_resolve_references()
+    if config.data.name == trained.data.name:
+        moved.data.path, moved.data.cache = config.data.path, config.data.cache
+    built = build(moved)
     if data_hash(built) != about["data"]:
         raise WorkdirError(
-            f"the data in {theirs.data.path or theirs.data.name} are not those of the run (their "
+            f"the data in {moved.data.path or moved.data.name} are not those of the run (their "
             "hash differs): give --config.data.path of the data it was trained on"
         )
     return built
@@ -269,9 +271,9 @@ def _served_scores(
     served = experiment._replace(unseen=tuple(tests.values()))
     scores, names = evaluate.unseen_evaluator(served)(state)["unseen"], [d.name for d in domains]
     rows = {}
-    for text in experiment.adaptations:
-        row = [scores[tests[id(domain.test)].name][text] for domain in domains]
-        rows[text] = by_client(names, row, built.plan.clients_named)
+    for spelling in experiment.adaptations:
+        row = [scores[tests[id(domain.test)].name][spelling] for domain in domains]
+        rows[spelling] = by_client(names, row, built.plan.clients_named)
     return rows
 
 
@@ -291,12 +293,12 @@ def _plots(
         makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
         title, end = f"{dataset}, {domain.name}", file_name(domain.name)
-        given = experiment.model, experiment.prepare, variables, whole(domain)
+        samples = experiment.model, experiment.prepare, variables, whole(domain)
         if request.alphas:
-            values = alphas_of(*given)
+            values = alphas_of(*samples)
             yield f"-alphas-{end}.npz", packed(values)
             yield f"-alphas-{end}.png", partial(plots.alphas, values, title)
         if request.tsne:
-            features = {name: features_of(make, *given) for name, make in makers.items()}
+            features = {name: features_of(make, *samples) for name, make in makers.items()}
             labels = whole(domain).labels
             yield f"-tsne-{end}.png", partial(plots.embeddings, features, labels, tested.classes)

@@ -18,14 +18,13 @@ from fedjax_bn.data.pixels.decode import resized, resized_masks
 from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config.keys import choose
-from fedjax_bn.run.experiment.datasets import DATASETS, decoding
+from fedjax_bn.run.experiment.datasets import dataset_name, decoding, read_data
 from fedjax_bn.training.workdir import Record
 
-_OWN = ("folders", "masks", "npz")  # datasets that are a user's own
+_OF_USERS = ("folders", "masks", "npz")  # datasets that are a user's own
 
 
-def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dataset:
+def read_new(config: ConfigDict, trained: ConfigDict, form: Record) -> Source | Dataset:
     """Returns the data to test.
 
     Raises:
@@ -33,49 +32,54 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
         `data.domains` names.
       ValueError, OSError: as the readers.
     """
-    name, path, wanted = config.data.name, Path(config.data.path).expanduser(), config.data.domains
-    load = choose(DATASETS, name, "data.name")
-    moved = config.data.path and config.data.path != own.data.path
-    if not moved or not (name == own.data.name or name in _OWN):
-        return load(config)
+    name, path, domains = (
+        dataset_name(config),
+        Path(config.data.path).expanduser(),
+        config.data.domains,
+    )
+    moved = config.data.path and config.data.path != trained.data.path
+    if not moved or not (config.data.name == trained.data.name or name in _OF_USERS):
+        return read_data(config)
     numbers = [str(label) for label in range(form["num_classes"])]  # if the run recorded no names
     if path.suffix == ".npz":
-        return npz.load(path, domains=wanted, classes=form.get("classes") or numbers)
+        return npz.load_npz(path, domains=domains, classes=form.get("classes") or numbers)
     if name == "masks":  # new masks need not have all classes, so those of the run are named
         config.data.classes = config.data.classes or tuple(form.get("classes", ()))
-        return load(config)
+        return read_data(config)
     inside, classes = folders.subfolders(path), {}
     if name in IMAGE_FOLDERS:
-        domains, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
-        for one in (path, *inside):  # a copy of the published folder, or a folder that holds it
-            if len(folders.match_folders(folders.subfolders(one), domains)) == len(domains):
-                return load(config)
+        published, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
+        for root in (path, *inside):  # a copy of the published folder, or a folder that holds it
+            if len(folders.match_folders(folders.subfolders(root), published)) == len(published):
+                return read_data(config)
     elif name == "folders":
-        given = config.data.classes or form.get("classes", ())
-        classes = dict.fromkeys(given if given or own.data.name in _OWN else numbers, ())
-    if not classes:  # another reader, or an older run, which did not record its classes
-        return load(config)
+        names = config.data.classes or form.get("classes", ())
+        classes = dict.fromkeys(names if names or trained.data.name in _OF_USERS else numbers, ())
+    if not classes:  # another reader
+        return read_data(config)
     # Each folder that holds classes is a domain; if the path itself holds them, it is the only one.
-    matching = (one for one in inside if folders.match_folders(folders.subfolders(one), classes))
-    found = {one.name: one for one in matching}
-    if not found and folders.match_folders(inside, classes):
-        found = {path.resolve().name: path}
-    if missing := [one for one in wanted if one not in found]:
+    matching = [root for root in inside if folders.match_folders(folders.subfolders(root), classes)]
+    roots = {root.name: root for root in matching}
+    if not roots and folders.match_folders(inside, classes):
+        roots = {path.resolve().name: path}
+    if missing := [domain for domain in domains if domain not in roots]:
         raise ConfigError(
             f"config.data.domains={missing[0]!r} is not a domain of {path}: it has "
-            f"{', '.join(found) or 'none'}"
+            f"{', '.join(roots) or 'none'}"
         )
-    found = {one: found[one] for one in wanted or found}
-    if not found:
+    roots = {domain: roots[domain] for domain in domains or roots}
+    if not roots:
         raise ConfigError(
             f"config.data.path={path} holds no class of the run: give a folder "
             f"DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
         )
-    listings = [folders.list_classes(one, folder, classes) for one, folder in found.items()]
-    domains = dict.fromkeys(found, ())
-    new = folders.Published("new data", "", "", domains, classes, {}, "", (0.0,), (0.0,))
-    root = path if path not in found.values() else path.parent
-    return folders.to_source(new, root, listings, config.data.image_size, **decoding(config))
+    listings = [folders.list_classes(name, root, classes) for name, root in roots.items()]
+    names = dict.fromkeys(roots, ())
+    unpublished = folders.Published("new data", "", "", names, classes, {}, "", (0.0,), (0.0,))
+    parent = path if path not in roots.values() else path.parent
+    return folders.to_source(
+        unpublished, parent, listings, config.data.image_size, **decoding(config)
+    )
 
 
 def stretched(split: Split, shape: Sequence[int]) -> Split:

@@ -1,12 +1,11 @@
 """Trains one method in a workdir: resume, the rounds and what happens between them, summary."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -27,6 +26,7 @@ from fedjax_bn.training.callbacks.progress import Progress
 from fedjax_bn.training.callbacks.stop import StopRequests
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.callbacks.wandb import Wandb
+from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
 from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import draw_boxes, draw_masks, shows_boxes
@@ -48,24 +48,11 @@ from fedjax_bn.training.together import by_first, first, held_by_first, require_
 from fedjax_bn.training.workdir import SUMMARY
 
 
-class Plots(NamedTuple):
-    """What draws a run's plots; the command passes functions of `report`.
-
-    Attributes:
-      data: `data(folder, internal, unseen, most)` writes data.json and plots of the samples.
-      masked_features: `masked_features(features, masks) -> png`, see `callbacks.client_logs`.
-    """
-
-    data: Callable[..., None]
-    masked_features: Callable[[Mapping[str, np.ndarray], np.ndarray], bytes]
-
-
 def run(
     config: ConfigDict,
     folder: Path,
     say: Callable[[str], None] = print,
     modules: bool = True,
-    plots: Plots | None = None,
 ) -> Record:
     """Trains one method and returns its summary; a run that was stopped continues.
 
@@ -74,7 +61,6 @@ def run(
       folder: the workdir; see docs/workdir.md for its files.
       say: prints a message.
       modules: whether to print a line for each module on what is shared, or only sums.
-      plots: draws the run's plots; None for no plots.
 
     Raises:
       ConfigError: the configuration or the data cannot be used.
@@ -120,7 +106,7 @@ def run(
         state, records = resume(folder, start, experiment.mesh)
         if records:
             say(f"continuing from round {len(records)} of {plan.rounds} in {folder}")
-        return _finish(experiment, keys, folder, state, records, say, modules, plots)
+        return _finish(experiment, keys, folder, state, records, say, modules)
 
 
 def resume(
@@ -149,7 +135,6 @@ def _finish(
     records: list[Record],
     say: Callable[[str], None],
     modules: bool,
-    plots: Plots | None,
 ) -> Record:
     """Runs the remaining rounds, continuing from `state` and `records`, and writes the summary."""
     plan, form = experiment.plan, form_on(state, experiment.mesh)  # a round donates the state
@@ -158,8 +143,8 @@ def _finish(
         say(note)
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
-    if plots and first():
-        plots.data(folder, experiment.internal, experiment.unseen, plan.clients_named)
+    if first():
+        write_data_plots(folder, experiment.internal, experiment.unseen, plan.clients_named)
     rounds = open_rounds(experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
     say(rounds.note)
@@ -176,7 +161,7 @@ def _finish(
         began = time.perf_counter()
         round = recorded(rounds.compile(state), experiment)
         compile_seconds = time.perf_counter() - began
-        _train_rounds(experiment, folder, say, round, state, records, plots)
+        _train_rounds(experiment, folder, say, round, state, records)
     spent = plan.privacy(len(records))
     summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < plan.rounds:
@@ -224,7 +209,6 @@ def _train_rounds(
     round: Round,
     state: Any,
     records: list[Record],
-    plots: Plots | None,
 ) -> None:
     """Runs the remaining rounds, whose records are appended.
 
@@ -252,7 +236,7 @@ def _train_rounds(
         Warnings(say),
         Scores(evaluate, plan.eval_every, plan.rounds),
         Patience(plan.patience, records),
-        ClientLogs(experiment, folder, records, plots.masked_features if plots else None),
+        ClientLogs(experiment, folder, records),
         Lines(folder, records, answers, plan.predictions),
         *shown,
         stop,

@@ -14,10 +14,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import jax
 import jax.numpy as jnp
@@ -27,26 +28,19 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
-from fedjax_bn.arguments.ranges import GREYS, ORDER, SAMPLES
-from fedjax_bn.arguments.text import brief, nearest, one_line
-from fedjax_bn.data.masks.assemble import RESIZE, TILES
-from fedjax_bn.data.masks.volumes import AXIAL, CHANNELS, PLANES
-from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
-from fedjax_bn.data.regular_files import read_regular
-from fedjax_bn.data.sets.arrays import check_memory
-from fedjax_bn.engine.images import impossible_samples, standardize
+from fedjax_bn.arguments.text import nearest
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import Predictor, from_choice
-from fedjax_bn.serving.program import Program, open_program, read_served, write_program
+from fedjax_bn.serving.program import Program, open_program, write_program
 from fedjax_bn.sharing import Variables
 
 FORM = 1  # the version of the folder's format
 
 _ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
-_MOST_ABOUT = 2**26  # bytes of model.json
-_GIVEN = ("num_classes", "name", "parent")
+_SET_HERE = ("num_classes", "name", "parent")  # options of a model that its text cannot set
 
 
 class About(NamedTuple):
@@ -65,9 +59,9 @@ class About(NamedTuple):
       programs: adaptation -> the argument `about` of `open_program`.
       batch_size: B, the batch size of tests with adaptations that set no other.
       orientation: whether image files were turned upright for training, or used as stored, see
-        `pixels.raster`; folders of earlier versions have no such entry and used stored pixels.
-      masks: how images of another size reach a model that segments, "resize" or "tiles", see
-        `data.large`; "" for a model that gives each sample one class, as in earlier versions.
+        `pixels.raster`.
+      masks: how images of another size reach a model that segments, "resize" or "tiles"; "" for a
+        model that gives each sample one class.
       client: whose own model it is; "" for the one that an unseen client receives.
       channels, crop, plane, window: how slices of scans become samples, see
         `data.masks.volumes.Slices`; `channels` is "" for a model of other images.
@@ -87,22 +81,22 @@ class About(NamedTuple):
     std: list
     adaptations: list
     programs: dict
-    batch_size: int = 32
-    orientation: str = STORED
-    masks: str = ""
+    batch_size: int
+    orientation: str
+    masks: str
+    client: str = ""
     channels: str = ""
     crop: int = 0
-    plane: str = AXIAL
-    window: list = []  # noqa: RUF012, nothing changes it
-    client: str = ""
+    plane: str = ""
+    window: tuple = ()
 
 
-def is_ours(model: str) -> bool:
+def is_of_library(model: str) -> bool:
     """Returns whether a model, such as "ResNet18:width=16", belongs to this library."""
     return split_choice(model, _MODELS)[0] in _MODELS
 
 
-def write(
+def write_served(
     folder: Path, about: About, variables: Variables, programs: Mapping[str, Program]
 ) -> None:
     """Writes a served model atomically.
@@ -120,8 +114,8 @@ def write(
         np.savez(partial / _VARIABLES, **to_named(variables))
         (partial / _PROGRAMS).mkdir()
         written = {
-            text: write_program(partial / _PROGRAMS, text, program)
-            for text, program in programs.items()
+            adaptation: write_program(partial / _PROGRAMS, adaptation, program)
+            for adaptation, program in programs.items()
         }
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
@@ -177,62 +171,76 @@ def load(
     folder = Path(folder)
     about = read_about(folder)
     # A user's own adaptation is imported only if the user gave its name, never by the folder's.
-    typed, adapt = bool(adapt), adapt or about.adaptations[0]
-    try:
-        named = read_served(folder / _VARIABLES)
-    except (OSError, ValueError) as error:
-        reason = brief(str(error))
-        raise ValueError(f"cannot read {folder / _VARIABLES} ({reason}): serve it again") from error
-
-    def check(images: np.ndarray) -> None:
-        given, needed = (str(images.dtype), list(images.shape[1:])), (about.dtype, about.shape)
-        if given != needed:
-            raise ValueError(
-                f"images are {given[0]} {given[1]}, but the model was trained on {needed[0]} "
-                f"{needed[1]}: give images of that form (--resize stretches bytes to it)"
-            )
-
+    named_by_user, adapt = bool(adapt), adapt or about.adaptations[0]
+    with _damage_named(folder / _VARIABLES), (folder / _VARIABLES).open("rb") as file:
+        arrays = dict(np.load(file))
     name = split_choice(adapt, ADAPTATIONS)[0]
-    if not is_ours(about.model) or not (typed or name in ADAPTATIONS):
-        # Code that only the folder names is never imported; only its program is used.
-        if adapt not in about.programs:
-            raise ValueError(
-                f"--adapt {brief(adapt)} was not served with {folder}, which names code that is "
-                f"not of this library{nearest(adapt, about.programs)}"
-            )
-        if not trust:
-            raise ValueError(
-                f"{brief(adapt if is_ours(about.model) else about.model)} of {folder} is not of "
-                "this library and needs the folder's compiled program, which is code that may come "
-                "from anybody: if you trust it, add --trust (in Python trust=True)"
-                + "; or choose an --adapt of this library"
-                * is_ours(about.model)
-            )
+    if not is_of_library(about.model) or not (named_by_user or name in ADAPTATIONS):
+        _require_trusted_program(folder, about, adapt, trust)
         program = about.programs[adapt]
-        predictor = open_program(folder / _PROGRAMS, adapt, program, named, check)
-    elif name == "ensemble":
+        return open_program(folder / _PROGRAMS, adapt, program, arrays, _check_of(about))
+    if name == "ensemble":
         raise ValueError(
             "--adapt ensemble needs the batch norms of every client, which a served model does not "
             "hold: choose another adaptation"
         )
-    else:
-        what = f"the served model {brief(about.model)}"
-        make, fields = read_choice(what, about.model, _MODELS, given=_GIVEN)
-        model = call_chosen(what, make, num_classes=len(about.classes), **fields)
-        if about.compute_dtype != "float32":
-            model = in_dtype(model, about.compute_dtype)
-        variables = _variables_of(folder, about, model, named)
-        choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
-        predictor = from_choice(choice, variables, standardize(about.mean, about.std), check)
-    _check_traced(folder, adapt, about, predictor)
-    return predictor
+    title = f"the served model {about.model}"
+    make, fields = read_choice(title, about.model, _MODELS, given=_SET_HERE)
+    model = call_chosen(title, make, num_classes=len(about.classes), **fields)
+    if about.compute_dtype != "float32":
+        model = in_dtype(model, about.compute_dtype)
+    variables = _variables_of(folder, about, model, arrays)
+    choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
+    prepare = standardize(about.mean, about.std)
+    return from_choice(choice, variables, prepare, _check_of(about))
+
+
+def _require_trusted_program(folder: Path, about: About, adapt: str, trust: bool) -> None:
+    """Raises ValueError unless the program of an adaptation was served, and its user trusts it."""
+    # Code that only the folder names is never imported; only its program is used.
+    if adapt not in about.programs:
+        raise ValueError(
+            f"--adapt {adapt!r} was not served with {folder}, which names code that is "
+            f"not of this library{nearest(adapt, about.programs)}"
+        )
+    if not trust:
+        of_library = is_of_library(about.model)
+        choice = "; or choose an --adapt of this library" if of_library else ""
+        raise ValueError(
+            f"{adapt if of_library else about.model!r} of {folder} is not of this library and "
+            "needs the folder's compiled program, which is code that may come from anybody: if you "
+            f"trust it, add --trust (in Python trust=True){choice}"
+        )
+
+
+def _check_of(about: About) -> Callable[[np.ndarray], None]:
+    """Returns `check(images)`, which raises ValueError for another form than that of training."""
+
+    def check(images: np.ndarray) -> None:
+        form = str(images.dtype), list(images.shape[1:])
+        if form != (about.dtype, about.shape):
+            raise ValueError(
+                f"images are {form[0]} {form[1]}, but the model was trained on {about.dtype} "
+                f"{about.shape}: give images of that form (--resize stretches bytes to it)"
+            )
+
+    return check
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turns what a library raises on a damaged file into a ValueError with its path."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+        raise ValueError(f"cannot read {path} ({error}): serve it again") from error
 
 
 def read_about(folder: Path) -> About:
     """Returns the content of model.json.
 
     Raises:
-      ValueError: the folder holds no served model, or one that was edited or damaged.
+      ValueError: the folder holds no served model, or one that was damaged or has another form.
     """
     path = folder / _ABOUT
     if not path.exists():
@@ -240,54 +248,15 @@ def read_about(folder: Path) -> About:
             f"{folder} holds no served model ({_ABOUT} is not there): give a folder that "
             "`fedjax-bn serve --export` has written"
         )
-    try:
-        about = About(**json.loads(read_regular(path, _MOST_ABOUT)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"cannot read {path} ({brief(str(error))}): serve it again") from error
-    if wrong := _fault(about):
-        raise ValueError(f"cannot read {path} ({wrong}): serve it again")
+    with _damage_named(path):
+        about = About(**json.loads(path.read_text()))
+        if about.form != FORM:
+            raise ValueError(f"it is of form {about.form}, and this version reads form {FORM}")
     return about
 
 
-def _fault(about: About) -> str:
-    """Returns what is wrong with the content of model.json; "" if nothing is."""
-    parts = {"classes": str, "adaptations": str, "programs": str, "shape": int}
-    parts |= {"mean": float, "std": float, "window": float}
-    for name, kind in About.__annotations__.items():
-        value = getattr(about, name)
-        if type(value) is not kind:
-            return f"{name} must be of type {kind.__name__}"
-        if name in parts and not all(type(one) is parts[name] for one in value):
-            return f"its {name} must each be of type {parts[name].__name__}"
-    if about.form != FORM:
-        return f"it is of form {about.form}, and this version reads form {FORM}"
-    allowed = {"batch_size": SAMPLES, "order": ORDER}
-
-    def is_program(entry: Any) -> bool:
-        known = isinstance(entry, dict) and entry.keys() == allowed.keys()
-        return known and all(type(x) is int and allowed[k].holds(x) for k, x in entry.items())
-
-    wrong = {
-        "classes": not about.classes or len(set(about.classes)) < len(about.classes),
-        "adaptations": not about.adaptations,
-        "compute_dtype": about.compute_dtype not in ("float32", "bfloat16"),
-        "batch_size": not SAMPLES.holds(about.batch_size),
-        "orientation": about.orientation not in ORIENTATIONS,
-        "masks": about.masks not in ("", RESIZE, TILES)
-        or (bool(about.masks) and len(about.shape) != 3),
-        "channels": about.channels not in ("", *(CHANNELS if about.masks else ())),
-        "crop": not 0 <= about.crop < 2**31,
-        "plane": about.plane not in PLANES,
-        "window": not GREYS.holds(about.window),
-        "programs": not all(map(is_program, about.programs.values())),
-    }
-    impossible = impossible_samples(about.shape, about.dtype, about.mean, about.std)
-    what = next((name for name, is_wrong in wrong.items() if is_wrong), impossible)
-    return f"its {what} cannot be" if what else ""
-
-
 def _variables_of(
-    folder: Path, about: About, model: Any, named: Mapping[str, np.ndarray]
+    folder: Path, about: About, model: Any, arrays: Mapping[str, np.ndarray]
 ) -> Variables:
     """Returns the arrays as collections: the model's, and those that a method adds.
 
@@ -295,32 +264,12 @@ def _variables_of(
       ValueError: an array of the model is missing, or has another shape or dtype.
     """
     images = jax.ShapeDtypeStruct((2, *about.shape), jnp.float32)
-    with naming(f"the model {brief(about.model)} for samples {about.shape} of {folder}"):
-        wanted = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")
-    for name, leaf in wanted.items():
-        array = named.get(name)
+    with naming(f"the model {about.model} for samples {about.shape} of {folder}"):
+        leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")
+    for name, leaf in leaves.items():
+        array = arrays.get(name)
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise ValueError(
                 f"{folder / _VARIABLES} holds no {name} as {about.model} has it: serve it again"
             )
-    with naming(f"the tree of {folder / _VARIABLES}"):  # "a" and "a/b" cannot both be leaves
-        return jax.tree.map(jnp.asarray, unflatten_dict(dict(named), sep="/"))
-
-
-def _check_traced(folder: Path, adapt: str, about: About, predictor: Predictor) -> None:
-    """Raises ValueError, before anything is compiled, unless a batch gives probabilities."""
-    size = predictor.batch_size
-    images = jax.ShapeDtypeStruct((size, *about.shape), about.dtype)
-    try:
-        check_memory(images.size * 4)
-        carry = jax.eval_shape(predictor.start)
-        valid = jax.ShapeDtypeStruct((size,), bool)
-        found = jax.eval_shape(predictor.step, carry, images, valid)[0]
-        pixels = tuple(about.shape[:2]) if about.masks else ()
-        if found.shape != (size, *pixels, len(about.classes)) or found.dtype.kind != "f":
-            raise ValueError(f"it gives {found.dtype}{list(found.shape)}, and no probabilities")
-    except Exception as error:  # arrays of another form cause any error in a model or program
-        raise ValueError(
-            f"{folder} cannot predict by {brief(adapt)} in batches of {size} ({one_line(error)}): "
-            "choose another --adapt, or serve it again"
-        ) from error
+    return jax.tree.map(jnp.asarray, unflatten_dict(dict(arrays), sep="/"))

@@ -60,8 +60,10 @@ class Predictor(NamedTuple):
           count: N, the number of images.
           read: `read(index i64[b]) -> images [b, ...]`.
         """
-        index, found = zip(*self.blocks(count, read), strict=True)
-        return np.concatenate(found)[np.argsort(np.concatenate(index))]  # in the images' own order
+        index, batches = zip(*self.blocks(count, read), strict=True)
+        return np.concatenate(batches)[
+            np.argsort(np.concatenate(index))
+        ]  # in the images' own order
 
     def blocks(
         self, count: int, read: Callable[[np.ndarray], np.ndarray]
@@ -95,8 +97,8 @@ class Predictor(NamedTuple):
                 )
             # Padding gives all batches one shape, so that `step` compiles once.
             filled = np.pad(images, [(0, self.batch_size - count)] + [(0, 0)] * (images.ndim - 1))
-            found, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
-            yield np.asarray(found)[:count]
+            probabilities, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
+            yield np.asarray(probabilities)[:count]
 
 
 def predictor(

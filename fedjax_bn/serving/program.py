@@ -18,12 +18,10 @@ with too small results writes past its memory.
 """
 
 import re
-import stat
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import ZipFile
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +30,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 
 from fedjax_bn.adaptation.choice import Choice
-from fedjax_bn.arguments.text import brief, file_name
-from fedjax_bn.data.regular_files import read_regular
-from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.arguments.text import file_name
 from fedjax_bn.engine.images import Prepare
-from fedjax_bn.engine.named_arrays import check_numbers
 from fedjax_bn.serving.predictor import Predictor, step_of
 from fedjax_bn.sharing import Variables
 
-_MOST = 2**30  # bytes of a program
 PyTree = Any
 Arrays = dict[str, Any]
 
@@ -86,8 +80,8 @@ def export(
             jax.random.wrap_key_data(carry[str(i)]) if _is_key(x) else carry[str(i)]
             for i, x in enumerate(leaves)
         ]
-        found, after = step(variables, jax.tree.unflatten(form, leaves), images, valid)
-        return found, _to_named(after)
+        probabilities, after = step(variables, jax.tree.unflatten(form, leaves), images, valid)
+        return probabilities, _to_named(after)
 
     arrays, carry = flatten_dict(variables, sep="/"), _to_named(start)
     images = jax.ShapeDtypeStruct((choice.batch_size, *shape), dtype)
@@ -98,9 +92,9 @@ def export(
     return Program(bytes(program.serialize()), carry, choice.batch_size, choice.order)
 
 
-def write_program(folder: Path, text: str, program: Program) -> dict[str, Any]:
+def write_program(folder: Path, adaptation: str, program: Program) -> dict[str, Any]:
     """Writes NAME.stablehlo and NAME.npz; returns the argument `about` of `open_program`."""
-    name = file_name(text)
+    name = file_name(adaptation)
     (folder / f"{name}.stablehlo").write_bytes(program.content)
     np.savez(folder / f"{name}.npz", **program.carry)
     return {"batch_size": program.batch_size, "order": program.order}
@@ -108,7 +102,7 @@ def write_program(folder: Path, text: str, program: Program) -> dict[str, Any]:
 
 def open_program(
     folder: Path,
-    text: str,
+    adaptation: str,
     about: Mapping[str, Any],
     arrays: Arrays,
     check: Callable[[np.ndarray], None],
@@ -127,40 +121,16 @@ def open_program(
       ImportError: flatbuffers is not installed.
     """
     _require_flatbuffers()
+    path = folder / f"{file_name(adaptation)}.stablehlo"
     try:
-        name = file_name(text)
-        content = read_regular(folder / f"{name}.stablehlo", _MOST)
-        program = jax_export.deserialize(bytearray(content))
+        program = jax_export.deserialize(bytearray(path.read_bytes()))
         _refuse_custom_calls(program)
-        start = read_served(folder / f"{name}.npz")
+        with path.with_suffix(".npz").open("rb") as file:
+            start = dict(np.load(file))
     except Exception as error:  # flatbuffers raises any error on a damaged program
-        raise ValueError(
-            f"cannot read the program of {text} in {folder} ({brief(str(error))}): serve it again"
-        ) from error
+        raise ValueError(f"cannot read {path} ({error}): serve it again") from error
     step = partial(jax.jit(program.call), arrays)
     return Predictor(lambda: start, step, check, about["batch_size"], about["order"])
-
-
-def read_served(path: Path) -> dict[str, np.ndarray]:
-    """Returns name -> array of a served folder's `.npz`, whose numbers are real and finite.
-
-    Raises:
-      OSError, ValueError: the file is missing, damaged or compressed, or holds other arrays.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path} is not a regular file")
-    names = names_in_npz(path)
-    with ZipFile(path) as archive:  # a small compressed archive could unpack to fill the memory
-        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
-            raise ValueError(
-                f"{path} unpacks to more than it has, and served arrays are not packed"
-            )
-    arrays = read_npz(path, names)
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"the array {name:.80} is {array.dtype}, and no real numbers")
-    check_numbers(arrays)
-    return arrays
 
 
 def _refuse_custom_calls(program: jax_export.Exported) -> None:

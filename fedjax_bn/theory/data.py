@@ -46,7 +46,7 @@ def scanner_points(
       Points f[N * each, d], divided by their standard deviation, and labels i[N * each], 1 for odd
       digits, 0 for even ones.
     """
-    splits = [domain.train for domain in scanners.load().domains[:clients] if domain.train]
+    splits = [domain.train for domain in scanners.load_scanners().domains[:clients] if domain.train]
     images = np.concatenate([np.asarray(split.images[:each]) for split in splits])
     labels = np.concatenate([split.labels[:each] for split in splits])
     flat = images.reshape(len(images), -1) / 255.0

@@ -118,6 +118,8 @@ def runs_of(
     changes = {**SMALL, **bench.changes, **entry.changes, "adaptations": entry.adaptations}
     if entry.norm:
         changes["model"] = f"{changes['model']}:norm={entry.norm}"
+    if changes["method"] == "fedprox" and bench.config.startswith("configs/pacs.py"):
+        changes["method"] = "fedprox:mu=0.1"  # as in FedDG-GA's code on PACS
     changes |= {"optimizer.learning_rate": rate, "seed": seed}
     # one checkpoint, at the end, because a run takes seconds and there are hundreds
     changes |= {"checkpoint_every": changes["rounds"], "target": ""}

@@ -196,7 +196,7 @@ def _add(
         if target not in table["targets"]:
             table["targets"].append(target)
         changes = {k: v for k, v in run.changes.items() if k not in KEPT_APART}
-        changes |= {"data.corruptions": ()} if "data.corruptions" in tested else {}
+        changes |= {"data.domains": ()} if "data.domains" in tested else {}
         changes = json.loads(json.dumps(changes))  # tuples become lists, as in the file
         if changes not in row["changes"]:
             row["changes"].append(changes)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from plan import STAND_INS
 
-from fedjax_bn.data.corruptions import INTERNAL, TYPES
 from fedjax_bn.data.sets.arrays import names_in_npz
+from fedjax_bn.data.sets.cifar10_c import INTERNAL, TYPES
 
 _CORRUPTIONS = (
     *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
@@ -42,14 +42,12 @@ def target_in(path: str, target: str) -> str:
     """Returns the domain to leave out: `target`, or its stand-in if the data have that one.
 
     Args:
-      path: the digits' data, a folder of the originals or an `.npz`.
+      path: the digits' `.npz`.
       target: the domain that the plan leaves out.
     """
     other = STAND_INS.get(target)
     if not other or not Path(path).exists():
         return target
-    if Path(path).is_dir():
-        return "synth_digits"
     try:
         domains = {name.partition("__")[0] for name in names_in_npz(Path(path))}
     except ValueError:  # the run itself reports the damaged file

@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 def _plain(method: str, **changes: Any) -> Entry:
-    """Returns the row of a method, with changed keys of the config: fedsam__rho is fedsam.rho."""
+    """Returns the row of a method; data__augment is the changed key data.augment."""
     return Entry({"method": method} | {k.replace("__", "."): v for k, v in changes.items()})
 
 
@@ -76,8 +76,8 @@ ENTRIES: dict[str, Entry] = {
     "REA": _plain("fedavg", weigh="risk_extrapolation"),
     "FedDG-GA": _plain("fedavg", weigh="generalization_adjustment"),
     "FedSAM": _plain("fedsam"),
-    "FedASAM": _plain("fedsam", fedsam__rho=0.7, fedsam__eta=0.2),
-    "FedGAMMA": _plain("fedsam", fedsam__variates=True),
+    "FedASAM": _plain("fedsam:rho=0.7:eta=0.2"),
+    "FedGAMMA": _plain("fedsam:variates=True"),
     "FedSR": _plain("fedsr"),
     "AM": _plain("fedavg", **{"data.perturb": "amplitude_mix"}),
     "RandConv": _plain("randconv"),
@@ -89,7 +89,7 @@ ENTRIES: dict[str, Entry] = {
     "JiGen": _plain("jigen"),
     "CSD": _plain("csd"),
     "COPA": _plain("copa")._replace(adaptation="learned_alpha"),
-    "FedDG": _plain("feddg", feddg__spectra=16),
+    "FedDG": _plain("feddg:spectra=16"),
     "HarmoFL": _plain("harmofl"),
     "SelfReg": _plain("selfreg"),
     "SFA": _plain("sfa"),

@@ -7,7 +7,7 @@ of ResNet-18's ImageNet weights by torchvision's names, which you supply: --data
 
 The text names no initial weights. All runs here start from ImageNet's, because Table 1 has
 numbers like those of FedIG, which starts from them, far above those from random weights
-(docs/results.md). This is our choice; --config.pretrained= starts at random, and the report states
+(docs/results/). This is our choice; --config.pretrained= starts at random, and the report states
 it. The text names no optimizer, augmentation or split either: see configs/pacs.py.
 
 Nor does it name the weights of the clients and the arguments of the other methods. Batch size,
@@ -50,7 +50,7 @@ PACS = Protocol(
 
 
 def by_size(method: str, folder: str = "", **keys: object) -> Training:
-    """Returns a method whose clients weigh by size, with keys of the config such as fedsr__cmi."""
+    """Returns a method whose clients weigh by size, with changed keys of the config."""
     return training(method, folder, weigh="by_size", **keys)
 
 
@@ -59,15 +59,13 @@ def alike(method: str, folder: str = "", **keys: object) -> Training:
     return training(method, folder, weigh="uniform", **keys)
 
 
-SCI = {value: by_size("fedcd", f"sci-lambda{value}", fedcd__lambda_sci=value) for value in LAMBDAS}
+SCI = {value: by_size(f"fedcd:lambda_sci={value}", f"sci-lambda{value}") for value in LAMBDAS}
 REA = {
     value: training("fedavg", f"rea-eta{value}", weigh=f"risk_extrapolation:eta={value}")
     for value in ETAS
 }
 BOTH = {
-    (one, other): training(
-        "fedcd", f"sci-rea-lambda{one}-eta{other}", fedcd__lambda_sci=one, fedcd__eta=other
-    )
+    (one, other): training(f"fedcd:lambda_sci={one}:eta={other}", f"sci-rea-lambda{one}-eta{other}")
     for one in LAMBDAS
     for other in ETAS
 }
@@ -77,14 +75,14 @@ METHODS: dict[str, Row | Training | str] = {
     "FedDG-GA": training("fedavg", "feddg-ga", weigh="generalization_adjustment"),
     "FedCSA": NO_FORMULA,
     "FedNova": by_size("fednova"),
-    "FedProx": by_size("fedprox", fedprox__mu=0.1),
+    "FedProx": by_size("fedprox:mu=0.1"),
     "FedSAM": by_size("fedsam"),
     "FedADG": alike("fedadg"),
     "HarmoFL": alike("harmofl"),
     "Scaffold": by_size("scaffold"),
     "FedSR": alike("fedsr"),
-    "FedCMI": alike("fedsr", "fedcmi", fedsr__l2r=0.0),
-    "FedL2R": alike("fedsr", "fedl2r", fedsr__cmi=0.0, fedsr__noise=False),
+    "FedCMI": alike("fedsr:l2r=0.0", "fedcmi"),
+    "FedL2R": alike("fedsr:cmi=0.0:noise=False", "fedl2r"),
     "AM": by_size("fedavg", "fedavg-amplitude_mix", data__perturb="amplitude_mix"),
     "RSC": by_size("rsc"),
     "SNR": by_size("snr"),

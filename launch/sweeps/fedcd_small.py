@@ -39,7 +39,7 @@ TRAININGS = {
     "FedIG-A": fedcd.by_size("fediga", "fedig-a", adaptations=("running", ADAPTER)),
     "REA": plan.training("fedavg", "rea", weigh="risk_extrapolation:eta=0.5"),
     "FedCD-SCI": fedcd.by_size("fedcd", "fedcd-sci"),
-    "FedCD-SCI + REA": plan.training("fedcd", "fedcd-sci-rea", fedcd__eta=0.5),
+    "FedCD-SCI + REA": plan.training("fedcd:eta=0.5", "fedcd-sci-rea"),
 }
 METHODS = {
     label: Row((one,), ADAPTER if label == "FedIG-A" else "running")
@@ -168,7 +168,8 @@ MASKED = on_the_beach("FedCD-SCI")
 NORMS = {f"lambda = {v}": (TWO_SEEDS.names("", one), fedcd.NORM) for v, one in BY_LAMBDA.items()}
 TABLES = (
     table(
-        *("small", "PACS at 32x32, three tenths of the images, SmallCNN", SMALL_PACS, METHODS),
+        *("small", "PACS at 32x32, three tenths of the images, SmallCNN", SMALL_PACS),
+        METHODS | {"FedProx": fedcd.by_size("fedprox:mu=0.1")},
         average="mean",
     ),
     table("digits", "Digits, leaving one domain out", SMALL_DIGITS, METHODS, average="mean"),

@@ -19,8 +19,8 @@ from plan import Column, Evaluation, Figure, Protocol, Table, Training, finished
 from report import measured, printed, read_results
 
 from fedjax_bn.arguments.errors import UserError
-from fedjax_bn.report.plots import ablation
 from fedjax_bn.tasks.figures import png
+from fedjax_bn.training.evaluation.plots import ablation
 
 STYLES = ("--o", "-s", ":^", "-.v")  # one for each method
 IMAGES, SAMPLES = 8, 100  # of each client: images that are shown, images in the histogram
@@ -288,14 +288,14 @@ def pixels(workdir: Path, runs: Sequence[str]) -> bytes | None:
       workdir: the folder of the sweep.
       runs: the names of the runs.
     """
-    from fedjax_bn.run.experiment.datasets import DATASETS, configured_clients
+    from fedjax_bn.run.experiment.datasets import configured_clients, read_data
     from fedjax_bn.run.files.finished import configuration
 
     for name in filter(lambda name: finished(workdir, name), runs):
         try:
             about = json.loads((workdir / name / "config.json").read_text())
             config = configuration(about["config"])
-            clients = configured_clients(DATASETS[config.data.name](config), config)[0].domains
+            clients = configured_clients(read_data(config), config)[0].domains
         except (UserError, OSError, ValueError) as error:
             print(f"Fig. 6 is left out: {error}", file=sys.stderr)
             continue

@@ -33,7 +33,7 @@ NEEDS = {"data.path": "pacs", "pretrained": "resnet50"}
 PACS = Protocol("pacs", "configs/pacs.py", left_out(DOMAINS["pacs"]), 1, NEEDS, CHANGES)
 ADAPTER = "zero_shot_adapter"
 FEDAVG = training("fedavg", adaptations=("running", "tsmobn"))
-FEDIGA = training("fediga", adaptations=("running", ADAPTER), fedig__cafl="mean")
+FEDIGA = training("fediga", adaptations=("running", ADAPTER))
 ROWS = {
     "FedAvg": Row((FEDAVG,)),
     "FedAvg + TsmoBN": Row((FEDAVG,), "tsmobn"),

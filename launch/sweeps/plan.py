@@ -243,12 +243,12 @@ class Protocol(NamedTuple):
 def training(
     method: str, folder: str = "", tests: tuple[Evaluation, ...] = (), **keys: Any
 ) -> Training:
-    """Returns the training of a method with changed keys of the config: fedsr__cmi is fedsr.cmi.
+    """Returns the training of a method, such as fedprox:mu=0.1, with changed keys of the config.
 
-    Its folder is the method's name unless another is given.
+    data__augment is the key data.augment. The folder is the method's name unless another is given.
     """
     changes = {key.replace("__", "."): value for key, value in keys.items()}
-    return Training(folder or method, {"method": method, **changes}, tests)
+    return Training(folder or method.partition(":")[0], {"method": method, **changes}, tests)
 
 
 def columns_of(domains: Mapping[str, str], target: str = "") -> dict[str, Column]:

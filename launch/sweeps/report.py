@@ -13,7 +13,6 @@ from plan import UNSEEN, Cell, Run, Sweep, Table, by_folder, config_file, finish
 from fedjax_bn.report.finished_runs import EQUALS_FEDAVG, has_equal_steps, other_samples
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.experiment.method import METHODS, group_of
 from fedjax_bn.training.workdir import write_atomically
 
 # Keys on which no number depends: those of the machine, of checkpoints and of output.
@@ -253,11 +252,8 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
     changes = {key: value for key, value in run.changes.items() if key != "seed"}
     supplied = dict.fromkeys(run.needs, "PATH")
     planned = _planned(run.config, tuple((changes | supplied).items()))
-    others = set(METHODS) - {group_of(theirs.get("method", ""))}  # their keys do not matter
     found = []
     for key in sorted(planned.keys() & theirs.keys() - set(APART)):
-        if key.partition(".")[0] in others:
-            continue
         # JSON stores tuples as lists
         values = (planned[key], theirs[key])
         ours, given = (list(one) if isinstance(one, tuple) else one for one in values)

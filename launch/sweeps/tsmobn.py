@@ -2,10 +2,9 @@
 
     python launch/sweeps/tsmobn.py [--only "Table 1"] [--data FOLDER] [--dry-run]     see sweep.py
 
-NAMEs of data: digits_dg, cifar10_c (the published folder, or CIFAR-10, from which the corruptions
-are made) and camelyon17, as their config files take data.path; and alexnet, a file of AlexNet's
-ImageNet weights by torchvision's names, which you supply: --data.alexnet=FILE. --config.pretrained=
-starts at random instead, and the report states it.
+NAMEs of data: digits_dg, cifar10_c and camelyon17, as their config files take data.path; and
+alexnet, a file of AlexNet's ImageNet weights by torchvision's names, which you supply:
+--data.alexnet=FILE. --config.pretrained= starts at random instead, and the report states it.
 
 There are three seeds, 0, 1 and 2 (E.2.2). Runs on CIFAR-10-C and Camelyon17 stop when ten rounds
 bring no better validation accuracy; images of CIFAR-10-C have 256 pixels a side (E.1). Each of its
@@ -45,7 +44,7 @@ from domains import DOMAINS, TYPE_OF
 from plan import Column, Evaluation, Protocol, Row, Table, columns_of, table, training
 from sweep import main
 
-from fedjax_bn.data.corruptions import EXTRA, TYPES
+from fedjax_bn.data.sets.cifar10_c import EXTRA, TYPES
 
 CORRUPTIONS = {
     heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
@@ -58,7 +57,7 @@ SEEDS = 3
 AFFINE = ("running", "tsmobn", "tsmobn:affine=False")
 
 NO_AFFINE = Evaluation("affine", {"adaptations": AFFINE})
-EXTRAS = Evaluation("extra", {"data.corruptions": EXTRA, "target": "extra"})
+EXTRAS = Evaluation("extra", {"data.domains": EXTRA, "target": "extra"})
 
 
 def both(

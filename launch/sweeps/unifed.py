@@ -2,11 +2,10 @@
 
     python launch/sweeps/unifed.py [--only "Table 2"] [--data FOLDER] [--dry-run]     see sweep.py
 
-NAMEs of data: cifar10_c (the published folder, or CIFAR-10, from which the corruptions are made)
-and camelyon17, as their config files take data.path; and alexnet, a file of AlexNet's ImageNet
-weights by torchvision's names, which you supply: --data.alexnet=FILE. Images of CIFAR-10-C have 256
-pixels a side (section 4.1.1). --config.pretrained= starts at random, --config.data.image_size=64
-makes them small, and the report states it.
+NAMEs of data: cifar10_c and camelyon17, as their config files take data.path; and alexnet, a file
+of AlexNet's ImageNet weights by torchvision's names, which you supply: --data.alexnet=FILE. Images
+of CIFAR-10-C have 256 pixels a side (section 4.1.1). --config.pretrained= starts at random,
+--config.data.image_size=64 makes them small, and the report states it.
 
 The sweep has eight algorithms, each with batch norm averaged and with batch norm kept by the
 clients ("own"), and three seeds (section 4: "three independent runs"). All clients have the same
@@ -46,7 +45,7 @@ from domains import DOMAINS, TYPE_OF
 from plan import MEAN, Column, Protocol, Row, Table, Training, columns_of, table
 from sweep import main
 
-from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.data.sets.cifar10_c import INTERNAL
 
 METHODS = ("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg")
 LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))  # of Table 2

@@ -2,13 +2,13 @@
 
     python launch/sweeps/vessels.py --data FOLDER [--only 'vessels/STARE/*']     see sweep.py
 
-FOLDER/vessels holds CHASEDB, DRIVE, STARE and VEVIO (24, 15, 12 and 16 images with masks) in any
-form that data.name=masks reads. Three cameras train, with a fifth of their images for testing and
+FOLDER/vessels holds CHASEDB, DRIVE, STARE and VEVIO (24, 15, 12 and 16 images with masks), each
+with folders images and masks. Three cameras train, with a fifth of their images for testing and
 the eyes of one child together; the fourth is unseen. Images are stretched to 128 pixels, where
 thin vessels are narrower than a pixel: the scores are below those of the full size. Numbers are
 the Dice of the vessels in percent over 3 seeds. All methods have the same rate and rounds, which
 were not tuned. HarmoFL and FedDG have the options of their authors' code for
-segmentation, but FedDG differentiates its inner step too (feddg.order=2), which that code does not.
+segmentation, but FedDG differentiates its inner step too (feddg:order=2), which that code does not.
 Of FedDG, each client sends the mean amplitudes of 4 images.
 """
 
@@ -26,6 +26,12 @@ CHANGES = {
     "optimizer.learning_rate": 0.003,
     "optimizer.schedule": "cosine",
     "data.test": 0.2,
+    "data.pairs": (
+        *("images/{}_training.tif", "masks/{}_manual1.gif"),  # DRIVE
+        *("images/{}.ppm", "masks/{}.ah.pgm"),  # STARE
+        *("images/{}.jpg", "masks/{}_1stHO.png"),  # CHASEDB
+        *("images/{}.png", "masks/bw_{}_black.png"),  # VEVIO
+    ),
 }
 UNSEEN = Protocol(
     "vessels", "configs/masks.py", left_out(CAMERAS), 3, {"data.path": "vessels"}, CHANGES
@@ -35,7 +41,7 @@ METHODS: dict[str, Training] = {
     "FedAvg": training("fedavg"),
     "FedBN": training("fedbn"),
     "HarmoFL": training("harmofl"),
-    "FedDG": training("feddg", feddg__spectra=4),
+    "FedDG": training("feddg:spectra=4"),
 }
 ROWS = {
     label + served: Row((one,), adaptation)

@@ -17,10 +17,10 @@ from fedjax_bn.engine.images import standardize
 
 PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().images]  # 150 x 200
 BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (3, 5, 140, 190, 40), (60, 80, 7, 5, 16)]
-crop_and_resize = jax.jit(augment._crop_and_resize, static_argnums=5)
+crop_and_resize = jax.jit(augment.crop_and_resize, static_argnums=5)
 rotate = jax.jit(augment.rotate)
 shift_hue = jax.jit(augment.shift_hue)
-jitter = jax.jit(augment._jitter)
+jitter = jax.jit(augment.jitter)
 FACTORS = [0.0, 0.7, 1.0, 1.3, 2.5]
 ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
@@ -131,7 +131,7 @@ def test_jitter_applies_the_four_changes_in_every_given_order():
 
     orders = np.array(list(permutations(range(4))), np.int32)
     given = map(jnp.asarray, (image, factors, turns))
-    ours = jax.jit(jax.vmap(partial(augment._jitter, *given)))(orders)
+    ours = jax.jit(jax.vmap(partial(augment.jitter, *given)))(orders)
     for order, result in zip(orders, ours, strict=True):
         expected = image
         for which in order:
@@ -147,10 +147,10 @@ def test_a_whole_chain_on_pacs_is_within_two_levels_of_pillow(shared):
 
     @jax.jit
     def chain(image):
-        image = augment._crop_and_resize(image, top, left, high, wide, 96)
-        image = augment._random_flip(jax.random.key(0), image, 1.0)
+        image = augment.crop_and_resize(image, top, left, high, wide, 96)
+        image = augment.random_flip(jax.random.key(0), image, 1.0)
         order = jnp.array([1, 2, 0])  # contrast, saturation, brightness
-        return augment._jitter(image, jnp.array([0.9, 0.8, 1.2]), 0.0, order)
+        return augment.jitter(image, jnp.array([0.9, 0.8, 1.2]), 0.0, order)
 
     for file in files:
         theirs = Image.open(file).convert("RGB")
@@ -167,7 +167,7 @@ def test_a_whole_chain_on_pacs_is_within_two_levels_of_pillow(shared):
 
 
 def boxes(count, height, width, scale, ratio):
-    draw = partial(augment._crop_box, height=height, width=width, scale=scale, ratio=ratio)
+    draw = partial(augment.crop_box, height=height, width=width, scale=scale, ratio=ratio)
     return [np.asarray(values) for values in jax.jit(jax.vmap(draw))(keys(count))]
 
 
@@ -194,7 +194,7 @@ def test_where_no_box_fits_it_is_the_largest_in_the_middle(height, width, expect
 
 FLIP, GREY = (
     jax.jit(jax.vmap(change, (0, None, None)))
-    for change in (augment._random_flip, augment._random_grey)
+    for change in (augment.random_flip, augment.random_grey)
 )
 
 
@@ -210,7 +210,7 @@ def test_flip_and_grey_happen_as_often_as_asked(probability):
 def test_angles_are_uniform_within_the_range():
     side = 121
     place = np.stack(np.meshgrid(np.arange(side), np.arange(side)), axis=-1) - side // 2
-    turn = jax.jit(jax.vmap(partial(augment._random_rotation, degrees=30.0), (0, None)))
+    turn = jax.jit(jax.vmap(partial(augment.random_rotation, degrees=30.0), (0, None)))
     # Where the pixel that is now right of the centre came from.
     x, y = np.asarray(turn(keys(300), jnp.asarray(place, float)))[:, side // 2, side - 3].T
     assert_uniform(np.rad2deg(np.arctan2(y, x)), -30.5, 30.5)  # nearest pixels: half a degree
@@ -225,10 +225,10 @@ def test_jitter_draws_factors_uniformly_and_all_orders_alike_and_apart():
         return image
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(augment, "_jitter", record)
+        patch.setattr(augment, "jitter", record)
 
         def draw(key):
-            augment._random_jitter(key, jnp.zeros((1, 1, 3)), spread)
+            augment.random_jitter(key, jnp.zeros((1, 1, 3)), spread)
             return seen.pop()
 
         factors, turns, orders = map(np.asarray, jax.jit(jax.vmap(draw))(keys(4800)))
@@ -277,8 +277,8 @@ def test_a_sample_does_not_depend_on_the_others_of_its_batch(name, batch):
 @pytest.mark.usefixtures("x64")
 def test_clients_under_vmap_and_one_by_one_get_the_same_bits(batch):
     run = augment.compose(
-        partial(augment._random_rotation, degrees=20),
-        partial(augment._random_jitter, spread=(0.3,) * 4),
+        partial(augment.random_rotation, degrees=20),
+        partial(augment.random_jitter, spread=(0.3,) * 4),
     )
     args = keys(2), jnp.stack([batch, batch[::-1]])
     together = jax.jit(jax.vmap(run))(*args)

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.domain import check_dataset, whole
-from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.cow_on_beach import _COLOURS, _PLACES, _grounds, _paint, ground_of, load
+from fedjax_bn.data.sets.cow_on_beach import ground_of, load_cow_on_beach
 from fedjax_bn.data.sets.scanners import handwriting
 
-DATA = load(0)
+DATA = load_cow_on_beach(0)
 DOMAINS = {domain.name: whole(domain) for domain in DATA.domains}
 
 
@@ -18,7 +17,14 @@ def share_of_own_ground(split, further=0):
 
 def test_the_dataset_is_sound_and_every_scan_is_owned_once():
     check_dataset(DATA)
-    assert [domain.name for domain in DATA.domains] == [place.name for place in _PLACES]
+    assert [domain.name for domain in DATA.domains] == [
+        "meadow",
+        "pasture",
+        "heath",
+        "marsh",
+        "zoo",
+        "beach",
+    ]
     assert sum(len(split.labels) for split in DOMAINS.values()) == 1797
     counts = sum(np.bincount(split.labels, minlength=10) for split in DOMAINS.values())
     assert counts.tolist() == np.bincount(handwriting()[1]).tolist()
@@ -26,11 +32,12 @@ def test_the_dataset_is_sound_and_every_scan_is_owned_once():
     assert sizes == [220, 30, 70]
 
 
-@pytest.mark.parametrize("place", _PLACES[:4], ids=lambda place: place.name)
-def test_a_client_shows_a_digit_on_its_own_ground_as_often_as_stated(place):
-    expected = place.own + (1 - place.own) / 10
-    deviation = 4 * np.sqrt(expected * (1 - expected) / place.images)
-    assert abs(share_of_own_ground(DOMAINS[place.name]) - expected) < deviation
+@pytest.mark.parametrize(
+    ("place", "expected"), [("meadow", 0.91), ("pasture", 0.82), ("heath", 0.73), ("marsh", 0.64)]
+)
+def test_a_client_shows_a_digit_on_its_own_ground_as_often_as_stated(place, expected):
+    deviation = 4 * np.sqrt(expected * (1 - expected) / 320)
+    assert abs(share_of_own_ground(DOMAINS[place]) - expected) < deviation
 
 
 def test_in_the_zoo_the_colour_tells_nothing_and_on_the_beach_it_tells_wrong():
@@ -39,22 +46,11 @@ def test_in_the_zoo_the_colour_tells_nothing_and_on_the_beach_it_tells_wrong():
     assert share_of_own_ground(DOMAINS["beach"], further=5) == 1
 
 
-@pytest.mark.parametrize("light", [0.55, 0.8, 1.0])
-def test_the_ground_is_read_back_in_any_light(light):
-    ink, _ = handwriting()
-    ground = np.arange(200) % 10
-    images = _paint(ink[:200], ground, light, generator(1))
-    assert (ground_of(images) == ground).mean() > 0.99
-
-
 def test_another_seed_gives_other_bytes():
     """That the same seed gives the same bytes is held by `test_goldens`."""
-    for one, two in zip(DATA.domains, load(1).domains, strict=True):
+    for one, two in zip(DATA.domains, load_cow_on_beach(1).domains, strict=True):
         assert not np.array_equal(one.train.images, two.train.images)
 
 
-def test_colours_are_ten_and_grounds_stay_among_them():
-    assert len(np.unique(np.round(_COLOURS), axis=0)) == 10
-    for place in _PLACES:
-        drawn = _grounds(place, np.arange(1000) % 10, generator(2))
-        assert set(np.unique(drawn)) <= set(range(10))
+def test_there_are_ten_grounds():
+    assert set(ground_of(DOMAINS["zoo"].images)) == set(range(10))

@@ -1,8 +1,7 @@
-"""A damaged file gives what was in it, or one error message."""
+"""A damaged file gives what was in it, or one error that names it; none is unpickled."""
 
 import gzip
 import io
-import pickle
 from contextlib import suppress
 
 import numpy as np
@@ -11,46 +10,44 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import runs
+import scans
+from fedjax_bn.data.masks.scans import slices_of
+from fedjax_bn.data.masks.values import open_mask
+from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.pixels.decode import decode
-from fedjax_bn.data.sets import abide, cifar10_c, digit_files, files, npz
+from fedjax_bn.run.experiment.datasets import DATASETS
 
-RNG = np.random.default_rng(0)
-BYTES = RNG.integers(0, 256, (6, 5, 5, 3), np.uint8)
-
-
-def archive() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, a__images=BYTES, a__labels=np.arange(6) % 2, classes=np.array(["x", "y"]))
-    return file.getvalue()
+BYTES = np.random.default_rng(0).integers(0, 256, (5, 5, 3), np.uint8)
 
 
 def picture(kind: str) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(BYTES[0]).save(file, kind)
-    return file.getvalue()
+    content = io.BytesIO()
+    Image.fromarray(BYTES).save(content, kind)
+    return content.getvalue()
 
 
-def decoded(path):
+def archive(labels) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, a__images=np.zeros((2, 4, 4, 3), np.uint8), a__labels=labels)
+    return content.getvalue()
+
+
+def read_image(path):
     return decode([path], 8, root=path.parent, progress=False)
 
 
-IDX = b"\0\0\x08\x03\0\0\0\4\0\0\0\5\0\0\0\5" + bytes(100)
-BATCH = {b"data": RNG.integers(0, 256, (2, 3072), np.uint8), b"labels": [1, 2]}
+def read_npz(path):
+    return DATASETS["npz"](runs.config(data__name="npz", data__path=str(path)))
+
+
 CASES = {
-    "a.npz": (archive(), npz.load),
-    "images": (IDX, lambda path: digit_files._read_idx(path, 3)),
-    "images.gz": (gzip.compress(IDX), lambda path: digit_files._read_idx(path, 3)),
-    "test_batch": (pickle.dumps(BATCH, 2), lambda path: cifar10_c._read_cifar10(path.parent)),
-    "table.csv": (
-        b'FILE_ID,SITE_ID,DX_GROUP\na,NYU,1\nb,"N,Y",2\n',
-        lambda path: abide._read_table(path.parent),
-    ),
-    "list.txt": (b"a/b.jpg 1\nc d.png 2\n", files.read_list),
-    "a.jpg": (picture("JPEG"), decoded),
-    "b.jpg": (picture("TIFF"), decoded),
-    "c.jpg": (picture("WEBP"), decoded),
+    "a.jpg": (picture("JPEG"), read_image),
+    "a.png": (picture("PNG"), read_image),
+    "a.tif": (picture("TIFF"), read_image),
+    "a.webp": (picture("WEBP"), read_image),
+    "a.npz": (archive(np.array([0, 1])), read_npz),
 }
-EXTREME = (b"\xff" * 4, b"\0" * 4, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\n", b'"')
 
 
 @st.composite
@@ -59,28 +56,58 @@ def damaged(draw, raw: bytes) -> bytes:
     raw = bytearray(raw)
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, len(raw)))
-        new = draw(st.one_of(st.binary(max_size=8), st.sampled_from(EXTREME)))
-        gone = draw(st.sampled_from([0, len(new), len(new), 1, 8, len(raw)]))
-        raw[place : place + gone] = new
+        put_in = draw(st.binary(max_size=8))
+        taken_out = draw(st.sampled_from([0, len(put_in), 1, 8, len(raw)]))
+        raw[place : place + taken_out] = put_in
     return bytes(raw)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path, name):
+def test_a_damaged_file_is_read_or_named_in_one_line(tmp_path, name):
     raw, read = CASES[name]
     path = tmp_path / name
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(damaged(raw))
     def check(content: bytes) -> None:
         path.write_bytes(content)
-        with suppress(ValueError, FileNotFoundError):
+        with suppress(ValueError):
             read(path)
             return
-        with pytest.raises((ValueError, FileNotFoundError), match=r"\A.{10,1500}\Z") as caught:
+        with pytest.raises(ValueError, match=rf"\A.*{name}.*\Z"):
             read(path)
-        assert not isinstance(caught.value, UnicodeError)
 
     path.write_bytes(raw)
     read(path)
     check()
+
+
+class Call:
+    """Asks whoever unpickles it to write a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path):
+    (tmp_path / "a.npz").write_bytes(archive(np.array([Call(tmp_path / "called"), 1], object)))
+    with pytest.raises(ValueError, match=r"a\.npz"):
+        read_npz(tmp_path / "a.npz")
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_mask_that_is_no_image_raises_an_error():
+    with pytest.raises(ValueError, match="PNG"):
+        open_mask(b"no image")
+
+
+def test_a_volume_that_is_cut_off_is_named(tmp_path):
+    pytest.importorskip("nibabel")
+    path = scans.write_volume(tmp_path / "a.nii.gz", scans.voxels())
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(content[: len(content) // 2]))
+    with pytest.raises(ValueError, match=str(path)):
+        slices_of(path, Slices(16))

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data.pixels import cache as cache_module
-from fedjax_bn.data.pixels.decode import decode, read_image
+from fedjax_bn.data.pixels.decode import decode, open_image
 
 RNG = np.random.default_rng(0)
 
@@ -100,15 +100,14 @@ def test_all_unreadable_files_are_named_in_one_sentence(tmp_path, files):
     root = files[0].parent
     files += [spoil(root / "cut.jpg", whole[:-200]), spoil(root / "empty.png", b"")]
     files += [spoil(root / "page.jpg", b"<html>not found</html>")]
-    with pytest.raises(ValueError, match=r"^3 of 8 images in .* cannot be read: ") as error:
+    with pytest.raises(ValueError, match="3 of 8 images") as error:
         load(files, cache=tmp_path / "cache")
-    for name in ("cut.jpg (image file is truncated", "empty.png (", "page.jpg ("):
-        assert name in str(error.value)
+    for name in ("cut.jpg", "empty.png", "page.jpg"):
+        assert str(root / name) in str(error.value)
     assert "\n" not in str(error.value)
-    assert "fetch or unpack them again" in str(error.value)
     assert kept_in(tmp_path / "cache") == []
     many = [spoil(tmp_path / f"many/{k:02}.jpg", b"x") for k in range(13)]
-    with pytest.raises(ValueError, match=r"13 of 13 .* and 3 more; ") as error:
+    with pytest.raises(ValueError, match="13 of 13 images") as error:
         load(many)
     assert str(error.value).count(".jpg (") == 10
 
@@ -116,7 +115,7 @@ def test_all_unreadable_files_are_named_in_one_sentence(tmp_path, files):
 @pytest.mark.parametrize("cached", [False, True])
 def test_missing_files_are_named_with_the_others(tmp_path, files, cached):
     files += [files[0].with_name("gone.png"), spoil(files[0].with_name("page.jpg"), b"x")]
-    with pytest.raises(ValueError, match=r"2 of 7 .* gone.png \(No such file.*\), page.jpg \("):
+    with pytest.raises(ValueError, match=r"2 of 7 .*gone\.png.*page\.jpg"):
         load(files, cache=tmp_path / "cache" if cached else None)
 
 
@@ -131,15 +130,15 @@ def test_progress_goes_to_stderr_only_if_wanted_and_there_must_be_files(files, c
     assert "5 of 5 images" in err
 
 
-def count_reads(monkeypatch) -> list[Path]:
-    """The files that are decoded from now on."""
+def count_reads(monkeypatch) -> list[bytes]:
+    """The contents of the files that are decoded from now on."""
     seen = []
 
-    def read(file: Path, most: float) -> bytes:
-        seen.append(file)
-        return read_image(file, most)
+    def opened(content: bytes, *options):
+        seen.append(content)
+        return open_image(content, *options)
 
-    monkeypatch.setattr("fedjax_bn.data.pixels.decode.read_image", read)
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode.open_image", opened)
     return seen
 
 
@@ -197,41 +196,16 @@ def test_other_pixels_of_the_same_size_and_time_are_decoded_anew_and_a_touched_f
     np.testing.assert_array_equal(images, [pillow(file, 8)])
 
 
-@pytest.mark.parametrize("damage", ["short", "empty", "longer", "before"])
-def test_a_damaged_cache_is_decoded_anew_with_a_sentence(tmp_path, files, damage, capsys):
-    first = np.array(load(files, cache=tmp_path / "cache")[0])
+@pytest.mark.parametrize("size", [0, 100, 500, 1089])
+def test_a_cache_that_is_cut_off_is_made_again(tmp_path, files, size):
+    expected = np.array(load(files, cache=tmp_path / "cache")[0])
     (path,) = (tmp_path / "cache").glob("*.npy")
-    content = path.read_bytes()
-    broken = {
-        "short": content[:500],
-        "empty": b"",
-        "longer": content + b" ",
-        "before": content[: 128 + first.nbytes] + b"[]",  # as versions without checksums wrote it
-    }
-    path.write_bytes(broken[damage])
-    again, _ = load(files, cache=tmp_path / "cache")
-    np.testing.assert_array_equal(again, first)
-    said = f"{path} is damaged or of an earlier version: it is made again\n"
-    assert capsys.readouterr().err == said
-    load(files, cache=tmp_path / "cache")
-    assert not capsys.readouterr().err
+    path.write_bytes(path.read_bytes()[:size])
+    np.testing.assert_array_equal(load(files, cache=tmp_path / "cache")[0], expected)
+    np.testing.assert_array_equal(np.load(path), expected)
 
 
-def test_a_bit_that_changed_anywhere_in_a_cache_is_noticed(tmp_path, files, capsys):
-    first = np.array(load(files, cache=tmp_path / "cache")[0])
-    (path,) = (tmp_path / "cache").glob("*.npy")
-    content = path.read_bytes()
-    places = np.random.default_rng(0).choice(len(content), 30, replace=False)
-    for place in (0, 127, 128, 1087, 1088, len(content) - 1, *places.tolist()):
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        np.testing.assert_array_equal(load(files, cache=tmp_path / "cache")[0], first)
-        assert "is made again" in capsys.readouterr().err, place
-        assert path.read_bytes() == content
-
-
-def test_rows_written_in_order_or_at_their_place_are_kept_and_checked(tmp_path, capsys):
+def test_rows_written_in_order_or_at_their_place_are_kept(tmp_path):
     rows = np.random.default_rng(0).integers(0, 256, (7, 5), np.uint8)
 
     def in_order(write):
@@ -249,16 +223,6 @@ def test_rows_written_in_order_or_at_their_place_are_kept_and_checked(tmp_path, 
         np.testing.assert_array_equal(array, rows)
         assert notes == ("a note",)
     assert {path.parent for path in tmp_path.rglob("*.npy")} == {tmp_path}
-    assert not capsys.readouterr().err
-
-
-def test_an_array_that_was_not_written_whole_is_never_read(tmp_path):
-    def make(write):
-        write(np.ones((2, 5), np.uint8))
-        return ()
-
-    with pytest.raises(OSError, match="vanished or changed"):
-        cache_module.cached_array(tmp_path, "rows", (3, 5), make)
 
 
 @contextmanager
@@ -272,26 +236,23 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [100, 600, 1100])
+@pytest.mark.parametrize("size", [100, 600, 1089])
 def test_a_full_disk_in_the_middle_is_one_sentence_and_leaves_nothing(tmp_path, files, size):
-    """5 images of 8x8x3 bytes after a header of 128 are 1088; checksums and notes follow."""
+    """5 images of 8x8x3 bytes after a header of 128 are 1088; two of notes follow."""
     with (
         files_of_at_most(size),
-        pytest.raises(OSError, match=r"cannot keep 0\.0 MB .*File too large") as error,
+        pytest.raises(OSError, match=r"/cache .*data\.cache"),
     ):
         load(files, cache=tmp_path / "cache")
-    assert "give another data.cache" in str(error.value)
-    assert str(tmp_path / "cache") in str(error.value)
     assert kept_in(tmp_path / "cache") == []
     assert len(load(files, cache=tmp_path / "cache")[0]) == 5
     (whole,) = kept_in(tmp_path / "cache")
-    assert whole.stat().st_size > 1100
     assert np.load(whole).shape == (5, 8, 8, 3)
 
 
 def test_a_cache_that_is_a_file_is_named(tmp_path, files):
     spoil(tmp_path / "cache", b"")
-    with pytest.raises(OSError, match=r"cannot keep .* in .*cache \(Not a directory\)"):
+    with pytest.raises(OSError, match=r"/cache .*data\.cache"):
         load(files, cache=tmp_path / "cache")
 
 
@@ -308,19 +269,19 @@ def small_disk(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("place", "instead", "error", "said"),
+    ("place", "instead", "error"),
     [
-        ("fedjax_bn.data.pixels.decode.read_image", stop, KeyboardInterrupt, None),
-        ("os.fsync", refuse, OSError, r"cannot keep .*Input/output error"),
-        ("shutil.disk_usage", small_disk, OSError, "its disk is full"),
+        ("fedjax_bn.data.pixels.decode.open_image", stop, KeyboardInterrupt),
+        ("os.fsync", refuse, OSError),
+        ("shutil.disk_usage", small_disk, OSError),
     ],
 )
 def test_no_file_is_left_after_an_interrupt_or_where_the_disk_does_not_take_it(
-    tmp_path, files, monkeypatch, place, instead, error, said
+    tmp_path, files, monkeypatch, place, instead, error
 ):
     seen = count_reads(monkeypatch)
     monkeypatch.setattr(place, instead)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error):
         load(files, cache=tmp_path / "cache")
     assert len(seen) == (len(files) if instead is refuse else 0)  # a small disk is noticed before
     assert kept_in(tmp_path / "cache") == []
@@ -330,15 +291,15 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from fedjax_bn.data.pixels import decode
-real = decode.read_image
-def read(file, most):
+real = decode.open_image
+def opened(*given):
     if sys.argv[2] == "hang":
         print("writing", flush=True)
         time.sleep(60)
     time.sleep(0.1)
     print("decoded", flush=True)
-    return real(file, most)
-decode.read_image = read
+    return real(*given)
+decode.open_image = opened
 files = sorted(Path(sys.argv[1], "set").iterdir())
 root = Path(sys.argv[1], "set")
 images, _ = decode.decode(files, 8, root=root, cache=Path(sys.argv[1], "cache"), progress=False)
@@ -351,31 +312,21 @@ def start(folder: Path, mode: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_partial_files_are_swept_unless_their_writer_lives_or_they_are_another_programs(
-    tmp_path, files
-):
+def test_what_a_killed_process_left_is_never_read_and_written_anew(tmp_path, files):
     process = start(tmp_path, "hang")
-    assert process.stdout.readline() == "writing\n"
-    ours, theirs = tmp_path / "cache" / cache_module._PARTIAL, []
-    dead = spoil(ours / "other-8-00.partial", b"half")
-    for name in ("film.partial", "set-8-00.partial", "x/a.partial"):
-        theirs.append(spoil(tmp_path / "cache" / name, b"half of a download"))
-    load(files, 6, tmp_path / "cache")
-    assert not dead.exists()
-    assert len(list(ours.glob("set-8-*.partial"))) == 1
+    assert process.stdout.read(7) == "writing"
     process.kill()
     process.communicate()
-    assert len(list(ours.glob("set-8-*.partial"))) == 1
-    load(files, cache=tmp_path / "cache")
-    assert not list(ours.glob("*.partial"))
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
-    assert all(file.read_bytes() == b"half of a download" for file in theirs)
+    (partial,) = (tmp_path / "cache").glob("*.partial")
+    images, _ = load(files, cache=tmp_path / "cache")
+    np.testing.assert_array_equal(images, [pillow(file, 8) for file in files])
+    assert not partial.exists()
 
 
 def test_of_two_processes_one_decodes_and_both_read_the_same(tmp_path, files):
     outputs = [p.communicate() for p in [start(tmp_path, "slow") for _ in range(2)]]
     lines = [out.split("\n") for out, _ in outputs]
-    assert sum(line.count("decoded") for line in lines) == len(files)
+    assert sum(out.count("decoded") for out, _ in outputs) == len(files)
     expected = f"sum {sum(int(pillow(file, 8).sum()) for file in files)}"
     assert all(expected in line for line in lines)
     assert len(kept_in(tmp_path / "cache")) == 1

@@ -34,7 +34,7 @@ def tree(tmp_path) -> Path:
 
 
 def load(path, **options):
-    return domainnet.load(path, image_size=6, progress=False, **options)
+    return domainnet.load_domainnet(path, image_size=6, progress=False, **options)
 
 
 def change(path: Path, old: str, new: str) -> None:
@@ -72,12 +72,9 @@ def test_all_classes_of_the_lists_may_be_chosen(tmp_path):
     assert load(tmp_path, classes=("all",)).classes == tuple(CLASSES)
 
 
-@pytest.mark.parametrize(
-    ("classes", "why"),
-    [(("bird", "brid"), "data.classes has brid"), ((), "different"), (("bird",) * 2, "different")],
-)
-def test_impossible_classes_are_named(tree, classes, why):
-    with pytest.raises(ValueError, match=why):
+@pytest.mark.parametrize("classes", [("bird", "brid"), (), ("bird", "bird")])
+def test_impossible_classes_are_named(tree, classes):
+    with pytest.raises(ValueError, match=r"data\.classes"):
         load(tree, classes=classes)
 
 
@@ -103,26 +100,23 @@ def test_an_image_in_both_lists_is_a_test_image(tree):
     assert "domainnet, sketch: 1 lines repeat an image; it is used once" in source.notes
 
 
-def test_listed_images_that_are_missing_are_named_up_to_ten(tree):
-    for domain in DOMAINS:
-        for k in range(2):
-            (tree / domain / "whale" / f"{k}.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"name 12 images that are missing") as error:
+def test_listed_images_that_are_missing_are_named(tree):
+    for k in range(2):
+        (tree / "real" / "whale" / f"{k}.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"real/whale/0\.png, real/whale/1\.png"):
         load(tree)
-    assert str(error.value).count("/whale/") == 10
-    assert "and 2 more; fetch" in str(error.value)
 
 
 def test_labels_that_count_from_one_are_refused(tree):
     write_lists(tree, first=1)
-    with pytest.raises(ValueError, match=r"labels count from 1, but those of DomainNet"):
+    with pytest.raises(ValueError, match=str(tree)):
         load(tree)
 
 
 def test_labels_that_differ_between_lists_are_named(tree):
     label = CLASSES.index("tiger")
     change(tree / "real_test.txt", f"real/tiger/2.png {label}", f"real/tiger/2.png {label + 1}")
-    with pytest.raises(ValueError, match=r"real_test.txt: 1 labels .* real/tiger/2.png"):
+    with pytest.raises(ValueError, match=r"real_test\.txt: tiger"):
         load(tree)
 
 
@@ -131,19 +125,19 @@ def test_two_classes_with_one_label_are_refused(tree):
         for part in ("train", "test"):
             path = tree / f"{domain}_{part}.txt"
             path.write_text(path.read_text().replace(" 11\n", " 10\n"))
-    with pytest.raises(ValueError, match="two classes have one label"):
+    with pytest.raises(ValueError, match=str(tree)):
         load(tree)
 
 
 def test_a_missing_list_says_where_to_fetch_it(tree):
     (tree / "painting_test.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"painting_test.txt is missing: .*ai.bu.edu/M3SDA"):
+    with pytest.raises(FileNotFoundError, match=r"painting_test\.txt.*ai\.bu\.edu/M3SDA"):
         load(tree)
 
 
 def test_lines_of_another_form_are_named(tree):
     change(tree / "clipart_train.txt", "clipart/airplane/0.png", "airplane/0.png")
-    with pytest.raises(ValueError, match=r"must be clipart/CLASS/FILE LABEL.* airplane/0.png"):
+    with pytest.raises(ValueError, match=r"airplane/0\.png"):
         load(tree)
 
 
@@ -152,5 +146,5 @@ def test_a_class_that_a_domain_lacks_is_named(tree):
         path = tree / f"infograph_{part}.txt"
         lines = [line for line in path.read_text().splitlines(True) if "/teapot/" not in line]
         path.write_text("".join(lines))
-    with pytest.raises(ValueError, match="no images of teapot of infograph; choose other"):
+    with pytest.raises(ValueError, match="teapot of infograph"):
         load(tree)

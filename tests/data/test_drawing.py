@@ -36,7 +36,7 @@ def test_every_epoch_holds_each_sample_once_with_its_label():
         ([], "no domains"),
         ([(np.zeros((2, 6), np.float32), np.zeros(3, int))], "client 0"),
         ([(np.zeros((2, 6), np.float32), np.array([0.5, 1]))], "the labels of client 0"),
-        ([*arrays((2,)), (np.zeros((2, 5), np.float32), np.zeros(2, int))], r"\(5,\)"),
+        ([*arrays((2,)), (np.zeros((2, 5), np.float32), np.zeros(2, int))], r"\[5\]"),
         ([(np.zeros((2, 6), int), np.zeros(2, int))], "the images of client 0 have dtype int64"),
     ],
 )

@@ -1,7 +1,5 @@
 """Image folders: what counts as a class or an image, what is left out, what is an error."""
 
-import errno
-import os
 import re
 import shutil
 from pathlib import Path
@@ -112,46 +110,18 @@ def test_a_link_that_leads_nowhere_is_counted_if_an_image_and_refused_if_a_class
         load(tree)
 
 
-def test_a_link_in_a_circle_beside_the_classes_hides_none_of_them(tree):
+def test_a_link_in_a_circle_is_refused(tree):
     (tree / "north" / "circle").symlink_to("circle")
-    source = load(tree)
-    assert [len(pool.labels) for pool in source.pools] == [6, 6]
-    assert any("north/circle" in note for note in source.notes)
-    shutil.rmtree(tree / "Far South")
-    (tree / "Far South").symlink_to("Far South")
-    with pytest.raises(OSError, match=re.escape(str(tree / "Far South"))):
+    with pytest.raises(OSError, match=re.escape(str(tree / "north" / "circle"))):
         load(tree)
 
 
-def close(monkeypatch, folder: Path) -> None:
-    """Reading the folder fails as without permission, also for root."""
-    scandir = os.scandir
-
-    def refuse(path):
-        if Path(path) == folder:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-
-
-@pytest.mark.parametrize("place", ["", "north", "Far South/cow"])
-def test_a_folder_without_permission_is_named(tree, monkeypatch, place):
-    close(monkeypatch, tree / place)
-    with pytest.raises(OSError, match=re.escape(f"{tree / place} cannot be read")):
-        load(tree)
-
-
-def test_no_file_below_a_folder_is_left_out_without_a_word(tree, monkeypatch):
+def test_no_file_below_a_folder_is_left_out_without_a_word(tree):
     (tree / "north" / "ant" / "gone.png").symlink_to("nowhere")
     names = {file.name for file in files_below(tree)}
     assert names == {"0.png", "1.png", "gone.png"}  # whose reader finds that it is missing
     (tree / "north" / "train").symlink_to("nowhere")
     with pytest.raises(OSError, match="north/train"):
-        files_below(tree)
-    (tree / "north" / "train").unlink()
-    close(monkeypatch, tree / "north" / "cow")
-    with pytest.raises(OSError, match="north/cow"):
         files_below(tree)
 
 
@@ -188,38 +158,32 @@ def test_empty_class_folders_are_named_together(tree):
     for folder in (tree / "north" / "ant", tree / "north" / "cow"):
         for file in folder.iterdir():
             file.unlink()
-    with pytest.raises(ValueError, match=r"without images: .*north/ant, .*north/cow;"):
+    with pytest.raises(ValueError, match="ant, cow"):
         load(tree)
 
 
 def test_a_class_without_folder_is_named(tree):
     (tree / "Far South" / "big_bee").rename(tree / "Far South" / "wasp")
-    with pytest.raises(ValueError, match=r"pets, 'Far South': no images of big_bee in ") as error:
+    with pytest.raises(ValueError, match="big_bee") as error:
         load(tree)
     assert "example.org" in str(error.value)
 
 
 def test_missing_domains_are_named_with_what_to_do(tree):
     (tree / "north").rename(tree / "northwest")
-    with pytest.raises(FileNotFoundError, match=r"lacks the folders north of pets: it must hold"):
+    with pytest.raises(FileNotFoundError, match="north of pets"):
         load(tree)
 
 
-@pytest.mark.parametrize("path", ["nowhere", "pets/north", "pets/north/ant/0.png"])
+@pytest.mark.parametrize("path", ["nowhere", "pets/north", "pets/north/ant/0.png", ""])
 def test_a_wrong_path_is_named_with_what_to_do(tree, path):
-    with pytest.raises(FileNotFoundError, match=r"data.path .* it must hold north and Far South"):
-        load(tree.parent / path)
-
-
-@pytest.mark.parametrize("path", [None, ""])
-def test_no_path_says_what_it_must_be(path):
-    with pytest.raises(ValueError, match=r"pets needs data\.path: it must hold"):
-        domain_folders(path, PETS)
+    with pytest.raises(FileNotFoundError, match=r"data.path .*example\.org"):
+        load(path and tree.parent / path)
 
 
 def test_folders_that_differ_in_spelling_only_are_refused(tmp_path):
     folders = [tmp_path / "Far_South", tmp_path / "far south"]
-    with pytest.raises(ValueError, match="may both be 'Far South': rename or remove one"):
+    with pytest.raises(ValueError, match="Far South"):
         match_folders(folders, PETS.domains)
     exact = [*folders, tmp_path / "Far South"]
     assert match_folders(exact, PETS.domains) == {"Far South": exact[2]}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.data.division.partition import _split_clients, share_out_domains
-from fedjax_bn.data.seeds import generator
-from fedjax_bn.report import data_plots
-from fedjax_bn.report.page import data_facts, write_report
+from fedjax_bn.data.division.partition import share_out_domains
+from fedjax_bn.report.page import write_report
 from fedjax_bn.run.train import prepare
+from fedjax_bn.training import data_plots
+from fedjax_bn.training.data_plots import data_facts
 from fedjax_bn.training.evaluation.evaluate import clients_tested, evaluator
 from fedjax_bn.training.evaluation.groups import QUANTILES, by_client, some_of
 from fedjax_bn.training.records import have_trained, round_record
@@ -83,7 +83,9 @@ def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
 
 def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
     split = runs.DATA.domains[0].train
-    clients = _split_clients(split, 50, generator(3), partition="drawn:samples=7")
+    one_domain = runs.DATA._replace(domains=runs.DATA.domains[:1])
+    federation = share_out_domains(one_domain, 50, seed=3, partition="drawn:samples=7")
+    clients = [client.train for client in federation.domains]
     assert len(clients) == 50
     for client in clients:
         assert client.images.array is split.images
@@ -95,7 +97,7 @@ def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
     federation = share_out_domains(runs.DATA, num_clients=40, partition="drawn:samples=7")
     assert len(federation.domains) == 40
     assert federation.domains[-1].name == "dog/9"
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match=r"data\.sizes"):
         share_out_domains(runs.DATA, 3, partition="drawn:samples=7", sizes="5")
 
 

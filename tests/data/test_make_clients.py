@@ -1,7 +1,6 @@
 """Who owns what among the clients of a source: alike, skewed in labels, or of unequal sizes."""
 
 import hashlib
-import re
 
 import numpy as np
 import pytest
@@ -83,38 +82,6 @@ def test_listed_sizes_are_the_clients_sizes(sizes, options, expected):
         assert counts.max() - counts.min() <= 1
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    sizes=st.one_of(
-        st.floats(0.01, 4).map(lambda x: f"lognormal:sigma={x}"),
-        st.floats(0.01, 100).map(lambda x: f"dirichlet:alpha={x}"),
-    ),
-    n=st.integers(3, 40),
-    seed=seeds,
-)
-def test_drawn_sizes_fit_and_use_up_a_domain_and_leave_nobody_empty(sizes, n, seed):
-    dataset, _ = make_clients(toy(), sizes=sizes, num_clients=n, seed=seed)
-    owned = {"a": 54, "b": 36, "c": 81}
-    clients = dict.fromkeys(owned, 0)
-    totals = dict.fromkeys(owned, 0)
-    for name, size in zip([d.name[0] for d in dataset.domains], sizes_of(dataset), strict=True):
-        clients[name] += 1
-        totals[name] += size
-    assert all(totals[name] <= owned[name] for name in owned)
-    assert any(totals[name] == owned[name] for name in owned)
-    for client, size in zip(dataset.domains, sizes_of(dataset), strict=True):
-        name = client.name[0]
-        assert size >= min(10, owned[name] // clients[name])
-
-
-def test_log_normal_sizes_have_the_promised_spread():
-    source = Source("any", CLASSES, (pool("a", np.arange(60000) % 4),), (0.5,), (0.5,))
-    dataset, _ = make_clients(source, sizes="lognormal:sigma=0.5", num_clients=200)
-    sizes = np.log(sizes_of(dataset))
-    assert abs(sizes.std() - 0.5) < 0.08
-    assert sum(sizes_of(dataset)) == 54000
-
-
 def test_a_dataset_with_splits_of_its_own_keeps_them():
     source = toy()
     divided, _ = make_clients(source, validation=0.2, test=0.2)
@@ -130,7 +97,6 @@ def test_a_dataset_with_splits_of_its_own_keeps_them():
         ({"validation": 0.1, "test": 0.2}, "56e17bc946dfd6c1"),
         ({"truncate": True, "fraction": 0.5, "num_clients": 5}, "3ba8b3b200d6ae64"),
         ({"partition": "dirichlet", "num_clients": 9, "alpha": 0.3}, "eaa60e270a5ecceb"),
-        ({"sizes": "lognormal:sigma=1", "num_clients": 6}, "c8901828f631303e"),
     ],
 )
 def test_a_split_is_this_one_on_any_machine(options, digest):
@@ -144,58 +110,41 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "key"),
     [
-        ({"split": "random"}, "data.split is 'random'; it must be one of official, holdout, strat"),
-        ({"split": "official"}, "toy has no official lists for a, b, c; choose 'holdout' or"),
-        (
-            {"validation": 0.0},
-            "toy, 'a' (60 samples) has nothing to validate or test on; set data.",
-        ),
-        ({"validation": 0.7, "test": 0.3}, "data.validation is 0.7 and data.test is 0.3; they are"),
-        ({"validation": -0.1}, "data.validation is -0.1 and"),
-        (
-            {"target": "d"},
-            "target 'd' is not a domain of toy; choose from a, b, c, or a group: noise",
-        ),
-        ({"target": "noise,d"}, "target 'd' is not a domain of toy"),
-        ({"target": "noise,c"}, "target noise,c leaves out every domain of toy; none would train"),
-        ({"partition": "skewed"}, "data.partition is 'skewed'; it must be iid, dirichlet"),
-        ({"partition": "dirichlet"}, "set data.num_clients or data.clients_per_domain"),
-        ({"partition": "dirichlet", "num_clients": 6, "alpha": 0.0}, "data.alpha is 0.0; it must"),
-        ({"partition": "dirichlet", "clients_per_domain": 2, "sizes": "5"}, "exclude each other"),
-        (
-            {"partition": "dirichlet", "clients_per_domain": 37},
-            "toy, 'b': 36 samples are too few for 37 clients, one each; lower data.",
-        ),
-        ({"num_clients": 2}, "data.num_clients is 2; it must be 0, or at least 3, one for each"),
-        ({"num_clients": 6, "clients_per_domain": 2}, "exclude each other: leave num_clients at 0"),
-        ({"num_clients": 60}, "lower data.clients_per_domain (or data.num_clients) or raise data"),
-        ({"sizes": "5,6"}, "one number of at least 1 for all clients, or one for each of the 3"),
-        ({"sizes": "0"}, "it must be whole numbers above 0, lognormal:sigma=S"),
-        (
-            {"sizes": "many"},
-            "data.sizes is 'many'; it must be whole numbers above 0, logn",
-        ),
-        ({"sizes": "lognormal:sigma=-1"}, "sigma=-1.0 must be at least 0.001 and at most 100"),
-        ({"sizes": "50"}, "data.sizes asks for 50 training samples of 'b', which has 36; lower it"),
-        (
-            {"sizes": "lognormal:sigma=1", "clients_per_domain": 37},
-            "36 training samples of 'b' are too few for 37 clients, one each; lower data.clients",
-        ),
-        ({"fraction": 1.1}, "data.fraction is 1.1; it must be above 0 and at most 1"),
-        ({"fraction": 0.0}, "data.fraction is 0.0; it must be above 0"),
-        ({"seed": -1}, "seed is -1; it must be an integer of at least 0"),
+        ({"split": "random"}, r"data\.split"),
+        ({"split": "official"}, r"data\.split"),
+        ({"validation": 0.0}, r"toy, 'a'.*data\.validation"),
+        ({"validation": 0.7, "test": 0.3}, r"data\.validation"),
+        ({"validation": -0.1}, r"data\.validation"),
+        ({"target": "d"}, "target 'd'.* a, b, c"),
+        ({"target": "noise,d"}, "target 'd'"),
+        ({"target": "noise,c"}, "target noise,c"),
+        ({"partition": "skewed"}, r"data\.partition"),
+        ({"partition": "dirichlet"}, r"data\.num_clients"),
+        ({"partition": "dirichlet", "num_clients": 6, "alpha": 0.0}, r"data\.alpha"),
+        ({"partition": "dirichlet", "clients_per_domain": 2, "sizes": "5"}, r"data\.sizes"),
+        ({"partition": "dirichlet", "clients_per_domain": 37}, "toy, 'b': 36"),
+        ({"num_clients": 2}, r"data\.num_clients"),
+        ({"num_clients": 6, "clients_per_domain": 2}, r"data\.num_clients"),
+        ({"num_clients": 60}, r"data\.clients_per_domain"),
+        ({"sizes": "5,6"}, r"data\.sizes.* 3"),
+        ({"sizes": "0"}, r"data\.sizes"),
+        ({"sizes": "many"}, r"data\.sizes"),
+        ({"sizes": "50"}, r"data\.sizes.* 'b'"),
+        ({"fraction": 1.1}, r"data\.fraction"),
+        ({"fraction": 0.0}, r"data\.fraction"),
+        ({"seed": -1}, "seed"),
     ],
 )
-def test_errors_name_the_configuration_key_and_what_is_allowed(options, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_errors_name_the_configuration_key(options, key):
+    with pytest.raises(ValueError, match=key):
         make_clients(toy(groups={"noise": ("a", "b")}), **options)
 
 
 def test_a_dataset_with_splits_of_its_own_refuses_another():
     divided, _ = make_clients(toy())
-    with pytest.raises(ValueError, match="toy comes with splits of its own: leave it empty"):
+    with pytest.raises(ValueError, match=r"data\.split"):
         make_clients(divided, split="holdout")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_bn.data.masks.values import INDEX, LOSSY, PLAIN, classes_of, open_mask
+from fedjax_bn.data.masks.values import classes_of, open_mask
 from fedjax_bn.engine.inputs import UNLABELLED
 
 VALUES = np.array([[0, 1, 2], [2, 255, 0]], np.uint8)
@@ -42,61 +42,48 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_mask_is_read_as_it_is_stored(name):
-    mask, form = open_mask(FILES[name])
-    assert np.array_equal(np.asarray(mask), VALUES)
-    assert form == (INDEX if name.startswith("palette") and "greys" not in name else PLAIN)
+    assert np.array_equal(np.asarray(open_mask(FILES[name])), VALUES)
 
 
 @pytest.mark.parametrize("form", ["PNG", "GIF", "PPM", "TIFF", "BMP"])
 def test_a_mask_of_one_bit_is_black_and_white(form):
     image = Image.fromarray(VALUES == 2)
     assert image.mode == "1"
-    assert np.array_equal(np.asarray(open_mask(content(image, form))[0]), 255 * (VALUES == 2))
+    assert np.array_equal(np.asarray(open_mask(content(image, form))), 255 * (VALUES == 2))
 
 
 def test_a_palette_of_other_greys_gives_the_greys():
-    mask, form = open_mask(
-        content(with_palette(VALUES % 3, [(0,) * 3, (200,) * 3, (9,) * 3]), "PNG")
-    )
-    assert form == PLAIN
+    mask = open_mask(content(with_palette(VALUES % 3, [(0,) * 3, (200,) * 3, (9,) * 3]), "PNG"))
     assert np.array_equal(np.asarray(mask), np.array([0, 200, 9], np.uint8)[VALUES % 3])
 
 
 def test_jpeg_is_black_and_white():
     image = np.zeros((32, 32), np.uint8)
     image[5:20, 7:] = 255
-    mask, form = open_mask(content(image, "JPEG", quality=60))
-    assert form == LOSSY
+    mask = open_mask(content(image, "JPEG", quality=60))
     assert set(np.unique(mask)) == {0, 255}
     assert (np.asarray(mask) == image).mean() > 0.98
-    image[20:30, 5:20] = 128  # a class that black and white would lose
-    with pytest.raises(ValueError, match=r"JPEG with areas of grey, such as 1.. at row 2., column"):
-        open_mask(content(image, "JPEG"))
-    kept = np.asarray(open_mask(content(image, "JPEG"), greys=True)[0])
-    assert abs(int(kept[25, 12]) - 128) < 5
+    threshold = np.repeat(np.array([[127, 128]], np.uint8), 16, 0).repeat(16, 1)
+    mask = np.asarray(open_mask(content(threshold, "JPEG", quality=100)))
+    assert mask[0].tolist() == [0] * 16 + [255] * 16
 
 
 def test_a_file_of_several_frames_is_refused():
     pages = [Image.fromarray(VALUES)] * 3
-    with pytest.raises(ValueError, match="it has 3 frames: save it as a PNG"):
+    with pytest.raises(ValueError, match="3 frames"):
         open_mask(content(pages[0], "TIFF", save_all=True, append_images=pages[1:]))
 
 
 @pytest.mark.parametrize(
-    ("image", "form", "error"),
+    ("image", "form", "culprit"),
     [
-        (
-            np.dstack([VALUES, VALUES, VALUES[::-1]]),
-            "PNG",
-            r"colour \(0, 0, 2\) at row 0, column 0",
-        ),
-        (np.full((8, 8, 3), (200, 0, 0), np.uint8), "JPEG", "colour .* at row 0, column 0"),
-        (np.full((2, 2), 300, np.uint16), "PNG", "numbers up to 300, above 255"),
-        (np.zeros((2, 2), np.float32), "TIFF", "mode 'F', not numbers: save it as a PNG"),
+        (np.dstack([VALUES, VALUES, VALUES[::-1]]), "PNG", "RGB"),
+        (np.full((2, 2), 300, np.uint16), "PNG", "300"),
+        (np.zeros((2, 2), np.float32), "TIFF", "F of Pillow"),
     ],
 )
-def test_what_has_no_class_is_refused(image, form, error):
-    with pytest.raises(ValueError, match=error):
+def test_what_has_no_class_is_refused(image, form, culprit):
+    with pytest.raises(ValueError, match=culprit):
         open_mask(content(image, form))
 
 
@@ -104,13 +91,13 @@ def test_what_has_no_class_is_refused(image, form, error):
 def test_a_mask_is_turned_by_its_exif_as_an_image_is(tag):
     exif = Image.Exif()
     exif[274] = tag
-    mask = open_mask(content(VALUES, "PNG", exif=exif))[0]
+    mask = open_mask(content(VALUES, "PNG", exif=exif))
     from PIL import ImageOps
 
     image = Image.fromarray(VALUES)
     image.getexif()[274] = tag
     assert np.array_equal(np.asarray(mask), np.asarray(ImageOps.exif_transpose(image)))
-    stored = open_mask(content(VALUES, "PNG", exif=exif), orientation="stored")[0]
+    stored = open_mask(content(VALUES, "PNG", exif=exif), orientation="stored")
     assert np.array_equal(np.asarray(stored), VALUES)
 
 
@@ -125,14 +112,14 @@ def classes(*domains, names=(), values=None):
     ("domains", "names", "expected", "note"),
     [
         ([{0, 255}, {0}], (), {0: 0, 255: 1}, "0 background, 255 foreground"),
-        ([{0, 1}, {0, 255}], (), {0: 0, 1: 1, 255: 1}, "0 background, 1 and 255 foreground"),
-        ([{0, 200}], ("rest", "cell"), {0: 0, 200: 1}, "0 rest, 200 cell"),
+        ([{0, 1}, {0, 255}], (), {0: 0, 1: 1, 255: 1}, "0 background, 1 foreground, 255 for"),
+        ([{0, 200}], ("rest=0", "cell=200"), {0: 0, 200: 1}, "0 rest, 200 cell"),
         ([{0, 1, 255}], (), {0: 0, 1: 1, 255: 255}, "1 foreground, 255 without a label"),
         ([{0, 1, 2}, {0, 2, 255}], (), {0: 0, 1: 1, 2: 2, 255: 255}, "2 2, 255 without a label"),
         ([{0, 2}], ("a", "b", "c"), {0: 0, 2: 2}, "0 a, 2 c"),
         ([{0, 2, 255}], ("a", "b", "c"), {0: 0, 2: 2, 255: 255}, "2 c, 255 without a label"),
-        ([{0, 128, 255}], ("a", "disc", "cup"), {0: 0, 128: 1, 255: 2}, "128 disc, 255 cup"),
-        ([{1, 2}], ("a", "b"), {1: 0, 2: 1}, "1 a, 2 b"),
+        ([{0, 128, 255}], ("a=255", "disc=128", "cup=0"), {0: 2, 128: 1, 255: 0}, "0 cup, 128 d"),
+        ([{0, 1, 2}], ("a=0", "b=1+2"), {0: 0, 1: 1, 2: 1}, "1 b, 2 b"),
     ],
 )
 def test_values_become_classes(domains, names, expected, note):
@@ -140,7 +127,7 @@ def test_values_become_classes(domains, names, expected, note):
     assert {value: int(table[value]) for value in expected} == expected
     assert note in said
     assert len(found) == 1 + max(n for n in expected.values() if n != UNLABELLED)
-    assert not names or found == names
+    assert not names or found == tuple(name.partition("=")[0] for name in names)
 
 
 def test_a_published_dataset_states_its_values():
@@ -151,38 +138,33 @@ def test_a_published_dataset_states_its_values():
 
 
 @pytest.mark.parametrize(
-    ("domains", "names", "error"),
+    ("domains", "names", "culprit"),
     [
-        ([{0}, {0}], (), "all 2 masks have the value 0 alone, such as 0.png"),
-        ([{0, 1, 2}, {0, 7}], ("a", "b", "c"), "1.png has the value 7, and all .* which has 3"),
-        ([{0, 255}], ("a", "b", "c"), "0.png has the value 255"),
-        (
-            [{0, 2, 254, 255}],
-            (),
-            "0.png has the value 254, .*: save masks with 0 and 255, or .*name",
-        ),
-        (
-            [{0, 255}, {0, 1, 2}],
-            (),
-            "0.png has 255, which no mask of its domain has beside a class",
-        ),
-        ([{0, 1}], ("vessel",), "must name the background and every region once"),
-        ([{0, 1}], ("a", "a"), "must name the background and every region once"),
+        ([{0}, {0}], (), "0.png"),
+        ([{0, 1, 2}, {0, 7}], ("a", "b", "c"), "1.png has the value 7,"),
+        ([{0, 255}], ("a", "b", "c"), "0.png"),
+        ([{0, 200}], ("a", "b"), "0.png has the value 200,"),
+        ([{0, 255}, {0, 1, 2}], (), "0.png"),
+        ([{0, 1}], ("vessel",), r"data\.classes=vessel"),
+        ([{0, 1}], ("a", "a"), r"data\.classes=a,a"),
+        ([{0, 1}], ("a=0", "b"), r"data\.classes=a=0,b"),
+        ([{0, 1}], ("a=0", "b=0+1"), r"data\.classes=a=0,b=0\+1"),
+        ([{0, 1}], ("a=0", "b=300"), r"data\.classes=a=0,b=300"),
     ],
 )
-def test_values_that_are_no_classes_are_named_with_their_file(domains, names, error):
-    with pytest.raises(ValueError, match=error):
+def test_values_that_are_no_classes_are_named_with_their_file(domains, names, culprit):
+    with pytest.raises(ValueError, match=culprit):
         classes(*domains, names=names)
 
 
 def test_both_ways_to_store_two_classes_in_one_domain_are_refused():
     present = np.array([np.isin(np.arange(256), own) for own in ([0, 1], [0, 255])])
-    with pytest.raises(ValueError, match=r"2.png has 255, .* may be a region or pixels without"):
+    with pytest.raises(ValueError, match=r"2\.png"):
         classes_of(present, ["a", "a"], ["1.png", "2.png"])
     present[0, 255] = True  # beside 1
     assert classes_of(present, ["a", "a"], ["1.png", "2.png"])[1][255] == UNLABELLED
 
 
 def test_an_unknown_value_of_a_published_dataset_is_named():
-    with pytest.raises(ValueError, match=r"1\.png has the value 9"):
+    with pytest.raises(ValueError, match=r"1\.png"):
         classes({0, 1}, {0, 1, 9}, values={0: 0, 1: 1})

@@ -11,15 +11,13 @@ import pytest
 from PIL import Image
 
 import runs
-from fedjax_bn.data.boxes import own
+from fedjax_bn.data.boxes.box_folders import load_boxes
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.datasets import DATASETS, decoding
-from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.serving import folder
-from tiny_digits import TEST, TRAIN, write_originals
 
 TAGS = tuple(range(1, 9))
 WIDTH, HEIGHT = 40, 80
@@ -146,27 +144,18 @@ def coco_of_stored_size(root: Path, tag: int) -> None:
     coco(root, tag, size, tuple(map(int, box)))
 
 
-def voc(root: Path, tag: int) -> None:
-    (root / "annotations").mkdir(parents=True)
-    (root / "annotations/a.xml").write_text(
-        f"<annotation><size><width>{WIDTH}</width><height>{HEIGHT}</height></size><object>"
-        "<name>x</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>10</xmax><ymax>40</ymax></bndbox>"
-        "</object></annotation>"
-    )
-
-
 def grey_in_box(pool, side: int) -> float:
     x1, y1, x2, y2 = np.round(pool.labels[BOXES][0, 0] * side).astype(int)
     assert (x2 - x1) * (y2 - y1) == 400 * side**2 // HEIGHT**2
     return pool.images[0][y1:y2, x1:x2].mean()
 
 
-@pytest.mark.parametrize("labels", [yolo, coco, coco_of_stored_size, voc])
+@pytest.mark.parametrize("labels", [yolo, coco, coco_of_stored_size])
 @pytest.mark.parametrize("tag", TAGS)
 def test_a_box_covers_what_viewers_show_in_it(tmp_path, labels, tag):
     store(tmp_path / "images/a.jpg", tag, upright())
     labels(tmp_path, tag)
-    source = own.load(tmp_path, image_size=80, progress=False, cache=tmp_path / "cache")
+    source = load_boxes(tmp_path, image_size=80, progress=False, cache=tmp_path / "cache")
     assert grey_in_box(source.pools[0], 80) > 250
     turned = any("whose boxes are turned" in note for note in source.notes)
     assert turned == (labels is coco_of_stored_size and tag > 4)
@@ -195,21 +184,7 @@ def test_with_stored_pixels_boxes_refer_to_them(tmp_path, tag):
     )
     for form in ("shares", "pixels"):
         how = {"image_size": 80, "progress": False, "orientation": "stored"}
-        assert grey_in_box(own.load(tmp_path / form, **how).pools[0], 80) > 250
-
-
-def test_images_of_mnist_m_are_upright_unless_the_key_keeps_stored_pixels(tmp_path):
-    pixels = np.zeros((28, 28, 3), np.uint8)
-    pixels[:10, :14] = 255
-    root = write_originals(tmp_path)
-    for split, count in (("train", TRAIN + 3), ("test", TEST)):
-        for number in range(count):
-            store(root / f"MNIST-M/mnist_m_{split}/{number:08}.png", 6, pixels)
-    for orientation, expected in (("upright", pixels), ("stored", STORE[6](pixels))):
-        keys = {"data__name": "digits", "data__path": str(root), "data__orientation": orientation}
-        domain = DATASETS["digits"](runs.config(**keys)).domains[-1]
-        for image in (*domain.train.images, *domain.test.images):
-            np.testing.assert_array_equal(image, expected)
+        assert grey_in_box(load_boxes(tmp_path / form, **how).pools[0], 80) > 250
 
 
 def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):
@@ -225,11 +200,6 @@ def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):
     )
     source = DATASETS["folders"](config)
     assert [one.max() for pool in source.pools for one in pool.images] == [40, 200, 40, 200]
-
-
-def test_a_run_before_the_key_read_stored_pixels():
-    assert configuration({}).data.orientation == "stored"
-    assert configuration({"data.orientation": "upright"}).data.orientation == "upright"
 
 
 @pytest.fixture(scope="module")
@@ -256,9 +226,11 @@ def served(tmp_path_factory):
         std=[0.5],
         adaptations=["running"],
         programs={},
+        batch_size=32,
         orientation="upright",
+        masks="",
     )
-    folder.write(place, about, variables, {})
+    folder.write_served(place, about, variables, {})
     return place
 
 
@@ -278,17 +250,12 @@ def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path,
     assert len({tuple(row[2:]) for row in rows}) == 1
     plain = [row[2:] for row in predicted(served, tmp_path / "plain", capsys)]
     about = json.loads((served / "model.json").read_text())
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
-    for kept in ({"orientation": "stored"}, {}):  # and a folder of an earlier version
-        content = {k: v for k, v in about.items() if k != "orientation"} | kept
-        (old / "model.json").write_text(json.dumps(content))
-        rows = predicted(old, tmp_path / "tagged", capsys)
-        assert [row[2:] for row in rows] == plain
-    (old / "model.json").write_text(json.dumps(about | {"orientation": "sideways"}))
-    assert runs.command("predict", "--model", str(old), "--data", str(tmp_path / "tagged")) == 2
-    assert "its orientation cannot be" in capsys.readouterr().err
+    as_stored = tmp_path / "stored"
+    as_stored.mkdir()
+    (as_stored / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
+    (as_stored / "model.json").write_text(json.dumps(about | {"orientation": "stored"}))
+    rows = predicted(as_stored, tmp_path / "tagged", capsys)
+    assert [row[2:] for row in rows] == plain
 
 
 def test_predict_names_images_whose_names_are_no_text(served, tmp_path, capsys):

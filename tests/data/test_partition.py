@@ -1,7 +1,5 @@
 """Who owns which samples: properties that hold for any labels, and errors that say what to do."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,15 +11,7 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
-from fedjax_bn.data.division.partition import (
-    _client_sizes,
-    _dirichlet_counts,
-    _quantize,
-    _raise_smallest,
-    _split_clients,
-    fingerprint,
-    share_out_domains,
-)
+from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.seeds import generator
 
@@ -37,6 +27,12 @@ def numbered(labels) -> Split:
 
 def numbers(split: Split) -> list[int]:
     return sorted(split.images[:, 0].astype(int).tolist())
+
+
+def dealt(split: Split, n: int, seed: int, **options) -> list[Split]:
+    """The training splits of n clients of one domain."""
+    dataset = Dataset("any", 5, (Domain("a", split, None, split),), (0.5,), (0.5,))
+    return [c.train for c in share_out_domains(dataset, n, seed=seed, **options).domains]
 
 
 def toy(names=("a", "b", "c"), size=20) -> Dataset:
@@ -93,7 +89,7 @@ def test_a_fraction_keeps_every_class_where_it_can(labels, fraction, seed):
 @given(labels=label_lists, n=st.integers(1, 10), seed=seeds)
 def test_clients_of_a_domain_are_disjoint_and_alike(labels, n, seed):
     split = numbered(labels * n)
-    clients = _split_clients(split, n, generator(seed))
+    clients = dealt(split, n, seed)
     sizes = [len(client.labels) for client in clients]
     assert sorted(k for client in clients for k in numbers(client)) == numbers(split)
     assert max(sizes) - min(sizes) <= 1
@@ -114,7 +110,7 @@ def test_samples_drawn_from_a_seed_are_these_on_any_machine():
 
 
 def test_clients_dealt_from_a_seed_are_these_on_any_machine():
-    clients = _split_clients(numbered(np.arange(12) % 3), 3, generator(5))
+    clients = dealt(numbered(np.arange(12) % 3), 3, 5)
     assert [client.images[:, 0].astype(int).tolist() for client in clients] == [
         [5, 9, 0, 1],
         [3, 7, 2, 4],
@@ -126,42 +122,20 @@ def test_the_smallest_client_is_a_choice_of_whoever_names_the_partition():
     split = numbered(np.arange(400) % 4)
 
     def sizes(partition: str) -> list[int]:
-        clients = _split_clients(split, 20, generator(1), partition=partition, alpha=0.05)
+        clients = dealt(split, 20, 1, partition=partition, alpha=0.05)
         return sorted(len(client.labels) for client in clients)
 
     assert sizes("dirichlet") == sizes("dirichlet:smallest=10")
     assert [sizes(f"dirichlet:smallest={n}")[0] for n in (1, 3, 10, 20, 99)] == [1, 3, 10, 20, 20]
 
 
-@pytest.mark.parametrize("sizes", ["lognormal:sigma=4", "dirichlet:alpha=0.05"])
-def test_the_smallest_client_is_a_choice_of_whoever_names_the_sizes(sizes):
-    def drawn(text: str) -> list[int]:
-        return _client_sizes(text, {"a": 400}, [20], generator(1))[0].tolist()
-
-    assert drawn(sizes) == drawn(f"{sizes}:smallest=10")
-    assert [min(drawn(f"{sizes}:smallest={n}")) for n in (1, 3, 10)] == [1, 3, 10]
-
-
 def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():
-    counts = np.array([100_000, 100_000])
-    table = _dirichlet_counts(counts, 5, 5.0, generator(3), 10)
+    labels = np.repeat([0, 1], 10_000)
+    clients = dealt(numbered(labels), 5, 3, partition="dirichlet", alpha=5.0)
+    counts = np.array([np.bincount(client.labels, minlength=2) for client in clients]).T
     rng = generator(3)
-    draws = np.stack([rng.dirichlet(np.full(5, 5.0)) for _ in counts])
-    assert (np.abs(table - draws * counts[:, None]) < 1.001).all()
-
-
-def test_small_clients_are_raised_by_the_largest_one():
-    counts = np.array([[9, 0, 0], [4, 1, 0]])
-    assert _raise_smallest(counts, 3).tolist() == [[4, 2, 3], [4, 1, 0]]
-    assert counts.tolist() == [[9, 0, 0], [4, 1, 0]]
-
-
-def test_a_share_is_rounded_alike_whatever_its_last_bits_are():
-    shares = generator(0).dirichlet(np.full(50, 0.3))
-    for other in (np.nextafter(shares, 0), np.nextafter(shares, 1)):
-        assert apportion(_quantize(other), 10**6).tolist() == (
-            apportion(_quantize(shares), 10**6).tolist()
-        )
+    draws = np.stack([rng.dirichlet(np.full(5, 5.0)) for _ in range(2)])
+    assert (np.abs(counts - draws * 10_000) < 1.001).all()
 
 
 def test_a_tenth_of_7438_is_743_as_in_fedbn():
@@ -212,24 +186,15 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "culprit"),
     [
-        (
-            lambda d: share_out_domains(d, clients_per_domain=0),
-            "clients_per_domain is 0; it must be at",
-        ),
-        (
-            lambda d: share_out_domains(d, clients_per_domain=11),
-            "toy, 'a': cannot share out 10 training samples of class 0 among 11 clients; lower",
-        ),
-        (
-            lambda d: stratified_split(d.domains[0].train.labels, [15, 6], generator(0)),
-            "cannot split 20 samples into parts of [15, 6]",
-        ),
+        (lambda d: share_out_domains(d, clients_per_domain=0), "clients_per_domain"),
+        (lambda d: share_out_domains(d, clients_per_domain=11), "toy, 'a'"),
+        (lambda d: stratified_split(d.domains[0].train.labels, [15, 6], generator(0)), "15, 6"),
     ],
 )
-def test_partition_errors_name_the_culprit_and_what_is_allowed(call, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_partition_errors_name_the_culprit(call, culprit):
+    with pytest.raises(ValueError, match=culprit):
         call(toy())
 
 
@@ -246,31 +211,25 @@ def _images(dataset, images):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("spoil", "culprit"),
     [
-        (
-            lambda d: _labels(d, 2),
-            "test split of 'b' has label 2 at index 4; labels must be in 0..1",
-        ),
-        (lambda d: _labels(d, -1), "has label -1 at index 4"),
+        (lambda d: _labels(d, 2), "'b'.* label 2 at index 4"),
+        (lambda d: _labels(d, -1), "'b'.* label -1 at index 4"),
         (
             lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(3, np.int32))),
-            "train split of 'a' has 20 images but 3 labels",
+            r"'a'.* 20 images .*\[3\]",
         ),
-        (lambda d: _images(d, np.zeros((0, 3), np.float32)), "train split of 'a' is empty"),
-        (lambda d: _images(d, np.zeros((20, 3))), "has images of dtype float64 and shape (20, 3)"),
-        (lambda d: _images(d, np.zeros((20, 4), np.float32)), "bring all domains to one form"),
-        (lambda d: _images(d, np.full((20, 3), np.nan, np.float32)), "(sample 0, feature 0: nan)"),
-        (
-            lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(20))),
-            "has labels of dtype float64",
-        ),
-        (lambda d: d._replace(domains=d.domains[:1] * 2), "two domains or clients are called 'a'"),
-        (lambda d: d._replace(domains=()), "toy: no domains"),
+        (lambda d: _images(d, np.zeros((0, 3), np.float32)), "'a' is empty"),
+        (lambda d: _images(d, np.zeros((20, 3))), "'a'.* float64"),
+        (lambda d: _images(d, np.zeros((20, 4), np.float32)), "'a'.* one form"),
+        (lambda d: _images(d, np.full((20, 3), np.nan, np.float32)), "'a'.*sample 0"),
+        (lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(20))), "'a'.* float"),
+        (lambda d: d._replace(domains=d.domains[:1] * 2), "'a'"),
+        (lambda d: d._replace(domains=()), "toy"),
     ],
 )
-def test_check_names_what_is_wrong_with_a_dataset_and_where(spoil, sentence):
+def test_check_names_what_is_wrong_with_a_dataset_and_where(spoil, culprit):
     dataset = toy()
     assert check_dataset(dataset) is dataset
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=culprit):
         check_dataset(spoil(dataset))

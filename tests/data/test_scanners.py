@@ -10,12 +10,21 @@ from fedjax_bn.data.domain import check_dataset, splits, whole
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets import scanners
 
-PLAIN = scanners._Scanner("plain", (200, 150, 100), (10, 20, 30), 28, 0, 0.0, 0.0, 0.0)
+PLAIN = scanners.SCANNERS[0]._replace(
+    paper=(200, 150, 100), ink=(10, 20, 30), stroke=0, blur=0.0, photograph=0.0, noise=0.0
+)
+
+
+def seen_by(**changes) -> np.ndarray:
+    """Training images of one scanner, u8[180, 28, 28, 3]."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanners, "SCANNERS", [PLAIN._replace(**changes)] * 6)
+        return scanners.load_scanners(0).domains[0].train.images
 
 
 @pytest.fixture(scope="module")
 def dataset():
-    return scanners.load(seed=0)
+    return scanners.load_scanners(seed=0)
 
 
 def test_six_scanners_own_the_documented_numbers_of_images(dataset):
@@ -40,23 +49,12 @@ def test_every_class_is_in_every_split_in_equal_numbers_up_to_two(dataset):
 
 
 def test_every_source_image_is_used_exactly_once(monkeypatch):
-    """Scans that show nothing but the number of their source, in the paper's red and green."""
-
-    def show_number(scanner, ink, photograph, rng):
-        number = np.round(ink[:, 0, 0] * 4096).astype(int)
-        image = np.zeros((len(ink), 28, 28, 3), np.uint8)
-        image[..., 0], image[..., 1] = (part[:, None, None] for part in np.divmod(number, 256))
-        return image
-
-    _, labels = scanners.handwriting()
-    numbers = np.broadcast_to(np.arange(1797)[:, None, None] / 4096, (1797, 8, 8))
-    monkeypatch.setattr(scanners, "handwriting", lambda: (numbers, labels))
-    monkeypatch.setattr(scanners, "_scan", show_number)
-    parts = [whole(domain) for domain in scanners.load(seed=5).domains]
-    corners = np.concatenate([part.images[:, 0, 0].astype(int) for part in parts])
-    used = corners[:, 0] * 256 + corners[:, 1]
+    """Labels that are the numbers of the scans."""
+    ink, _ = scanners.handwriting()
+    monkeypatch.setattr(scanners, "handwriting", lambda: (ink, np.arange(1797)))
+    parts = [whole(domain) for domain in scanners.load_scanners(seed=5).domains]
+    used = np.concatenate([part.labels for part in parts])
     np.testing.assert_array_equal(np.sort(used), np.arange(1797))
-    np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), labels[used])
 
 
 def test_another_seed_gives_other_bytes(monkeypatch):
@@ -65,7 +63,9 @@ def test_another_seed_gives_other_bytes(monkeypatch):
     monkeypatch.setattr(scanners, "handwriting", lambda: (ink[:240], labels[:240]))
     monkeypatch.setattr(scanners, "TRAIN", 20)
     monkeypatch.setattr(scanners, "VALIDATION", 10)
-    assert fingerprint(scanners.load(seed=1)) != fingerprint(scanners.load(seed=0))
+    assert fingerprint(scanners.load_scanners(seed=1)) != fingerprint(
+        scanners.load_scanners(seed=0)
+    )
 
 
 def test_scanners_differ_in_the_distribution_of_features(dataset):
@@ -82,34 +82,28 @@ def test_polarity_is_inverted_where_ink_is_lighter_than_paper():
 
 
 def test_ink_is_shown_in_its_colour_on_paper_in_its_colour():
-    photograph = np.zeros((40, 40, 3), np.uint8)
-    image = scanners._scan(PLAIN, np.ones((2, 8, 8)), photograph, generator(0))
-    np.testing.assert_array_equal(image[:, 14, 14], [[10, 20, 30]] * 2)
-    np.testing.assert_array_equal(image[:, 0, 0], [[200, 150, 100]] * 2)
+    images = seen_by()
+    np.testing.assert_array_equal(images[:, 0, 0], [[200, 150, 100]] * 180)
+    darkest = images.reshape(180, -1, 3).min(1)
+    assert np.abs(np.median(darkest, 0) - (10, 20, 30)).max() <= 10
 
 
-def test_strokes_grow_and_shrink_by_whole_pixels():
-    ink = np.zeros((1, 28, 28))
-    ink[0, 10:15, 10:15] = 1
-    assert [scanners._sense(ink, PLAIN._replace(stroke=p)).sum() for p in (-1, 0, 1)] == [9, 25, 49]
-
-
-def test_blur_keeps_the_amount_of_ink_and_zero_blur_every_pixel():
-    ink = np.zeros((1, 28, 28))
-    ink[0, 12:16, 12:16] = 1
-    blurred = scanners._sense(ink, PLAIN._replace(blur=1.0))
-    assert blurred.sum() == pytest.approx(16, rel=1e-9)
-    assert blurred.max() < 1
-    np.testing.assert_array_equal(scanners._sense(ink, PLAIN), ink)
+def test_strokes_grow_and_shrink_and_blur_keeps_the_amount_of_ink():
+    thin, plain, broad, blurred = (
+        255.0 - seen_by(paper=(255,) * 3, ink=(0,) * 3, **changes)[..., 0]
+        for changes in ({"stroke": -1}, {}, {"stroke": 1}, {"blur": 0.6})
+    )
+    assert (thin <= plain).all()
+    assert (plain <= broad).all()
+    assert blurred.mean() == pytest.approx(plain.mean(), rel=1e-3)
+    assert blurred.std() < plain.std()
 
 
 def test_resolution_14_shows_block_means_of_two_by_two():
-    ink = generator(0).random((3, 28, 28))
-    blocks = ink.reshape(3, 14, 2, 14, 2).mean(axis=(2, 4))
-    expected = blocks.repeat(2, axis=1).repeat(2, axis=2)
-    seen = scanners._sense(ink, PLAIN._replace(resolution=14))
-    np.testing.assert_allclose(seen, expected, atol=1e-12)
-    np.testing.assert_allclose(scanners._sense(ink, PLAIN), ink, atol=1e-12)
+    blocks = seen_by().astype(float).reshape(180, 14, 2, 14, 2, 3).mean((2, 4))
+    coarse = seen_by(resolution=14)
+    np.testing.assert_allclose(coarse[:, ::2, ::2], blocks, atol=1)
+    np.testing.assert_array_equal(coarse[:, ::2, ::2], coarse[:, 1::2, 1::2])
 
 
 def test_a_sheet_lies_askew_but_its_writing_stays_in_the_picture():
@@ -123,12 +117,13 @@ def test_a_sheet_lies_askew_but_its_writing_stays_in_the_picture():
 
 
 def test_crops_are_windows_of_the_photograph_and_differ():
-    photograph = generator(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    crops = scanners._random_crops(photograph, 5, generator(1))
-    windows = {photograph[y : y + 28, x : x + 28].tobytes() for y in range(13) for x in range(23)}
-    assert crops.shape == (5, 28, 28, 3)
-    assert {crop.tobytes() for crop in crops} <= windows
-    assert len({crop.tobytes() for crop in crops}) > 1
+    photograph = scanners.to_pixels(scanners.shrunk_photograph("china", 4, np.float64))
+    windows = np.lib.stride_tricks.sliding_window_view(photograph, 28, axis=1)
+    rows = {row.tobytes() for row in windows.swapaxes(-1, -2).reshape(-1, 28, 3)}
+    images = seen_by(photograph=1.0)
+    # Few digits reach the last row.
+    assert np.mean([image[-1].tobytes() in rows for image in images]) > 0.8
+    assert len({image.tobytes() for image in images}) == 180
 
 
 def test_ties_round_the_same_way_whatever_their_last_bits():
@@ -137,11 +132,8 @@ def test_ties_round_the_same_way_whatever_their_last_bits():
 
 
 def test_noise_has_the_documented_deviation():
-    noisy = PLAIN._replace(paper=(128, 128, 128), noise=10.0)
-    image = scanners._scan(
-        noisy, np.zeros((40, 8, 8)), np.zeros((28, 28, 3), np.uint8), generator(0)
-    )
-    assert image.astype(float).std() == pytest.approx(10, rel=0.02)
+    images = seen_by(paper=(128,) * 3, ink=(128,) * 3, noise=10.0)
+    assert images.astype(float).std() == pytest.approx(10, rel=0.02)
 
 
 def test_owners_are_drawn_with_the_classes_in_proportion():

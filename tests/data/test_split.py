@@ -1,6 +1,5 @@
 """Which samples train, validate and test, for any labels and names; who is left out."""
 
-import re
 from fractions import Fraction
 from math import floor
 
@@ -10,12 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_bn.data.division.by_class import first_samples, number_groups, samples_of
-from fedjax_bn.data.division.clients import _choose_parts, make_clients
+from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 from sources import CLASSES, numbers, official, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)
+
+
+def parts_of(labels, split: str, validation: float, test: float, seed: int = 0) -> np.ndarray:
+    """The part of each sample of one domain."""
+    source = Source("any", CLASSES, (pool("a", labels),), (0.5,), (0.5,))
+    parts = np.zeros(len(labels), int)
+    try:
+        (domain,) = make_clients(source, split=split, validation=validation, test=test, seed=seed)[
+            0
+        ].domains
+    except ValueError as error:
+        assert "nothing to validate or test" in str(error)  # noqa: PT017, one of two outcomes
+        return parts
+    if domain.validation is not None:
+        parts[numbers(domain.validation)] = VALIDATION
+    if domain.test is not domain.validation:
+        parts[numbers(domain.test)] = TEST
+    return parts
 
 
 def expected_sizes(count: int, validation: float, test: float) -> list[int]:
@@ -75,8 +92,7 @@ def test_parts_are_disjoint_and_complete_and_never_separate_a_name(source, split
     seed=seeds,
 )
 def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, validation, test, seed):
-    source = Source("any", CLASSES, (pool("a", labels),), (0.5,), (0.5,))
-    (parts,) = _choose_parts(source, "stratified", validation, test, seed)
+    parts = parts_of(labels, "stratified", validation, test, seed)
     sizes = np.bincount(parts, minlength=3)
     assert sizes.tolist() == expected_sizes(len(labels), validation, test)
     of_class = np.bincount(labels, minlength=4)
@@ -98,9 +114,8 @@ def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, valida
     ],
 )
 def test_sizes_of_parts_are_those_of_the_papers(count, validation, test, sizes):
-    source = Source("any", CLASSES, (pool("a", np.arange(count) % 4),), (0.5,), (0.5,))
     for split in ("holdout", "stratified"):
-        (parts,) = _choose_parts(source, split, validation, test, 0)
+        parts = parts_of(np.arange(count) % 4, split, validation, test)
         assert np.bincount(parts, minlength=3).tolist() == sizes
     assert expected_sizes(count, validation, test) == sizes
 
@@ -230,30 +245,30 @@ def test_truncation_cuts_to_the_smallest_domain_that_trains():
 
 def test_a_domain_without_training_samples_in_its_lists_is_an_error_unless_it_is_unseen():
     source = toy(parts=lambda size: np.full(size, TEST if size == 40 else TRAIN, np.int8))
-    with pytest.raises(ValueError, match=r"'b' \(40 samples\) has no training samples in its off"):
+    with pytest.raises(ValueError, match="'b'"):
         make_clients(source)
     assert len(make_clients(source, target="b")[0].domains) == 2
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("spoil", "culprit"),
     [
-        (lambda p: p._replace(labels=p.labels[1:]), "'a': the samples differ in number"),
-        (lambda p: p._replace(parts=np.zeros(3, np.int8)), "'parts': 3}; each needs all"),
-        (lambda p: p._replace(parts=np.full(60, 3)), "parts must be 0, 1 or 2 for train,"),
-        (lambda p: p._replace(name="b"), "two domains or clients are called 'b'; rename one"),
-        (lambda p: Pool("a", *(x[:0] for x in p[1:4])), "'a' has no samples; give it some"),
+        (lambda p: p._replace(labels=p.labels[1:]), "'a'.*59"),
+        (lambda p: p._replace(parts=np.zeros(3, np.int8)), "'parts': 3"),
+        (lambda p: p._replace(parts=np.full(60, 3)), "'a': parts"),
+        (lambda p: p._replace(name="b"), "'b'"),
+        (lambda p: Pool("a", *(x[:0] for x in p[1:4])), "'a'"),
     ],
 )
-def test_check_names_what_is_wrong_with_a_source(spoil, sentence):
+def test_check_names_what_is_wrong_with_a_source(spoil, culprit):
     source = toy()
     assert check_source(source) is source
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=culprit):
         check_source(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
 
 
 def test_a_label_out_of_range_is_found_before_any_client_trains():
     source = toy()
     source.pools[1].labels[5] = 4
-    with pytest.raises(ValueError, match="has label 4 at index"):
+    with pytest.raises(ValueError, match="label 4"):
         make_clients(source, target="b")

@@ -11,7 +11,7 @@ from fedjax_bn.models import TwoLayer
 
 
 def test_classes_lie_around_minus_one_and_one_with_the_covariance_of_the_client():
-    source = check_source(synthetic.load(samples=40000, correlation=-0.5))
+    source = check_source(synthetic.load_synthetic(samples=40000, correlation=-0.5))
     distance = np.abs(np.subtract.outer(np.arange(10), np.arange(10)))
     expected = {"identity": np.eye(10), "correlated": (-0.5) ** distance}
     for pool in source.pools:
@@ -22,7 +22,7 @@ def test_classes_lie_around_minus_one_and_one_with_the_covariance_of_the_client(
 
 
 def test_half_of_the_samples_trains_and_both_halves_have_both_classes_equally():
-    for pool in synthetic.load(samples=100).pools:
+    for pool in synthetic.load_synthetic(samples=100).pools:
         assert pool.images.shape == (200, 10)
         assert pool.images.dtype == np.float32
         for part in (TRAIN, TEST):
@@ -32,7 +32,7 @@ def test_half_of_the_samples_trains_and_both_halves_have_both_classes_equally():
 
 
 def test_a_seed_gives_the_same_samples_and_another_seed_others():
-    one, again, other = (synthetic.load(seed=s, samples=20).pools for s in (3, 3, 4))
+    one, again, other = (synthetic.load_synthetic(seed=s, samples=20).pools for s in (3, 3, 4))
     for a, b, c in zip(one, again, other, strict=True):
         np.testing.assert_array_equal(a.images, b.images)
         assert (a.images != c.images).all()
@@ -40,7 +40,7 @@ def test_a_seed_gives_the_same_samples_and_another_seed_others():
 
 
 def test_the_best_linear_rule_separates_both_clients():
-    for pool in synthetic.load(samples=5000).pools:
+    for pool in synthetic.load_synthetic(samples=5000).pools:
         covariance = np.cov(pool.images.T - (2 * pool.labels - 1))
         score = pool.images @ np.linalg.solve(covariance, np.ones(10))
         assert ((score > 0) == (pool.labels == 1)).mean() > 0.998
@@ -58,7 +58,7 @@ def test_the_best_linear_rule_separates_both_clients():
 )
 def test_an_option_out_of_range_is_named(options, message):
     with pytest.raises(ValueError, match=message):
-        synthetic.load(**options)
+        synthetic.load_synthetic(**options)
 
 
 def test_the_network_starts_with_the_deviation_of_appendix_f_in_both_layers():

@@ -7,8 +7,10 @@ import scans
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.ranges import GREYS
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
-from fedjax_bn.data.masks import own, prostate, volumes
+from fedjax_bn.data.masks import volumes
 from fedjax_bn.data.masks.assemble import Pair
+from fedjax_bn.data.masks.mask_folders import load_mask_folders
+from fedjax_bn.data.masks.prostate import load_prostate
 from fedjax_bn.data.masks.scans import shape_of, slices_of
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.run.config.file import read
@@ -194,8 +196,8 @@ def test_the_keys_reach_the_slices_of_training_and_of_a_served_model(tmp_path):
         tmp_path / "own/A/masks/1.nii",
         **options | {"window": (0.0, 500.0)},
     )
-    loaded = own.load(tmp_path / "own", **options)
-    published = prostate.load(tmp_path / "prostate", domains=("HK",), **options)
+    loaded = load_mask_folders(tmp_path / "own", **options)
+    published = load_prostate(tmp_path / "prostate", domains=("HK",), **options)
     for source in (loaded, published):
         np.testing.assert_array_equal(source.pools[0].images, direct.pools[0].images)
 

@@ -59,7 +59,7 @@ def of_client(batches):
 
 def read_npz(folder, images, labels):
     np.savez(folder / "own.npz", a__images=images, a__labels=labels)
-    return npz.load(folder / "own.npz")
+    return npz.load_npz(folder / "own.npz")
 
 
 def predict(images):

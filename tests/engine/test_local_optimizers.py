@@ -311,12 +311,12 @@ def test_methods_that_wrap_the_optimizer_pass_the_round_on():
     [
         ({"schedule": "cosine"}, lambda r: 0.05 * (1 + np.cos(np.pi * r / 6))),
         (
-            {"schedule": "cosine", "decay_rounds": 4, "final_fraction": 0.2},
+            {"schedule": "cosine:rounds=4:final=0.2"},
             lambda r: 0.1 * (0.2 + 0.4 * (1 + np.cos(np.pi * min(r, 4) / 4))),
         ),
-        ({"schedule": "step", "decay_rounds": 2}, lambda r: 0.1 * 0.1 ** (r // 2)),
+        ({"schedule": "step:rounds=2"}, lambda r: 0.1 * 0.1 ** (r // 2)),
         (
-            {"schedule": "exponential", "decay_rounds": 2, "decay_factor": 0.5},
+            {"schedule": "exponential:rounds=2:factor=0.5"},
             lambda r: 0.1 * 0.5 ** (r / 2),
         ),
         ({"warmup_rounds": 3}, lambda r: 0.1 * min((r + 1) / 4, 1)),

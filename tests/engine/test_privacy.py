@@ -28,7 +28,8 @@ from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.engine.privacy import clipped, epsilon, gaussian, with_noise
 from fedjax_bn.federation import broadcast_of, own_of, with_own
 from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, harmofl, scaffold
-from fedjax_bn.run import serve, train
+from fedjax_bn.run import train
+from fedjax_bn.serving import serve
 from fedjax_bn.sharing import all_but_batch_norm
 
 MODEL, SGD = OneNorm(), optax.sgd(0.1)

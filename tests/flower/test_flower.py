@@ -33,7 +33,7 @@ SLOW = ("fedavg", "fedbn", "fedfa", "fediga", "scaffold")
     "changes",
     [
         # Its broadcast and messages are as large as all clients.
-        pytest.param("method=copa,copa.gates=False", marks=pytest.mark.slow),
+        pytest.param("method=copa:gates=False", marks=pytest.mark.slow),
         "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
         *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
         pytest.param("method=fedbn,weigh=norm_clipping:factor=0.5", marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""What README and the pages of docs/ show: Python runs, commands and links lead somewhere."""
+"""What README and the pages of docs/ show: Python runs, commands parse, links lead somewhere."""
 
 import importlib
 import inspect
@@ -15,7 +15,6 @@ import pytest
 import fedjax_bn
 import runs
 import shown_commands
-import words
 from fedjax_bn.arguments.errors import UserError
 
 sys.path.append(str(runs.ROOT / "docs"))
@@ -32,13 +31,7 @@ BLOCKS = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, te
 SHOWN = [
     (name, command) for name, text in PAGES.items() for command in shown_commands.commands(text)
 ]
-FOLDERS = ("launch", "benchmarks", "configs")
 # Pages whose programs take longer to compile than the default run has.
-ROOMS = sorted(
-    path
-    for path in [*runs.ROOT.glob("fedjax_bn/*"), *map(runs.ROOT.joinpath, FOLDERS)]
-    if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
-)
 LONG = {"docs/tutorial.md", "docs/index.md"} | {
     f"docs/howto/{name}.md"
     for name in (
@@ -46,7 +39,6 @@ LONG = {"docs/tutorial.md", "docs/index.md"} | {
         "feature_term",
         "many_devices",
         "own_model",
-        "resume",
         "unseen_client",
         "use_model",
     )
@@ -78,9 +70,9 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_rounds_and_clients_one_by_one_are_shown_as_they_are():
+def test_the_rounds_of_the_functions_page_leave_a_state_of_each_client():
     names = run_python("docs/python.md", BLOCKS["docs/python.md"])
-    assert int(names["state"].round) == 3
+    assert int(names["state"].round) == 2
     before = names["own"]["batch_stats"]["norm1"]["mean"]
     assert np.abs(before[0] - before[1]).max() > 0
 
@@ -94,49 +86,6 @@ def test_a_users_own_nnx_model_is_trained_and_serves_an_unseen_client():
     assert names["logits"].shape == (8, 10)
     tracked = names["carry"].statistics["norm"]["mean"]
     assert np.abs(tracked - names["received"]["batch_stats"]["norm"]["mean"]).max() > 0.1
-
-
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
-def test_pages_are_written_in_plain_words(page):
-    assert not words.stumbling((runs.ROOT / page).read_text())
-
-
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_docstrings_comments_and_messages_are_written_in_plain_words(room):
-    files = sorted(room.rglob("*.py")) if room.is_dir() else [room]
-    wrong = [
-        f"{path.relative_to(runs.ROOT)}: {line}"
-        for path in files
-        for line in words.stumbling(words.sentences(path))
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It is told by the config.",
-        "- Of what travels, two lie behind it.",
-        "It goes on without a word.",
-        "a | b | Of a domain",
-        "In place of one,\nan error.",
-    ],
-)
-def test_a_word_that_a_reader_stumbles_over_is_noticed(text):
-    assert words.stumbling(text)
-    assert not words.stumbling(f"```\n{text}\n```\n`told` $lie$ [x](behind) there is no key")
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_column_of_a_table_has_a_header(page):
-    rows = re.findall(r"^ *(\|.*\|) *\n *\|[-:| ]+\| *$", PAGES[page], re.MULTILINE)
-    assert not [row for row in rows if "" in [cell.strip() for cell in row[1:-1].split("|")]]
-
-
-def test_the_changelog_of_the_next_version_fits_on_a_page():
-    text = (runs.ROOT / "CHANGELOG.md").read_text()
-    (newest,) = re.findall(r"^## 0\.2.*?(?=^## 0\.1)", text, re.DOTALL | re.MULTILINE)
-    assert len(newest.splitlines()) <= 65
 
 
 def test_every_command_of_every_page_is_understood():
@@ -169,13 +118,16 @@ def test_a_command_that_does_not_exist_is_noticed(command):
         shown_commands.check(command)
 
 
-@pytest.mark.parametrize("page", [name for name in PAGES if name.startswith("docs/")])
-def test_links_of_the_pages_lead_to_what_is_there(page):
-    targets = re.findall(r"\]\((?!http)([^)#\s]+)(?:#[^)]*)?\)", PAGES[page])
+@pytest.mark.parametrize("page", PAGES)
+def test_links_have_a_text_and_lead_to_what_exists(page):
+    """A link without a text shows nothing on a plain Markdown viewer."""
+    links = re.findall(r"\[([^\]]*)\]\((?!http)([^)#\s]*)(?:#[^)]*)?\)", PAGES[page])
     pages, folder = runs.ROOT / "docs", (runs.ROOT / page).parent
-    written = [(folder / target).resolve() for target in targets if "generated/" not in target]
-    # What lies beside docs/ is no page, so that a link to it is broken.
-    assert not [path for path in written if not path.exists() or pages not in path.parents]
+    paths = [(folder / path).resolve() for _, path in links if path and "generated/" not in path]
+    assert all(text for text, _ in links)
+    assert not [path for path in paths if not path.exists()]
+    if page.startswith("docs/"):  # Sphinx builds no page of what is beside docs/
+        assert not [path for path in paths if pages not in path.parents]
 
 
 def test_every_public_name_is_in_the_api_pages():

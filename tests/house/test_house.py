@@ -92,6 +92,7 @@ def test_each_stream_of_keys_has_one_use():
 # `arguments`, which has `read_choice`, `split_choice`, `names_in` and `bounds_in`.
 PARSING = {
     *("adaptation/choice.py", "data/division/clients.py", "data/division/forms.py"),
+    "data/masks/values.py",
     *("flower/settings.py", "main.py", "report/finished_runs.py", "report/published.py"),
     *("training/evaluation/evaluate.py", "run/experiment/datasets.py", "run/experiment/method.py"),
     *("training/machine.py", "training/together.py", "training/population.py"),

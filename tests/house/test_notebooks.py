@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import tomllib
 
 import pytest
 
@@ -17,7 +16,7 @@ NAMES = ("pacs_tpu", "pure_functions", "quickstart", "theory", "unseen_client")
 SMALLER = {
     "quickstart": {
         "--config.rounds=20": "--config.rounds=1 --config.model=MLP",
-        "rounds=20, batch_size": "rounds=1, batch_size",
+        "    rounds=20,\n": "    rounds=1,\n",
     },
     "unseen_client": {"DigitCNN": "SmallCNN", "range(20)": "range(1)"},
     "pacs_tpu": {
@@ -50,14 +49,8 @@ def test_a_notebook_is_thin_and_has_no_outputs(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_begins_with_its_badge_the_install_cell_and_the_device(name):
-    title, install, device = cells(name, "markdown")[0], *cells(name, "code")[:2]
-    assert "colab-badge.svg" in title
-    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
-    repository = project.get("urls", {}).get("Repository", "")
-    if "github.com/" in repository:  # then the badge opens this very notebook
-        place = repository.rstrip("/").partition("github.com/")[2]
-        assert f"/github/{place}/blob/main/colab/{name}.ipynb" in title
+def test_a_notebook_begins_with_the_install_cell_and_the_device(name):
+    install, device = cells(name, "code")[:2]
     assert all(f'"{held}"' in install for held in ("jax", "jaxlib", "flax"))
     assert f"fedjax_bn-{_version()}-" in install
     assert "device_kind" in device

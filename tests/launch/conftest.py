@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-sys.path += [str(LAUNCH), str(LAUNCH / "sweeps")]
+sys.path += [str(LAUNCH), str(LAUNCH / "sweeps"), str(LAUNCH / "convert")]

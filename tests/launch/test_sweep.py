@@ -243,10 +243,9 @@ def test_a_number_says_in_what_its_runs_differ_from_the_plan(tmp_path):
 
 
 def test_a_run_without_the_weights_that_the_plan_needs_says_so(tmp_path):
-    cafl = {"method": "fedavg", "fedig__cafl": "mean"}  # of another method
     for name, weights in (("photo", "w.safetensors"), ("sketch", "")):
         run, unseen = f"pacs/{name}/fedavg/0", {name: {"running": 1.0}}
-        fabricate(tmp_path, run, {"c": 1.0}, unseen=unseen, pretrained=weights, **cafl)
+        fabricate(tmp_path, run, {"c": 1.0}, unseen=unseen, pretrained=weights, method="fedavg")
     sweep.main(fedcd.SWEEP, ["report", "--workdir", str(tmp_path)])
     table = section(tmp_path, "Table 1")
     assert "| 1.00 | - | - | 1.00 [a] | - |" in table

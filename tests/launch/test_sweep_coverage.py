@@ -47,11 +47,11 @@ def test_published_rows_are_distinct_and_all_are_in_a_table(covered):
         ),
         (
             ("FedIG-A", "3", "PACS", "components", "FedBN + FedProx", "A"),
-            ("target=art_painting", "share=all_but_batch_norm", "fedprox.mu=0.1"),
+            ("target=art_painting", "share=all_but_batch_norm", "method=fedprox:mu=0.1"),
         ),
         (
             ("FedIG-A", "11", "PACS", "30 clients, Dirichlet 0.1", "FedBN", "S"),
-            ("pacs_30_clients.py", "data.alpha=0.1", "method=fedbn", "target=sketch"),
+            ("pacs_30_clients.py", "dirichlet:alpha=0.1", "method=fedbn", "target=sketch"),
         ),
         (
             ("FedIG-A", "12", "VLCS", "clients inside the federation",

@@ -8,7 +8,7 @@ import unifed
 from test_sweep import fabricate, section
 
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.data.corruptions import INTERNAL, TYPES
+from fedjax_bn.data.sets.cifar10_c import INTERNAL, TYPES
 from fedjax_bn.models import MLP
 
 RUNS = unifed.SWEEP.runs

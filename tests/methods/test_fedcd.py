@@ -225,17 +225,16 @@ def test_the_keys_of_the_configuration_are_those_of_the_masks(monkeypatch):
     from fedjax_bn.run.experiment import start as run_start
 
     runs.install(monkeypatch)
-    keys = {"names": "features,dense1", "bounds": ("0", "1"), "mask_optimizer": "none"}
-    keys = {f"fedcd__{key}": value for key, value in keys.items()}
-    _, _, begin = run_start.prepare(runs.config(method="fedcd", **keys))
+    method = "fedcd:names=features,dense1:bounds=0,1:mask_optimizer=none"
+    _, _, begin = run_start.prepare(runs.config(method=method))
     assert set(jax.eval_shape(begin).personal["mask"]) == {"features", "dense1"}
-    for key, value, said in (
-        ("names", "nowhere", "no intermediate 'nowhere'"),
-        ("mask_optimizer", "adm", "valid are adam, none, sgd"),
-        ("bounds", ("2", "1"), r"config.fedcd.bounds=\('2', '1'\) must be two numbers, the lower"),
+    for option, said in (
+        ("names=nowhere", "no intermediate 'nowhere'"),
+        ("mask_optimizer=adm", "valid are adam, none, sgd"),
+        ("bounds=2,1", r"bounds=.* must be two numbers, the lower"),
     ):
         with pytest.raises(ConfigError, match=said):
-            run_start.prepare(runs.config(method="fedcd", **{f"fedcd__{key}": value}))
+            run_start.prepare(runs.config(method=f"fedcd:{option}"))
 
 
 @pytest.mark.parametrize("weigh", ["risk_extrapolation", "by_size", "risk_extrapolation:eta=0.3"])
@@ -243,7 +242,7 @@ def test_an_eta_that_nobody_reads_is_refused(monkeypatch, weigh):
     from fedjax_bn.run.experiment import start as run_start
 
     runs.install(monkeypatch)
-    config = runs.config(method="fedcd", weigh=weigh, fedcd__eta=0.8)
+    config = runs.config(method="fedcd:eta=0.8", weigh=weigh)
     with pytest.raises(
         ConfigError, match=r"fedcd\.eta=0\.8 has no effect .*risk_extrapolation:eta=0\.8"
     ):
@@ -294,7 +293,7 @@ def folder(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("fedcd")
     adaptations = ("running", "running:mask=False")
-    runs.finished(folder, method="fedcd", rounds=2, adaptations=adaptations, fedcd__eta=3.0)
+    runs.finished(folder, method="fedcd:eta=3.0", rounds=2, adaptations=adaptations)
     write_report(folder)
     return folder
 

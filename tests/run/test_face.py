@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import inspect
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 import fedjax_bn as fb
 import runs
 from fedjax_bn import main
-from fedjax_bn.arguments.choices import PLAIN, REQUIRED, plain_arguments, read_choice
+from fedjax_bn.arguments.choices import REQUIRED, plain_arguments, read_choice
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.normalization.mixig import choose_mixing
 from fedjax_bn.run import listing
@@ -180,6 +179,8 @@ def test_the_floors_are_the_same_in_pyproject_and_constraints():
     floors = dict(re.findall(r"^([\w-]+)==([\d.]+)$", FLOOR.read_text(), re.MULTILINE))
     for requirement in project["dependencies"]:
         name, _, least = requirement.partition(",")[0].partition(">=")
+        if not least:
+            continue
         pinned, least = (tuple(map(int, v.split("."))) for v in (floors[name], least))
         assert pinned >= least, requirement
         if name in ("absl-py", "flax", "jax", "jaxlib"):
@@ -199,42 +200,88 @@ def test_a_list_has_a_line_with_words_for_each(kind, capsys):
     }
     if kind in tables:
         assert [line.split()[0] for line in lines] == list(tables[kind])
-    assert all(len(line.split()) > 2 for line in lines)
+    assert all(len(line.split()) > 1 for line in lines)
 
 
 def test_the_list_of_keys_has_default_range_and_meaning(capsys):
     runs.command("list", "keys")
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     rate = lines["optimizer.learning_rate"]
-    assert re.split(r"  +", rate)[1:] == ["0.01", "float above 0", "of the clients' steps"]
+    assert re.split(r"  +", rate)[1:3] == ["0.01", "float above 0"]
     assert re.split(r"  +", lines["on_nonfinite"])[1:3] == ["stop", "stop or drop"]
-    assert "weight of CACL" in lines["fedig.lambda_1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "option", "words"),
+    [
+        ("methods", "fedprox", ":mu=0.01", "strength of the proximal term"),
+        ("methods", "fediga", ":lambda_1=0.1", "weight of CACL"),
+        ("models", "ResNet18", ":width=64", "int at least 1"),
+        ("adaptations", "tsmobn", ":momentum=0.9", "weight of the past"),
+        ("datasets", "abide", ":window=32", "time points"),
+        ("weights", "krum", ":keep=1", "averaged"),
+        ("augmentations", "masks", ":rotate=15.0", "angles"),
+    ],
+)
+def test_the_options_of_a_name_have_default_type_and_meaning(capsys, kind, name, option, words):
+    assert runs.command("list", kind, name) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.split()[:1] == [option]]
+    assert words in line
+
+
+def test_every_key_has_a_sentence_and_there_are_fewer_than_ninety():
+    assert len(keys()) < 90
+    for name, key in keys().items():
+        assert re.fullmatch(r"[A-Z].*\.", key.meaning), name
+
+
+def test_config_prints_the_resolved_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("--config.method=fedprox:mu=0.1", "--config.share=all_but_batch_norm")
+    assert runs.command("config", "quickstart", "--config.compilation_cache=", *words) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "fedprox:mu=0.1 on SmallDigitCNN, 5 clients",
+        "flatbed: 180, 30, 90",
+        "float32[32, 28, 28, 3], int32[32]",
+        "shared: 12 leaves, 1,952,330 values",
+        "personal: 20 leaves, 2,560 values",
+        "7,809,324 bytes down",
+    ):
+        assert part in out
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "list what? One of methods"), (["model"], "did you mean 'models'?"), (["a", "b"], "a b")],
+    [
+        ([], "list what? One of methods"),
+        (["model"], "did you mean 'models'?"),
+        (["a", "b"], "a b"),
+        (["models", "Resnet18"], "ResNet18"),
+    ],
 )
 def test_a_list_that_is_not_there_is_one_sentence(arguments, said, capfd):
     assert runs.command("list", *arguments) == 2
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h", "help"])
+@pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_says_what_there_is_and_exits_with_0(flag, capfd):
     assert runs.command(flag) == 0
     out = capfd.readouterr().out
-    for part in ("--config", "evaluate", *listing.LISTS, "quickstart", "--workdir", "--tsne"):
+    for part in ("--config", *main.COMMANDS, "quickstart", "--workdir"):
         assert part in out
 
 
-@pytest.mark.parametrize("words", [("--version",), ("version",), ("--config", "x", "--version")])
+@pytest.mark.parametrize("words", [("--version",)])
 def test_every_spelling_of_version_prints_it_and_exits_with_0(words, capfd):
     assert runs.command(*words) == 0
     assert capfd.readouterr().out == f"fedjax_bn {fb.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [("--version",), ("--help",), ("predict", "--help"), ("help",)])
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("predict", "--help")])
 def test_help_and_version_work_in_a_process_of_their_own(words):
     command = [sys.executable, "-m", "fedjax_bn", *words]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
@@ -242,46 +289,11 @@ def test_help_and_version_work_in_a_process_of_their_own(words):
     assert "fedjax" in done.stdout
 
 
-@pytest.mark.parametrize("words", [("{}", "--help"), ("{}", "-h"), ("help", "{}")])
-@pytest.mark.parametrize("name", main.TAKES)
-def test_each_command_has_a_help_of_its_own_with_its_flags_alone(name, words, capfd):
-    assert runs.command(*(word.format(name) for word in words)) == 0
-    out = capfd.readouterr().out
-    assert out.splitlines()[0].startswith("  fedjax-bn ")
-    assert main.COMMANDS[name].__doc__ in out
-    flags = {line.split()[0] for line in out.splitlines() if line.startswith("  --")}
-    assert flags == {f"--{flag.name}" for flag in main.TAKES[name]}
-    assert "predict:" not in out
-    assert "evaluate:" not in out
-
-
-def test_every_flag_is_in_the_help_of_a_command():
-    taken = {flag.name for flags in main.TAKES.values() for flag in flags}
-    assert taken == {flag.name for flag in main.OURS}
-
-
 def test_every_number_has_a_range_that_holds_its_default_and_every_key_a_meaning():
-    inherited = {"fedadagrad", "fedyogi"}  # "Arguments are those of `fedadam`"
     for name, key in keys().items():
-        assert key.meaning or name.partition(".")[0] in inherited, name
         if key.kind in (int, float):
             assert key.range.text, name
         assert key.default is None or key.range.holds(key.default), name
-
-
-def test_keys_of_methods_are_the_plain_keyword_defaults_of_their_signatures():
-    expected = {
-        f"{name}.{argument.name}": argument.default
-        for name, method in configured_method.METHODS.items()
-        for argument in inspect.signature(method).parameters.values()
-        if argument.kind is argument.KEYWORD_ONLY and type(argument.default) in (*PLAIN, tuple)
-    }
-    for name in [*expected]:
-        if name.partition(".")[2] in ("adapter", *configured_method.GIVEN):
-            expected.pop(name)
-    known = {*configured_method.METHODS}
-    found = {n: k.default for n, k in keys().items() if n.partition(".")[0] in known}
-    assert found == expected
 
 
 def test_a_configuration_that_lacks_a_key_is_refused():

@@ -83,17 +83,6 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
         ({"client_epochs": ("1", "2")}, "client_epochs has 2 numbers for 3 clients"),
         ({"client_epochs": ("1", "0", "2")}, "client_epochs=.*'0'.* must be whole numbers above 0"),
         ({"client_epochs": ("1", "x", "2")}, "client_epochs=.*'x'.* must be whole numbers above 0"),
-        ({"client_epochs": ("1", "1", "2"), "local_epochs": 2}, "leave local_epochs at 1"),
-        ({"client_epochs": ("1", "1", "2"), "local_steps": 2}, "local_steps at 0"),
-        ({"optimizer.nesterov": True}, "nesterov=True needs optimizer.momentum above 0"),
-        (
-            {"optimizer.name": "adam", "optimizer.momentum": 0.9},
-            "has no effect with optimizer.name",
-        ),
-        (
-            {"optimizer.schedule": "cosine", "optimizer.warmup_rounds": 6},
-            "warmup_rounds=6 leaves none of rounds=6 to the cosine",
-        ),
         (
             {"optimizer.keep": True, "optimizer.momentum": 0.9, "method": "fednova"},
             "keep_optimizer=True lets clients keep momentum",

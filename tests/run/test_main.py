@@ -1,11 +1,9 @@
 """The command and the files it leaves."""
 
 import contextlib
-import errno
 import html.parser
 import io
 import json
-import os
 import re
 import shutil
 import sys
@@ -14,8 +12,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from orbax.checkpoint import v1 as ocp
 
 import runs
@@ -270,22 +266,10 @@ def test_the_fraction_is_taken_from_the_clients_training_data():
     assert len(experiment.unseen[0].train.labels) == 180
 
 
-@pytest.mark.parametrize("flag", ["--workdir", "--export", "--model", "--data", "--out"])
-def test_a_path_on_the_command_line_may_begin_with_the_home_folder(monkeypatch, tmp_path, flag):
+@pytest.mark.parametrize(
+    "words", ["--workdir=", "serve --workdir=x --export=", "predict --data=x --model=", "report "]
+)
+def test_a_path_on_the_command_line_may_begin_with_the_home_folder(monkeypatch, tmp_path, words):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with flagsaver.flagsaver():
-        flags.FLAGS.unparse_flags()
-        main.parse_flags(["main", f"{flag}=~/x/y"])
-        assert flags.FLAGS[flag.strip("-")].value == f"{tmp_path}/x/y"
-
-
-@pytest.mark.parametrize("arguments", [("train", "--workdir"), ("serve", "--export"), ("report",)])
-def test_a_name_that_no_file_system_holds_is_one_sentence(tmp_path, capsys, arguments):
-    command, *flag = arguments
-    path = str(tmp_path / ("x" * 300))
-    given = [f"{flag[0]}={path}"] if flag else [command, path]
-    assert runs.command(*given) == 2
-    said = capsys.readouterr().err
-    assert path in said
-    assert os.strerror(errno.ENAMETOOLONG) in said
-    assert said.count("\n") == 1
+    options, _ = main.parse(["main", *f"{words}~/x/y".split()])
+    assert f"{tmp_path}/x/y" in str(options)

@@ -128,7 +128,7 @@ def test_tests_and_checkpoints_on_a_mesh_are_those_of_one_device(tmp_path, sprea
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{"personalize__samples": 2}, {"validate_with": "global"} | STREAMED]
+    "changes", [{"personalize_samples": 2}, {"validate_with": "global"} | STREAMED]
 )
 def test_other_ways_to_test_are_those_of_one_device_too(changes):
     scores = []

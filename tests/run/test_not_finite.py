@@ -43,8 +43,7 @@ def test_with_drop_too_a_round_in_which_every_client_fails_is_an_error_that_name
 
 # Clients' updates above 1.2, finite, times an eta that is finite too.
 OVERFLOW = {
-    "method": "fedavgm",
-    "fedavgm__eta": 3e38,
+    "method": "fedavgm:eta=3e38",
     "optimizer__learning_rate": 100.0,
     "rounds": 2,
 }

@@ -7,16 +7,16 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.report import data_plots, plots
+from fedjax_bn.report import plots
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import commands, serve
+from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.finished_run import Request
-from fedjax_bn.serving import load
-from fedjax_bn.training import workdir
+from fedjax_bn.serving import load, serve
+from fedjax_bn.training import data_plots, workdir
 
 NAMES = ("../../evil", "$a$ <b>\n", "\udcff", "_a_b")
 
@@ -34,7 +34,7 @@ def place(tmp_path_factory):
         runs.install(patch, renamed(*NAMES), draw=True)
         patch.setattr(commands, "domain_names", lambda config: NAMES[:1])
         config = runs.config(target="each", rounds=1)
-        commands.train_all(config, place / "x" / "run")
+        commands.train_all(config, place / "x" / "run", write_report)
         yield place
 
 
@@ -128,10 +128,10 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_run_has_its_results
 
     for name in ("samples", "class_counts"):
         monkeypatch.setattr(data_plots, name, fail)
-    for name in ("methods", "curves", "alphas", "ablation"):
+    for name in ("methods", "curves"):
         monkeypatch.setattr(plots, name, fail)
     with pytest.warns(UserWarning, match="Invalid shape") as caught:
-        commands.train_all(runs.config(rounds=1, target=""), tmp_path / "run")
+        commands.train_all(runs.config(rounds=1, target=""), tmp_path / "run", write_report)
     assert workdir.read_json(tmp_path / "run" / "summary.json")["rounds"] == 1
     assert (tmp_path / "run" / "report.html").exists()
     said = [str(one.message) for one in caught]

@@ -88,7 +88,7 @@ def test_an_evaluation_and_a_report_wait_for_the_workdir_and_are_refused_when_it
     monkeypatch.setattr(ownership, "PATIENCE", 0.0)
     with ownership.owned(finished):
         with pytest.raises(WorkdirError, match=OWNER):
-            commands.train_all(runs.config(), finished)
+            commands.train_all(runs.config(), finished, write_report)
         with pytest.raises(WorkdirError, match=OWNER):
             evaluate_finished.run(finished, evaluate_finished.Request(), say=str)
     assert not (finished / "evaluations").exists()

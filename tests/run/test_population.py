@@ -94,7 +94,7 @@ def test_what_the_server_sends_is_of_all_clients_wherever_their_rows_lie(tiny):
     assert {len(leaf) for leaf in jax.tree.leaves(state.personal)} == {1}
 
 
-THREE = {"personalize__samples": 3}
+THREE = {"personalize_samples": 3}
 ODD = {"target": "", "clients_per_round": 3, "population": "host"}
 
 
@@ -154,7 +154,7 @@ def test_what_two_devices_trained_is_restored_on_one(tiny, tmp_path):
     ],
 )
 def test_so_does_what_adapts_selects_or_remembers(tiny, tmp_path, changes):
-    assert_same_numbers(both_ways(tmp_path, personalize__samples=3, **changes))
+    assert_same_numbers(both_ways(tmp_path, personalize_samples=3, **changes))
 
 
 @pytest.fixture(scope="module")

@@ -266,7 +266,7 @@ def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_
     follows = follows_rounds(runs.config(rounds=4, **plan))
     with pytest.raises(WorkdirError, match="follows from that number"):
         claim(tmp_path / "a", flat | {"rounds": 4}, {"data": "x"}, follows)
-    fixed = {"optimizer.schedule": "cosine", "optimizer.decay_rounds": 3}
+    fixed = {"optimizer.schedule": "cosine:rounds=3"}
     assert not follows_rounds(runs.config(**fixed))
     assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
 

@@ -13,11 +13,11 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.source import Source
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.models import MLP
-from fedjax_bn.report import tables
 from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.simulation import _pool, simulate
 from fedjax_bn.task import classification
+from fedjax_bn.training import score_tables as tables
 
 
 def arrays(names=("ant", "bee", "dog"), size=40):

@@ -80,8 +80,8 @@ NAMED = {
     "adaptations": {"adaptations": ["running", "CODE:adapt"]},
     "augment": {"data__augment": "CODE:method"},
     "perturb": {"data__perturb": "CODE:share"},
-    "mixing": {"method": "fedig", "fedig__mixing": "CODE:share"},
-    "masks": {"method": "fedcd", "fedcd__mask_optimizer": "CODE:share"},
+    "mixing": {"method": "fedig:mixing=CODE:share"},
+    "masks": {"method": "fedcd:mask_optimizer=CODE:share"},
 }
 COMMANDS = ("evaluate", "serve")
 
@@ -140,7 +140,6 @@ def test_what_the_user_types_is_imported_from_the_current_folder(foreign, monkey
     + ["docs.maths:x", "runs_not_there:x", ":x", "..:x", "benchmarks:x"],
 )
 def test_names_of_pythons_own_and_of_installed_packages_are_not_on_the_users_path(name):
-    from fedjax_bn.adaptation.choice import ADAPTATIONS
 
     sys.modules.pop("this", None)
     with (
@@ -216,9 +215,10 @@ def whole(tmp_path_factory):
         **{"method": "fedavg", "dataset": "tiny", "round": 1, "classes": ["a", "b", "c"]},
         **{"shape": list(shape), "dtype": "uint8", "mean": [0.5], "std": [0.5]},
         **{"adaptations": ["running", "tsmobn"], "programs": {}, "batch_size": 4},
+        **{"orientation": "upright", "masks": ""},
     )
     place = tmp_path_factory.mktemp("whole") / "served"
-    served_folder.write(place, about, start, programs)
+    served_folder.write_served(place, about, start, programs)
     return place
 
 
@@ -228,118 +228,55 @@ def served(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "served")
 
 
-NAN, TINY = float("nan"), 1e-320
-ABOUT = {
-    "a batch of 1e9": {"batch_size": 10**9},
-    "a batch of 1e30": {"batch_size": 10**30},
-    "a batch of true": {"batch_size": True},
-    "a dtype of os": {"compute_dtype": "os"},
-    "a dtype of int": {"compute_dtype": "int32"},
-    "a dtype of images": {"dtype": "object"},
-    "a mean of NaN": {"mean": [NAN]},
-    "an endless mean": {"mean": [float("inf")]},
-    "a large mean": {"mean": [1e300]},
-    "no deviation": {"std": [0.0]},
-    "a tiny deviation": {"std": [TINY]},
-    "a negative deviation": {"std": [-0.5]},
-    "a deviation of NaN": {"std": [NAN]},
-    "too large samples": {"shape": [2**15, 2**15, 3]},
-    "samples of another model": {"shape": [5, 4, 3]},
-    "samples of five axes": {"shape": [1, 1, 4, 4, 3]},
-    "samples of no size": {"shape": [4, 0, 3]},
-    "a model that has no such field": {"model": "MLP:width=1e9"},
-    "a model that cannot be": {"model": "ResNet18:width=99999999"},
-    "a model for larger images": {"model": "AlexNet", "shape": [1, 1, 3]},
-    "a model's code": {"model": "evil:Net"},
-    "an adaptation's code": {"adaptations": ["evil:f"]},
-    "an adaptation's number": {"adaptations": ["tsmobn:momentum=7"]},
-    "an adaptation's infinity": {"adaptations": ["tsmobn:momentum=1e999"]},
-    "an adaptation's batches": {"adaptations": ["tsmobn:batch_size=99999999"]},
-    "an adapter that is not there": {"adaptations": ["zero_shot_adapter"]},
-    "programs of text": {"programs": {"tsmobn": "x"}},
-    "a program's batch": {"programs": {"tsmobn": {"batch_size": 1e30, "order": 0}}},
-    "classes that are too many": {"classes": ["a", "b", "c", "d"]},
-    "classes that are numbers": {"classes": [1, 2, 3]},
-}
-KERNEL, VAR = "params/dense1/kernel", "batch_stats/norm1/var"
-ARRAYS = {
-    "NaN": lambda arrays: {KERNEL: arrays[KERNEL] * np.float32("nan")},
-    "infinity": lambda arrays: {VAR: arrays[VAR] * np.float32("inf")},
-    "complex": lambda arrays: {KERNEL: arrays[KERNEL].astype(np.complex64)},
-    "float64": lambda arrays: {KERNEL: arrays[KERNEL].astype(np.float64)},
-    "strings": lambda arrays: {KERNEL: arrays[KERNEL].astype(str)},
-    "dates": lambda arrays: {KERNEL: np.zeros(arrays[KERNEL].shape, "datetime64[s]")},
-    "records": lambda arrays: {KERNEL: np.zeros(arrays[KERNEL].shape, [("x", "f4")])},
-    "objects": lambda arrays: {KERNEL: arrays[KERNEL].astype(object)},
-    "a negative variance": lambda arrays: {VAR: -arrays[VAR]},
-    "another shape": lambda arrays: {VAR: arrays[VAR][:-1]},
-    "a name within an array": lambda arrays: {f"{KERNEL}/more": arrays[KERNEL]},
-    "a strange collection": lambda arrays: {"adapter/x": np.array(["x"])},
-}
-
-
 def said_by_predict(place, tmp_path, capfd, *more):
     """The one line that `predict` says of a folder, which ends it."""
     np.savez(tmp_path / "i.npz", images=IMAGES)
     given = [f"--model={place}", f"--data={tmp_path / 'i.npz'}", f"--out={tmp_path / 'out.csv'}"]
     assert runs.command("predict", *given, *more) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert len(line) < 900
     assert not (tmp_path / "out.csv").exists()
     return line
 
 
-@pytest.mark.parametrize("name", ABOUT)
-def test_what_model_json_may_not_say_is_one_sentence(served, tmp_path, capfd, name, monkeypatch):
+CODE_OF_OTHERS = {"model": "evil:Net", "adaptations": ["evil:f"]}
+
+
+@pytest.mark.parametrize("key", CODE_OF_OTHERS)
+def test_code_that_only_model_json_names_is_not_imported(served, tmp_path, capfd, key, monkeypatch):
     (served / "evil.py").write_text("open('evil-ran', 'w')")
     monkeypatch.chdir(served)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    edit(served, **ABOUT[name])
+    edit(served, **{key: CODE_OF_OTHERS[key]})
     said_by_predict(served, tmp_path, capfd)
     assert "evil" not in sys.modules
+    assert not (served / "evil-ran").exists()
+
+
+KERNEL, VAR = "params/dense1/kernel", "batch_stats/norm1/var"
+ARRAYS = {
+    "float64": lambda arrays: {KERNEL: arrays[KERNEL].astype(np.float64)},
+    "objects": lambda arrays: {KERNEL: arrays[KERNEL].astype(object)},
+    "another shape": lambda arrays: {VAR: arrays[VAR][:-1]},
+}
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_that_are_no_models_numbers_are_one_sentence(served, tmp_path, capfd, name):
+def test_other_arrays_are_one_sentence_and_objects_are_not_unpickled(served, tmp_path, capfd, name):
     arrays = dict(np.load(served / "variables.npz"))
     np.savez(served / "variables.npz", **arrays | ARRAYS[name](arrays))
-    assert "variables.npz" in said_by_predict(served, tmp_path, capfd)
+    assert str(served / "variables.npz") in said_by_predict(served, tmp_path, capfd)
 
 
 def test_numbers_that_end_in_no_probabilities_are_one_sentence(served, tmp_path, capfd):
-    """Every array is finite, and what is computed from them is not."""
     arrays = dict(np.load(served / "variables.npz"))
-    large = {name: array + np.float32(3e38) for name, array in arrays.items() if "kernel" in name}
-    np.savez(served / "variables.npz", **arrays | large)
+    np.savez(served / "variables.npz", **arrays | {KERNEL: arrays[KERNEL] * np.float32("nan")})
     np.savez(tmp_path / "i.npz", images=IMAGES)
     assert runs.command("predict", f"--model={served}", f"--data={tmp_path / 'i.npz'}") == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert "probabilities of image '0' are not finite" in line
+    assert "'0' are not finite" in line
 
 
-@pytest.mark.parametrize("name", ["model.json", "variables.npz", "programs/tsmobn.stablehlo"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse", "folder"])
-def test_files_that_never_end_are_not_read(served, tmp_path, capfd, name, kind):
-    if name.startswith("programs"):  # a model of one's own, which is its program alone
-        edit(served, model="my_model:Net", adaptations=["tsmobn"])
-    (served / name).unlink()
-    if kind == "pipe":
-        os.mkfifo(served / name)
-    elif kind == "device":
-        (served / name).symlink_to("/dev/zero")
-    elif kind == "folder":
-        (served / name).mkdir()
-    else:
-        with open(served / name, "wb") as file:
-            file.truncate(2**33)
-    trust = ["--trust"] * name.startswith("programs")
-    assert (served / name).name in said_by_predict(served, tmp_path, capfd, *trust)
-
-
-def test_packed_arrays_are_not_unpacked(served, tmp_path, capfd):
-    arrays = dict(np.load(served / "variables.npz"))
-    np.savez_compressed(served / "variables.npz", **arrays, bomb=np.zeros(10**6))
-    assert "unpacks to more than it has" in said_by_predict(served, tmp_path, capfd)
+PROGRAM = {"batch_size": 4, "order": 0}
 
 
 def with_program(place, run):

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits, load_sample_image
 from fedjax_bn import models
 from fedjax_bn.data.sets import scanners
 from fedjax_bn.engine.backend import compile_quickly, for_one_run, traced_for
-from fedjax_bn.report.data_plots import _in_a_row
+from fedjax_bn.training.data_plots import _in_a_row
 
 
 def background() -> np.ndarray:

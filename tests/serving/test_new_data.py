@@ -94,7 +94,7 @@ def test_an_archive_of_test_samples_alone_need_not_have_all_classes(tmp_path, ar
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"h__labels": np.array([7, 0])}, "has label 7, but there are 7 classes, 0 to 6"),
+        ({"h__labels": np.array([7, 0])}, "has label 7"),
         ({"h__labels": np.array([1, 0]), "classes": ["dog", "cow"]}, "has a class 'cow', which is"),
     ],
 )

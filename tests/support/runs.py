@@ -13,18 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.report import data_plots
-from fedjax_bn.run import commands, train
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.training import checkpoint
+from fedjax_bn.training import checkpoint, data_plots
 from fedjax_bn.training.callbacks.tensorboard import scalars_of
 from fedjax_bn.training.experiment import Experiment
 
@@ -171,7 +168,7 @@ def config(**changes: object) -> ConfigDict:
 
 def run(folder: Path, **changes: object) -> dict:
     """Trains in this process and returns the summary."""
-    return train.run(config(**changes), folder, say=lambda text: None, plots=commands.PLOTS)
+    return train.run(config(**changes), folder, say=lambda text: None)
 
 
 def finished(folder: Path, **changes: object) -> Path:
@@ -266,12 +263,10 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def command(*arguments: str) -> int:
     """`python -m fedjax_bn.main ARGUMENTS` in this process; returns the exit status."""
-    with flagsaver.flagsaver():
-        flags.FLAGS.unparse_flags()
-        try:
-            main.main(main.parse_flags(["main", *arguments]))
-        except SystemExit as stop:
-            return stop.code
+    try:
+        main.main(["main", *arguments])
+    except SystemExit as stop:
+        return stop.code
     return 0
 
 

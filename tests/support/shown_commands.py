@@ -1,16 +1,16 @@
 """Whether a command that a page shows is one: its program, its options, its keys and its files."""
 
+import contextlib
+import io
 import re
 import shlex
 import tomllib
 from pathlib import Path
 
-from absl.testing import flagsaver
-
 from fedjax_bn import main
 from fedjax_bn.run import listing
 from fedjax_bn.run.config.defaults import keys
-from fedjax_bn.run.config.file import changes_of, read
+from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, base
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ STAND_FOR = {"METHOD": "fedavg", "SEED": "0", "TARGET": "sketch"}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 CONFIG = "CONFIG"  # in the lists of what there is
-OTHERS = ("fedjax_bn.tfds", "build", "sphinx", "pytest")  # of `python -m`
+OTHERS = ("build", "sphinx", "pytest")  # of `python -m`
 
 
 def commands(text: str) -> list[str]:
@@ -63,18 +63,18 @@ def check(command: str) -> None:
 def _check_ours(words: list[str]) -> None:
     """A command of the library: what is listed, or a configuration with its changes."""
     if words[:1] == ["list"]:
-        assert set(words[1].split("|")) <= set(listing.LISTS), f"nothing lists {words[1]}"
+        assert {*words[1].split("|")} <= {*listing.LISTS, "..."}, f"nothing lists {words[1]}"
         return
     if CONFIG in words:
         return
-    with flagsaver.flagsaver():
-        left = main.parse_flags(["fedjax-bn", *words])[1:]
-        command = left.pop(0) if left and left[0] in main.COMMANDS else "train"
-        main._refuse_others(command)
-        source = main.CONFIG.value
-    changes = changes_of(word for word in left if command != "report" or word[0] == "-")
-    if command in ("train", "evaluate"):
-        config = read(source) if source else base()
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            options, changes = main.parse(["fedjax-bn", *words])
+        except SystemExit:
+            assert "are required" in said.getvalue(), said.getvalue()  # a page names a flag alone
+            return
+    if options.command in ("train", "config", "evaluate"):
+        config = read(options.config) if options.config else base()
         for key, text in changes:
             assign(config, key, text)
 

@@ -5,7 +5,6 @@ import gzip
 import struct
 from pathlib import Path
 
-import h5py
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
@@ -29,7 +28,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def write_mnist(folder: Path, zipped: bool = True) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name, count, base in (("train", TRAIN, 0), ("t10k", TEST, 100)):
         files = {
             f"{name}-images-idx3-ubyte": shades(count, 28, 28, base=base),
@@ -52,16 +51,7 @@ def write_mat(folder: Path, prefix: str, ten_for_zero: bool) -> None:
         savemat(folder / f"{prefix}{name}_32x32.mat", content)
 
 
-def write_usps_h5(folder: Path) -> None:
-    folder.mkdir()
-    with h5py.File(folder / "usps.h5", "w") as file:
-        for name, count, base in (("train", TRAIN, 0), ("test", TEST, 100)):
-            group = file.create_group(name)
-            group["data"] = (shades(count, 256, base=base) / 255).astype(np.float32)
-            group["target"] = labels_of(count)
-
-
-def write_usps_libsvm(folder: Path, packed: bool) -> None:
+def write_usps(folder: Path) -> None:
     folder.mkdir()
     for name, count, base in (("usps", TRAIN, 0), ("usps.t", TEST, 100)):
         values = shades(count, 256, base=base) / 255 * 2 - 1 + 1e-4
@@ -70,8 +60,7 @@ def write_usps_libsvm(folder: Path, packed: bool) -> None:
             for label, row in zip(labels_of(count), values, strict=True)
         ]
         raw = ("\n".join(lines) + "\n").encode()
-        path = folder / (name + (".bz2" if packed else ""))
-        path.write_bytes(bz2.compress(raw) if packed else raw)
+        (folder / f"{name}.bz2").write_bytes(bz2.compress(raw))
 
 
 def write_mnist_m(folder: Path) -> None:
@@ -86,10 +75,23 @@ def write_mnist_m(folder: Path) -> None:
         (folder / f"mnist_m_{name}_labels.txt").write_text("\n".join(lines) + "\n")
 
 
+def write_morpho(folder: Path) -> None:
+    """Both forms of Morpho-MNIST, whose test images have levels from 200 on."""
+    for name in ("global", "local"):
+        (folder / name).mkdir(parents=True)
+        for part, count, base in (("train", 12, 0), ("t10k", 6, 200)):
+            for kind, array in (
+                ("images-idx3", shades(count, 28, 28, base=base)),
+                ("labels-idx1", labels_of(count)),
+            ):
+                raw = gzip.compress(idx_bytes(array))
+                (folder / name / f"{part}-{kind}-ubyte.gz").write_bytes(raw)
+
+
 def write_originals(folder: Path) -> Path:
     write_mnist(folder / "MNIST")
     write_mat(folder / "SVHN", "", ten_for_zero=True)
-    write_usps_h5(folder / "USPS")
+    write_usps(folder / "USPS")
     write_mat(folder / "SynthDigits", "synth_", ten_for_zero=False)
     write_mnist_m(folder / "MNIST-M")
     return folder

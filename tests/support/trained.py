@@ -8,9 +8,9 @@ from absl import logging
 import runs
 from fedjax_bn import main
 from fedjax_bn.arguments import errors
-from fedjax_bn.report import data_plots
-from fedjax_bn.run import commands, train
+from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
+from fedjax_bn.training import data_plots
 from fedjax_bn.training.together import join
 
 TRAINED = {
@@ -30,7 +30,7 @@ WAYS = {
     "adapting": {"adaptations": ("running", "tsmobn")},
     "sampled": COHORT | {"eval_clients": 3},
     "host": HOST | {"method": "scaffold", "eval_clients": 3},
-    "host, adapting": HOST | {"method": "perfedavg", "personalize__samples": 3},
+    "host, adapting": HOST | {"method": "perfedavg", "personalize_samples": 3},
     "host, validating": HOST | {"local_selection": 2, "participation__dropout": 0.3},
 }
 
@@ -44,7 +44,7 @@ def run() -> None:
     data_plots.samples = lambda domains, **how: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
-        train.run(config, Path(folder), plots=commands.PLOTS)
+        train.run(config, Path(folder))
     except errors.UserError as error:
         main.fail(str(error))
 

@@ -102,7 +102,7 @@ def test_client_specific_batch_norm_never_has_the_smaller_least_eigenvalue(seed,
 
 
 def test_the_inequality_holds_on_real_digits():
-    domains = scanners.load().domains[:3]
+    domains = scanners.load_scanners().domains[:3]
     images = np.stack([domain.train.images[:12] for domain in domains]).astype(float)
     points = images.reshape(3, 12, -1) / 255
     points = (points - points.mean(1, keepdims=True)).reshape(36, -1)

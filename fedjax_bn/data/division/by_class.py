@@ -16,7 +16,7 @@ from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.label_trees import strata
 
 # Last entries of the path (0, position, USE) of a generator, see `seeds.generator`
-DIVIDING, ORDERING, TRUNCATING, SIZING = 1, 2, 3, 4
+DIVIDING, ORDERING, TRUNCATING = 1, 2, 3
 
 
 def share_size(count: int, share: float) -> int:
@@ -43,11 +43,11 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     count if total <= sum(counts).
     """
     counts = np.asarray(counts, np.int64)
-    whole = max(int(counts.sum()), 1)
-    shares = counts * total // whole
-    left = int(total - shares.sum())
-    # Stable, so that the first of equal remainders is taken on every machine.
-    largest = np.argsort(-(counts * total % whole), kind="stable")[:left]
+    count = max(int(counts.sum()), 1)
+    shares = counts * total // count
+    remainder = int(total - shares.sum())
+    # Stable, so that of equal remainders the same one is taken on every machine.
+    largest = np.argsort(-(counts * total % count), kind="stable")[:remainder]
     shares[largest] += 1
     return shares
 
@@ -93,8 +93,8 @@ def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Spli
         return split
     pools = shuffled_classes(strata(split.labels), rng)
     counts = np.array([len(pool) for pool in pools], np.int64)
-    least = 1 if size >= len(pools) else 0
-    shares = least + apportion(counts - least, size - least * len(pools))
+    minimum = 1 if size >= len(pools) else 0
+    shares = minimum + apportion(counts - minimum, size - minimum * len(pools))
     taken = [pool[:share] for pool, share in zip(pools, shares, strict=True)]
     return select(split, rng.permutation(np.concatenate(taken)))
 
@@ -106,11 +106,11 @@ def number_groups(names: np.ndarray | None, count: int) -> np.ndarray:
     """
     if names is None:
         return np.arange(count)
-    _, first, inverse = np.unique(
+    _, appearance, inverse = np.unique(
         np.asarray(names, np.str_), return_index=True, return_inverse=True
     )
-    rank = np.empty_like(first)
-    rank[np.argsort(first)] = np.arange(len(first))
+    rank = np.empty_like(appearance)
+    rank[np.argsort(appearance)] = np.arange(len(appearance))
     return rank[inverse]
 
 

@@ -78,23 +78,25 @@ def make_clients(
     """
     if not isinstance(data, Dataset):
         data = check_source(data)
-    left = _named(data, target)
-    if len(left) == len(_owners(data)):
+    target_names = _named(data, target)
+    if len(target_names) == len(_owners(data)):
         raise ValueError(
             f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
             f"domain of {data.name}; none would train"
         )
-    unseen = _unseen(data, left, seed)
+    unseen = _unseen(data, target_names, seed)
     if isinstance(data, Dataset):
-        internal = _own_splits(data, left, split, validation, seed)
+        internal = _own_splits(data, target_names, split, validation, seed)
     else:
-        internal = _dataset_of(data, _divide_domains(data, left, split, validation, test, seed))
+        internal = _dataset_of(
+            data, _divide_domains(data, target_names, split, validation, test, seed)
+        )
         check_dataset(internal._replace(domains=(*internal.domains, *unseen)))
     return share_out_domains(internal, seed=seed, truncate=truncate, **shares), unseen
 
 
 def _own_splits(
-    data: Dataset, left: Sequence[str], split: str, validation: float, seed: int
+    data: Dataset, target_names: Sequence[str], split: str, validation: float, seed: int
 ) -> Dataset:
     """Returns the training domains of a dataset that has its own splits."""
     if split not in ("", "official"):
@@ -108,24 +110,24 @@ def _own_splits(
     internal = []
     for position, domain in enumerate(data.domains):
         train = domain.train
-        if domain.name in left:
+        if domain.name in target_names:
             continue
         if share and train is not None and domain.validation is None:
             group = number_groups(train.names, len(train.images))
             sizes = _part_sizes(int(group.max()) + 1, share, 0.0)[:2]
             rng = generator(seed, 0, position, DIVIDING)
             parts = stratified_split(strata(train.labels)[first_samples(group)], sizes, rng)
-            train, held = (select(train, samples_of(part, group)) for part in parts)
-            domain = domain._replace(train=train, validation=held if sizes[1] else None)
+            train, held_out = (select(train, samples_of(part, group)) for part in parts)
+            domain = domain._replace(train=train, validation=held_out if sizes[1] else None)
         internal.append(domain)
     return data._replace(domains=tuple(internal))
 
 
 def _divide_domains(
-    data: Source, left: Sequence[str], split: str, validation: float, test: float, seed: int
+    data: Source, target_names: Sequence[str], split: str, validation: float, test: float, seed: int
 ) -> list[Domain]:
     """Returns the training domains with their splits, samples in random order."""
-    without = [p.name for p in data.pools if p.parts is None and p.name not in left]
+    without = [p.name for p in data.pools if p.parts is None and p.name not in target_names]
     if split == "official" and without:
         raise ValueError(
             f"data.split is 'official', but {data.name} has no official lists for "
@@ -135,23 +137,19 @@ def _divide_domains(
     all_parts = _choose_parts(data, split, validation, test, seed)
     internal = []
     for position, (pool, parts) in enumerate(zip(data.pools, all_parts, strict=True)):
-        if pool.name in left:
+        if pool.name in target_names:
             continue
-        rng, owned = generator(seed, 0, position, ORDERING), []
+        rng, parts_of_domain = generator(seed, 0, position, ORDERING), []
         for part in (TRAIN, VALIDATION, TEST):
             index = rng.permutation(np.flatnonzero(parts == part))
-            owned.append(select(_all_of(pool), index) if len(index) else None)
-        training, validating, testing = owned
-        place = f"{data.name}, {pool.name!r} ({len(pool.images)} samples)"
-        if training is None:
+            parts_of_domain.append(select(_all_of(pool), index) if len(index) else None)
+        training, validating, testing = parts_of_domain
+        if training is None or (testing is None and validating is None):
+            purpose = "train on" if training is None else "validate or test on"
             raise ValueError(
-                f"{place} has no training samples in its official split; choose another data.split "
-                "('holdout' or 'stratified'), or make it a target"
-            )
-        if testing is None and validating is None:
-            raise ValueError(
-                f"{place} has nothing to validate or test on; set data.validation or data.test "
-                "above 0, such as 0.1, and give every domain enough samples to divide"
+                f"{data.name}, {pool.name!r} ({len(pool.images)} samples) has nothing to "
+                f"{purpose}; set data.validation or data.test above 0, such as 0.1, choose another "
+                "data.split, or make it a target"
             )
         # FedIG and DomainBed test on the unseen domain and keep a validation set only.
         internal.append(Domain(pool.name, training, validating, testing or validating))
@@ -184,8 +182,9 @@ def _choose_parts(
     # domains with the same samples get the same parts.
     drawn = np.full(count, TRAIN, np.int8)
     kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
-    for number, where in enumerate(kinds):
-        members, listed = np.flatnonzero(kind == number), official[where.argmax()]
+    for number, in_domains in enumerate(kinds):
+        members, listed = np.flatnonzero(kind == number), official[in_domains.argmax()]
+        # A part that the authors list is theirs; only a missing one is taken from training.
         sizes = _part_sizes(
             len(members),
             0.0 if (listed == VALIDATION).any() else validation,
@@ -209,12 +208,10 @@ def _part_sizes(count: int, validation: float, test: float) -> list[int]:
 
 
 def _check_shares(split: str, validation: float, test: float) -> None:
-    if split not in _SPLITS:
-        raise ValueError(f"data.split is {split!r}; it must be one of {', '.join(_SPLITS)}")
-    if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
+    if split not in _SPLITS or min(validation, test) < 0 or validation + test >= 1:
         raise ValueError(
-            f"data.validation is {validation} and data.test is {test}; they are shares of a "
-            "domain's samples, at least 0 and together below 1"
+            f"data.split={split}, data.validation={validation}, data.test={test}: a split is one "
+            f"of {', '.join(_SPLITS)}, and shares are at least 0 and together below 1"
         )
 
 
@@ -244,9 +241,13 @@ def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
 
 def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
     """Returns the names that `target` of `make_clients` selects, in the order of the data."""
-    names = [one.name for one in _owners(data)]
+    names = [domain.name for domain in _owners(data)]
     groups = {} if isinstance(data, Dataset) else data.groups
-    meant = {group: own for group, all_ in groups.items() if (own := {*all_} & {*names})}
+    meant = {
+        group: members
+        for group, group_members in groups.items()
+        if (members := {*group_members} & {*names})
+    }
     meant |= {name: {name} for name in names}
     if isinstance(target, str):
         parts = [part.strip() for part in target.split(",") if part.strip()]
@@ -258,8 +259,8 @@ def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
                 f"target {entry!r} is not a domain of {data.name}; choose from {', '.join(names)}"
                 + (f", or a group: {grouped}" if grouped else "")
             )
-    left = set().union(*(meant[entry] for entry in target))
-    return [name for name in names if name in left]
+    selected = set().union(*(meant[entry] for entry in target))
+    return [name for name in names if name in selected]
 
 
 def unseen_only(
@@ -277,7 +278,7 @@ def unseen_only(
     """
     if not isinstance(data, Dataset):
         data = check_source(data)
-    chosen = _named(data, target) or [one.name for one in _owners(data)]
+    chosen = _named(data, target) or [domain.name for domain in _owners(data)]
     domains = _unseen(data, chosen, seed)
     if isinstance(data, Dataset):
         return check_dataset(data._replace(domains=domains))

@@ -6,14 +6,11 @@ for federated visual classification", 2019; used by FedIG, appendix A.6.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 
 import numpy as np
 
-from fedjax_bn.arguments.ranges import ALPHA, refusal
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.by_class import (
-    SIZING,
     TRUNCATING,
     apportion,
     first_samples,
@@ -83,12 +80,8 @@ def share_out_domains(
         domains; any remainder goes to the largest, one each. 0 to use `clients_per_domain`.
       alpha: concentration of "dirichlet", above 0: near 0 a class has one owner, at 100 all clients
         have nearly the same share. FedIG, A.6, has 0.5 and 0.1.
-      sizes: of the clients' training sets, iid only; "" for the partition's. Whole numbers, one for
-        each client or one for all; or "lognormal:sigma=S" or "dirichlet:alpha=A". Drawn sizes are
-        proportional to K draws of exp(S * normal) or to one draw of Dirichlet(A, ..., A). One
-        factor scales them all, the largest for which every domain has enough samples. None is below
-        min(N, samples of its domain // clients of its domain); N is 10 unless ":smallest=N" sets
-        it.
+      sizes: of the clients' training sets, iid only: whole numbers, or a text of them, one for
+        each client or one for all; "" for the partition's.
       truncate: cut training and validation splits to the smallest domain's size before they are
         divided (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole, unless they are
         the validation splits.
@@ -100,15 +93,11 @@ def share_out_domains(
     if truncate:
         dataset = _truncated(dataset, seed)
     kind, _ = read_partition(partition)
-    if kind == "pooled":
-        raise ValueError("data.partition='pooled' shares nothing out: use pool_clients for it")
-    if kind != "iid" and len(sizes):
+    if kind == "pooled" or (kind != "iid" and len(sizes)) or alpha <= 0:
         raise ValueError(
-            f"data.sizes={sizes!r} and data.partition={partition!r} exclude each other: leave "
-            "sizes empty or choose 'iid'"
+            f"data.partition={partition}, data.sizes={sizes} and data.alpha={alpha} do not go "
+            "together: sizes need iid, alpha is above 0, and pooled is `pool_clients`"
         )
-    if why := refusal(alpha, ALPHA):
-        raise ValueError(f"data.alpha is {alpha}; it {why}")
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
     if kind == "dirichlet" and max(counts) == 1:
         raise ValueError(
@@ -116,23 +105,24 @@ def share_out_domains(
             "data.num_clients or data.clients_per_domain"
         )
     # One generator per domain draws its fraction, then its clients; the data's hash depends on it.
+    # Streams differ by domain, so that one domain's size does not change another's clients.
     rngs = [generator(seed, position) for position in range(len(counts))]
     trains = {}
     for domain, rng in zip(dataset.domains, rngs, strict=True):
         size = fraction_size(len(domain.train.images), fraction)
         trains[domain.name] = stratified_sample(domain.train, size, rng)
-    wanted: Sequence[np.ndarray | None] = [None] * len(counts)
+    client_sizes: Sequence[np.ndarray | None] = [None] * len(counts)
     if len(sizes):
         available = {
             name: int(number_groups(split.names, len(split.images)).max()) + 1
             for name, split in trains.items()
         }
-        wanted = _client_sizes(sizes, available, counts, generator(seed, 0, 0, SIZING))
+        client_sizes = _client_sizes(sizes, available, counts)
     clients: list[Domain] = []
     for k, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
-        how = {"partition": partition, "alpha": alpha, "sizes": wanted[k]}
+        options = {"partition": partition, "alpha": alpha, "sizes": client_sizes[k]}
         try:
-            parts = _split_clients(trains[domain.name], n, rngs[k], **how)
+            parts = _split_clients(trains[domain.name], n, rngs[k], **options)
         except ValueError as error:
             raise ValueError(f"{dataset.name}, {domain.name!r}: {error}") from error
         for i, part in enumerate(parts):
@@ -145,24 +135,18 @@ def share_out_domains(
 def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> list[int]:
     """Returns the number of clients of each domain."""
     domains = len(dataset.domains)
-    if per_domain < 1:
-        raise ValueError(f"data.clients_per_domain is {per_domain}; it must be at least 1")
+    if per_domain < 1 or (num_clients and (per_domain > 1 or num_clients < domains)):
+        raise ValueError(
+            f"data.clients_per_domain={per_domain} and data.num_clients={num_clients}: give one of "
+            f"them, at least 1 a domain or {domains} in all, one for each domain of "
+            f"{dataset.name} that trains"
+        )
     if not num_clients:
         return [per_domain] * domains
-    if per_domain > 1:
-        raise ValueError(
-            f"data.num_clients={num_clients} and data.clients_per_domain={per_domain} exclude each "
-            "other: leave num_clients at 0 or clients_per_domain at 1"
-        )
-    if num_clients < domains:
-        raise ValueError(
-            f"data.num_clients is {num_clients}; it must be 0, or at least {domains}, one for each "
-            f"domain of {dataset.name} that trains"
-        )
-    each, over = divmod(num_clients, domains)
-    counts = np.full(domains, each)
+    per_domain, remainder = divmod(num_clients, domains)
+    counts = np.full(domains, per_domain)
     largest = np.argsort([-len(d.train.images) for d in dataset.domains], kind="stable")
-    counts[largest[:over]] += 1
+    counts[largest[:remainder]] += 1
     return counts.tolist()
 
 
@@ -199,7 +183,7 @@ def _split_clients(
         rows = Rows(split.images, np.arange(len(split.images)))  # images are not copied
         return [select(split._replace(images=rows), index) for index in drawn]
     if n == 1 and sizes is None:
-        return [split]
+        return [split]  # in its order, which the hash of the data depends on
     group = number_groups(split.names, len(split.images))
     labels = strata(split.labels)[first_samples(group)]
     values, counts = np.unique(labels, return_counts=True)
@@ -209,16 +193,17 @@ def _split_clients(
         shares = _dirichlet_counts(counts, n, alpha, rng, number)
         cuts, pools = np.cumsum(shares, axis=1)[:, :-1], shuffled_classes(labels, rng)
         dealt = [np.split(pool, cut) for pool, cut in zip(pools, cuts, strict=True)]
-        parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
+        parts = [np.concatenate(classes) for classes in zip(*dealt, strict=True)]
     else:
         rarest = int(np.argmin(counts))
         # Images with boxes or masks are exempt: they have many classes, some of them rare.
         if not isinstance(split.labels, dict) and counts[rarest] < n:
-            what = "samples" if len(labels) == len(group) else "groups (by name)"
+            units = "samples" if len(labels) == len(group) else "groups (by name)"
             raise ValueError(
-                f"cannot share out {counts[rarest]} training {what} of class {values[rarest]} "
+                f"cannot share out {counts[rarest]} training {units} of class {values[rarest]} "
                 f"among {n} clients; {_REMEDY}"
             )
+        # Dealt class after class, so that clients differ by at most one in each class.
         cards = np.concatenate(shuffled_classes(labels, rng))
         parts = [cards[client::n] for client in range(n)]
     return [select(split, rng.permutation(samples_of(part, group))) for part in parts]
@@ -251,51 +236,26 @@ def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
 
 
 def _client_sizes(
-    sizes: str | Sequence[int],
-    available: Mapping[str, int],
-    clients: Sequence[int],
-    rng: np.random.Generator,
+    sizes: str | Sequence[int], available: Mapping[str, int], clients: Sequence[int]
 ) -> list[np.ndarray]:
     """Returns i64[n] for each domain: its clients' sizes, out of its `available` samples."""
-    for (name, limit), n in zip(available.items(), clients, strict=True):
-        if limit < n:
-            raise ValueError(
-                f"{limit} training samples of {name!r} are too few for {n} clients, one each; "
-                f"{_REMEDY}"
-            )
-    total, borders = sum(clients), np.cumsum(clients)[:-1]
-    wanted = read_sizes(sizes) if isinstance(sizes, str) else list(sizes)
-    if isinstance(wanted, tuple):
-        kind, number, smallest = wanted
-        if kind == "dirichlet":
-            draws = rng.dirichlet(np.full(total, number, np.float64))
-        else:
-            logs = number * rng.standard_normal(total)
-            draws = np.exp(logs - logs.max())  # at most 1, whatever sigma is
-        weights = np.split(np.maximum(_quantize(draws / draws.max()), 1), borders)
-        totals, limits = [int(weight.sum()) for weight in weights], list(available.values())
-        # The tightest domain sets the scale; exact, so that rounding does not decide which one.
-        scale = min(Fraction(limit, total) for limit, total in zip(limits, totals, strict=True))
-        drawn = []
-        for weight, total, limit in zip(weights, totals, limits, strict=True):
-            least = min(smallest, limit // len(weight))
-            size = apportion(weight, max(int(scale * total), least * len(weight)))
-            drawn.append(_raise_smallest(size[None], least)[0])
-        return drawn
-    listed = np.array([int(entry) for entry in wanted], np.int64)
-    if len(listed) not in (1, total) or listed.min(initial=1) < 1:
+    total = sum(clients)
+    numbers = read_sizes(sizes if isinstance(sizes, str) else ",".join(map(str, sizes)))
+    if len(numbers) not in (1, total):
         raise ValueError(
-            f"data.sizes is {brief(sizes)}; it must have one number of at least 1 for all clients, "
-            f"or one for each of the {total}"
+            f"data.sizes is {brief(sizes)}; it must have one number for all clients, or one for "
+            f"each of the {total}"
         )
-    parts = np.split(np.broadcast_to(listed, total), borders)
-    for (name, limit), size in zip(available.items(), parts, strict=True):
+    # One number is for every client.
+    all_sizes = np.broadcast_to(np.array(numbers, np.int64), total)
+    sizes_by_domain = np.split(all_sizes, np.cumsum(clients)[:-1])
+    for (name, limit), size in zip(available.items(), sizes_by_domain, strict=True):
         if size.sum() > limit:
             raise ValueError(
                 f"data.sizes asks for {size.sum()} training samples of {name!r}, which has {limit};"
                 " lower it or raise data.fraction"
             )
-    return parts
+    return sizes_by_domain
 
 
 def _quantize(shares: np.ndarray) -> np.ndarray:

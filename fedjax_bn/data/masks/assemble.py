@@ -7,24 +7,22 @@ the rules by which values become classes.
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.label_trees import MASK, VOLUME
-from fedjax_bn.data.masks.values import INDEX, LOSSY, absent_classes, classes_of, open_mask
-from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.masks.values import absent_classes, classes_of, open_mask
+from fedjax_bn.data.messages import in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
-from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
+from fedjax_bn.data.pixels.decode import decode, hash_of_files
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
     STORED,
     UPRIGHT,
     open_raster,
     orientation_of,
-    read_image,
     turned_by_pillow,
 )
 from fedjax_bn.data.pixels.tiles import cut, number_of_tiles
@@ -34,11 +32,7 @@ from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import UNLABELLED
 
 RESIZE, TILES = "resize", "tiles"
-_FORM = 2  # raise it when the same files would give other masks
-_FORMS = {
-    INDEX: "masks with a palette of colours, whose values are its indices",
-    LOSSY: "masks in JPEG, which changes values: read as black and white, white from 128",
-}
+_FORM = 3  # raise it when the same files would give other masks
 
 
 class Pair(NamedTuple):
@@ -104,15 +98,15 @@ def to_source(
         unknown values.
       OSError: the cache cannot be written.
     """
-    pairs = [pair for owned in domains.values() for pair in owned]
+    pairs = [pair for members in domains.values() for pair in members]
+    owners = [domain for domain, members in domains.items() for _ in members]
     images, masks = [pair.image for pair in pairs], [pair.mask for pair in pairs]
-    files, size, greys = relative_names(masks, root), squares.image_size, values is not None
-    cut_up = squares.large == TILES
-    sizes, present, forms = _survey(pairs, root, squares, greys)  # before hours of decoding
-    owners = [domain for domain, owned in domains.items() for _ in owned]
-    classes, table, values_note = classes_of(present, owners, files, classes, values)
-    counts = [number_of_tiles(h, w, size) if cut_up else 1 for w, h in sizes.tolist()]
-    pixels, converted = decode(
+    size, is_cut = squares.image_size, squares.large == TILES
+    sizes, present = _survey(pairs, root, squares)  # before hours of decoding
+    paths = list(map(str, masks))
+    classes, table, values_note = classes_of(present, owners, paths, classes, values)
+    counts = [number_of_tiles(h, w, size) if is_cut else 1 for w, h in sizes.tolist()]
+    pixels, decoding_notes = decode(
         images,
         size,
         root=root,
@@ -120,77 +114,74 @@ def to_source(
         progress=squares.progress,
         max_megapixels=squares.max_megapixels,
         orientation=squares.orientation,
-        tiles=np.array(counts) if cut_up else None,
+        tiles=np.array(counts) if is_cut else None,
     )
-    labels = {MASK: _decode_masks(masks, counts, table, root, squares, greys)}
-    if cut_up:
+    # Tiles of an image are scored together, as the slices of a volume are.
+    labels = {MASK: _decode_masks(masks, counts, table, root, squares)}
+    if is_cut:
         labels[VOLUME] = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
-    ends, pools, first = np.cumsum([0, *counts]), [], 0
-    for domain, owned in domains.items():
-        own = slice(first, first := first + len(owned))
-        rows, repeated = slice(ends[own.start], ends[own.stop]), counts[own]
-        parts = [pair.part for pair in owned]
+    row_owners, pools = np.repeat(owners, counts), []
+    for domain, members in domains.items():
+        # Pairs of a domain follow each other, so that a slice needs no copy of the pixels.
+        start, count = int((row_owners == domain).argmax()), int((row_owners == domain).sum())
+        rows = slice(start, start + count)
+        tiles = [count for count, owner in zip(counts, owners, strict=True) if owner == domain]
+        parts = [pair.part for pair in members]
         pools.append(
             Pool(
                 domain,
                 pixels[rows],
                 {leaf: array[rows] for leaf, array in labels.items()},
-                np.repeat([pair.name for pair in owned], repeated),
-                None if None in parts else np.repeat(np.array(parts, np.int8), repeated),
+                np.repeat([pair.name for pair in members], tiles),
+                None if None in parts else np.repeat(np.array(parts, np.int8), tiles),
             )
         )
-    about = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
+    about = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
     notes = [*notes, f"{len(pairs)} images with masks ({about})", values_note]
     notes += absent_classes(present, owners, classes, table)
-    for form, text in _FORMS.items():
-        if count := int((forms == form).sum()):
-            notes.append(f"{count} {text}")
-    if cut_up:
+    if is_cut:
         notes.append(f"images cut into {len(pixels)} tiles of {size} pixels a side")
     key = f"{squares.large} {hash_of_files([*images, *masks], root, size)}"
-    notes = (*notes, *converted)
+    notes = (*notes, *decoding_notes)
     return check_source(Source(name, classes, tuple(pools), *IMAGENET, notes=notes, key=key))
 
 
-def _survey(
-    pairs: Sequence[Pair], root: Path, squares: Squares, greys: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Reads sizes, values and forms of masks, which are kept in the cache.
+def _survey(pairs: Sequence[Pair], root: Path, squares: Squares) -> tuple[np.ndarray, np.ndarray]:
+    """Reads sizes and values of masks, which are kept in the cache.
 
     Returns:
       i32[N, 2], width and height of each image as used, which are its mask's too; bool[N, 256], the
-      values of each mask; i32[N], its form.
+      values of each mask.
 
     Raises:
       ValueError: a file cannot be read, or a mask has another size than its image.
     """
-    most, orientation = squares.max_megapixels, squares.orientation
+    megapixels, orientation = squares.max_megapixels, squares.orientation
 
     def look(pair: Pair) -> list[int]:
         with corruption_named(pair.image):
-            image = open_raster(read_image(pair.image, most), most)
+            image = open_raster(pair.image.read_bytes(), megapixels)
             turned = orientation != STORED and not turned_by_pillow(image)
+            # Tags above 4 exchange width and height.
             sides = image.size[::-1] if turned and orientation_of(image) > 4 else image.size
         with corruption_named(pair.mask):
-            mask, form = open_mask(read_image(pair.mask, most), most, orientation, greys)
+            mask = open_mask(pair.mask.read_bytes(), megapixels, orientation)
+        # 256 bits in eight numbers, because the cache keeps rows of numbers.
         seen = np.array(mask.histogram()) > 0
-        return [*sides, *mask.size, form, *np.packbits(seen).view("<i4").tolist()]
+        return [*sides, *mask.size, *np.packbits(seen).view("<i4").tolist()]
 
     key = hash_of_files([file for pair in pairs for file in pair[:2]], root, _FORM)
-    name = f"looking at masks-{root.resolve().name}-{orientation}{'-greys' * greys}-{key}"
-    rows = cached_numbers(squares.cache, name, pairs, look, 13, squares.progress)
-    for pair, (width, height, *own) in zip(pairs, rows[:, :4].tolist(), strict=True):
-        if own == [width, height]:
-            continue
-        image, mask = relative_names([pair.image, pair.mask], root)
-        other = UPRIGHT if orientation == STORED else STORED
-        remedy = f", or set data.orientation={other} if EXIF turns one of them"
-        raise ValueError(
-            f"{mask} has {own[0]} x {own[1]} pixels, but its image {image} has {width} x {height}: "
-            f"give a mask of the image's size{remedy * (own == [height, width])}"
-        )
-    present = np.unpackbits(np.ascontiguousarray(rows[:, 5:]).view(np.uint8), axis=1).astype(bool)
-    return rows[:, :2], present, rows[:, 4]
+    name = f"looking at masks-{root.resolve().name}-{orientation}-{key}"
+    rows = cached_numbers(squares.cache, name, pairs, look, 12, squares.progress)
+    for pair, (width, height, *mask_size) in zip(pairs, rows[:, :4].tolist(), strict=True):
+        if mask_size != [width, height]:
+            raise ValueError(
+                f"{pair.mask} has {mask_size[0]} x {mask_size[1]} pixels, but its image "
+                f"{pair.image} has {width} x {height}: give a mask of the image's size, or set "
+                "data.orientation if EXIF turns one of them"
+            )
+    present = np.unpackbits(np.ascontiguousarray(rows[:, 4:]).view(np.uint8), axis=1).astype(bool)
+    return rows[:, :2], present
 
 
 def _decode_masks(
@@ -199,7 +190,6 @@ def _decode_masks(
     table: np.ndarray,
     root: Path,
     squares: Squares,
-    greys: bool,
 ) -> np.ndarray:
     """Returns the classes u8[sum of counts, size, size] of masks, cached.
 
@@ -207,36 +197,28 @@ def _decode_masks(
       files: of the masks.
       counts: N numbers, the tiles of each; 1 if they are stretched.
       table: u8[256], the class of each value.
-      root, squares, greys: as in `_survey`.
+      root, squares: as in `_survey`.
     """
     from PIL import Image
 
-    size, most = squares.image_size, squares.max_megapixels
+    size, megapixels = squares.image_size, squares.max_megapixels
     ends = np.cumsum(counts)
 
     def make(write: Write) -> tuple[str, ...]:
-        def one(k: int) -> None:
+        def convert(k: int) -> None:
             with corruption_named(files[k]):
-                content = read_image(files[k], most)
-                mask, _ = open_mask(content, most, squares.orientation, greys)
-                if squares.large == TILES:
-                    squared = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
-                else:
-                    mask = mask.resize((size, size), Image.Resampling.NEAREST)
-                    squared = table[np.asarray(mask)][None]
-                if len(squared) != counts[k]:
-                    raise ValueError("it changed while it was read")
-            write(squared, int(ends[k] - counts[k]))
+                mask = open_mask(files[k].read_bytes(), megapixels, squares.orientation)
+            if squares.large == TILES:
+                tiles = cut(table[np.asarray(mask)], size, UNLABELLED)[0]
+            else:
+                # Between classes 1 and 3 there is no class 2, so values are never averaged.
+                mask = mask.resize((size, size), Image.Resampling.NEAREST)
+                tiles = table[np.asarray(mask)][None]
+            write(tiles, int(ends[k] - counts[k]))
 
-        with (
-            ThreadPoolExecutor() as threads,
-            progress_bar(len(files), "masks", squares.progress) as bar,
-        ):
-            for _ in threads.map(one, range(len(files))):
-                bar.update(1)
+        list(in_threads(convert, range(len(files)), "masks", squares.progress))
         return ()
 
-    digest = hash_of_files(files, root, size)
-    form = f"{squares.large}-{squares.orientation}{'-greys' * greys}-{table.tobytes().hex()}"
-    name = f"{root.resolve().name}-masks-{_FORM}-{form}-{digest}"
+    form = f"{squares.large}-{squares.orientation}-{table.tobytes().hex()}"
+    name = f"{root.resolve().name}-masks-{_FORM}-{form}-{hash_of_files(files, root, size)}"
     return cached_array(squares.cache, name, (int(ends[-1]), size, size), make)[0]

@@ -1,222 +1,127 @@
 """Finds the mask of every image in a domain's folder, and the images that belong together.
 
-Images are the image files in folders named `images`, masks those in folders named `masks` (or
-another name of `IMAGES` and `MASKS`), with or without folders named train, val and test around or
-in them; other folders, such as `fov` for the field of view, are left out. A domain without a folder
-of masks has its images and masks in one folder, where the text before and after has a letter.
+Images are the files in a folder named `images`, and the mask of an image has the same name, but for
+the suffix, in a folder named `masks`. Around or in these there may be folders, such as train, val
+and test. Other folders, such as `fov` for the field of view, are left out.
 
-The rule: masks are named like their images, with the same text before and after in the whole domain
-(`*` and `*_mask`, `*` and `bw_*_black`), or with one ending or beginning for another (`*_training`
-and `*_manual1`); the texts that pair most files are taken. Suffixes such as .png do not count. Then
-every image needs one mask, and every mask an image.
-
-Where the rule does not suit, patterns replace it, the image's and the mask's, relative to the
-domain's folder: `images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both
-have in common, * any text; neither matches a /. A domain takes the first two patterns that fit an
-image and a mask.
+For other names there are patterns, an image's and its mask's, relative to the domain's folder:
+`images/{}_training.tif` and `masks/{}_manual1.gif`. {} matches the text that both have in common,
+* any text; neither matches a /. Where domains differ, several pairs of patterns are given, of which
+a domain takes the first that fits an image and a mask.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_bn.data.boxes.labelled import part_of
 from fedjax_bn.data.messages import first_few
 
-# Names of folders, in small letters.
-IMAGES = ("images", "image", "imgs", "img", "jpegimages")
-MASKS = (
-    *("masks", "mask", "labels", "label", "annotations", "segmentations", "segmentation"),
-    *("groundtruth", "ground_truth", "gt", "manual", "1st_manual"),
-)
-_SAMPLED = 20  # images that propose a rule
-_PROPOSALS = 20  # rules that are tried
 # The eyes, breasts or lungs of one person: the letters of a side between digits and signs.
 _SIDE = re.compile(r"(?<![a-z])(?:l|r|left|right|od|os)(?![a-z])", re.IGNORECASE)
 _REMEDY = (
-    "correct the files, or set data.pairs to patterns such as images/{}.png,masks/{}_mask.png; "
-    "data.domains chooses among folders"
+    "each image images/NAME.* needs one mask masks/NAME.*; correct the files, or set data.pairs to "
+    "patterns such as images/{}.png,masks/{}_mask.png; data.domains chooses among folders"
 )
 
-# A file's folders, without those named in IMAGES and MASKS, and its stem; or what {} matches.
+# What an image and its mask have in common: their folders and stem, or what {} matches.
 _Key = tuple[str, ...]
-_Found = tuple[dict[_Key, Path], dict[_Key, Path], str]  # images, masks with equal keys, the rule
-
-
-class _Rule(NamedTuple):
-    """The names of masks from those of images: `head * tail` becomes `before * after`."""
-
-    head: str = ""
-    tail: str = ""
-    before: str = ""
-    after: str = ""
-
-    def mask_of(self, stem: str) -> str | None:
-        """Returns the stem of an image's mask; None for an image of another name."""
-        fits = stem.startswith(self.head) and stem.endswith(self.tail)
-        core = stem[len(self.head) : len(stem) - len(self.tail)]
-        return f"{self.before}{core}{self.after}" if fits and core else None
 
 
 class Paired(NamedTuple):
-    """The images of a domain and their masks, N files each, the rule in words, and other files."""
+    """The images of a domain and their masks, N files each, and the files that are neither."""
 
     images: list[Path]
     masks: list[Path]
-    rule: str
-    others: list[Path]
+    strays: list[Path]
 
 
-def find_pairs(
-    files: Sequence[Path], folder: Path, patterns: Sequence[str] = (), remedy: str = _REMEDY
-) -> Paired:
-    """Pairs the images and masks of a domain by the rule above, or by patterns.
+def find_pairs(files: Sequence[Path], folder: Path, patterns: Sequence[str] = ()) -> Paired:
+    """Pairs the images and masks of a domain by their names, or by patterns.
 
     Args:
       files: images, or volumes of NIfTI, in the folder.
       folder: of the domain.
-      patterns: an image's, a mask's, an image's, ...; empty for the rule.
-      remedy: what to do if files do not suit each other, the end of error messages.
+      patterns: an image's, a mask's, an image's, ...; empty for equal names.
 
     Raises:
-      ValueError: an image has no mask or more than one, a mask has no image, or there are only
-        images.
+      ValueError: as in `pair_by_key`, or two files have one key.
     """
-    images, masks, rule = (
-        _by_patterns(files, folder, patterns) if patterns else _by_names(files, folder, remedy)
-    )
-    for own, others, what, lacks in (
-        (images, masks, "image", "mask"),
-        (masks, images, "mask", "image"),
+    if not patterns:
+        images, masks = (_in_folder(files, folder, name) for name in ("images", "masks"))
+        return pair_by_key(images, masks, files, folder)
+    for image_pattern, mask_pattern in zip(patterns[::2], patterns[1::2], strict=True):
+        images, masks = (_matched(files, folder, p) for p in (image_pattern, mask_pattern))
+        if images and masks:
+            break
+    return pair_by_key(images, masks, files, folder)
+
+
+def pair_by_key(
+    images: Mapping[_Key, Path],
+    masks: Mapping[_Key, Path],
+    files: Sequence[Path],
+    folder: Path,
+    remedy: str = _REMEDY,
+) -> Paired:
+    """Pairs images and masks with equal keys; all of `files` that are neither are strays.
+
+    Raises:
+      ValueError: there are no images, an image has no mask, or a mask no image.
+    """
+    if not images:
+        raise ValueError(f"{folder} has no images with masks: {remedy}")
+    for files_by_key, partners, kind, lacking in (
+        (images, masks, "images", "mask"),
+        (masks, images, "masks", "image"),
     ):
-        if alone := [file for key, file in own.items() if key not in others]:
-            names = first_few([file.relative_to(folder).as_posix() for file in alone], 3)
+        if alone := [str(file) for key, file in files_by_key.items() if key not in partners]:
             raise ValueError(
-                f"{len(alone)} {what}s in {folder} have no {lacks}, such as {names}, where {rule}: "
-                f"{remedy}"
+                f"{len(alone)} {kind} in {folder} have no {lacking}, such as "
+                f"{first_few(alone, 3)}: {remedy}"
             )
     used = {*images.values(), *masks.values()}
-    others = [file for file in files if file not in used]
-    return Paired(list(images.values()), [masks[key] for key in images], rule, others)
+    strays = [file for file in files if file not in used]
+    return Paired(list(images.values()), [masks[key] for key in images], strays)
 
 
-def _by_names(files: Sequence[Path], folder: Path, remedy: str) -> _Found:
-    """Returns images and masks by the rule, each image by the key that its mask must have."""
-    images, masks = _by_folders(files, folder)
-    rule = _best(list(images), list(masks or images), one_folder=not masks)
-    if rule is None:
-        what = f"{len(images)} images and {len(masks)} masks that are not named alike"
-        raise ValueError(f"{folder} has {what if images else 'no images with masks'}: {remedy}")
-    named = {key: rule.mask_of(key[-1]) for key in images}
-    wanted = {(*key[:-1], name) if name else (*key, ""): key for key, name in named.items()}
-    if not masks:
-        masks = {key: images[key] for key in wanted if key in images}
-        wanted = {key: own for key, own in wanted.items() if own not in masks}
-    text = f"the mask of {rule.head}*{rule.tail} is {rule.before}*{rule.after}"
-    return {key: images[own] for key, own in wanted.items()}, masks, text
-
-
-def _by_folders(files: Sequence[Path], folder: Path) -> tuple[dict[_Key, Path], dict[_Key, Path]]:
-    """Returns the images and the masks of a domain's files, by their folders.
-
-    Without a folder of images, images are the files that are in no folder but those of parts.
-    """
-    found: dict[str, dict[_Key, Path]] = {"image": {}, "mask": {}, "": {}}
-    twins, mask_folders = [], {}
-    for file in files:
-        above = file.relative_to(folder).parts[:-1]
-        named = [name for name in above if name.lower() in (*IMAGES, *MASKS)]
-        plain = [name for name in above if name not in named]
-        role = "" if not named else "image" if named[-1].lower() in IMAGES else "mask"
-        if role == "mask":
-            mask_folders[named[-1].lower()] = named[-1]
-        if named or all(part_of([name]) is not None for name in plain):
-            twin = found[role].setdefault((*plain, _stem(file)), file)
-            twins += [(role, twin, file)] * (twin is not file)
-    if len(mask_folders) > 1:
-        raise ValueError(
-            f"{folder} has several folders of masks, {first_few(sorted(mask_folders.values()))}: "
-            "choose one by data.pairs, such as images/{}.png,"
-            f"{min(mask_folders.values())}/{{}}.png"
-        )
-    for role, twin, file in twins:
-        if role or not found["image"]:
-            raise ValueError(
-                f"{twin} and {file} have one name, but an image needs one mask: remove one of "
-                "them, or choose by data.pairs"
-            )
-    return found["image"] or found[""], found["mask"]
-
-
-def _stem(file: Path) -> str:
+def stem_of(file: Path) -> str:
+    """Returns a file's name without its suffix, .nii.gz being one."""
     return file.name[: -len(".nii.gz")] if file.name.lower().endswith(".nii.gz") else file.stem
 
 
-def _best(images: Sequence[_Key], masks: Sequence[_Key], one_folder: bool) -> _Rule | None:
-    """Returns the rule that pairs most images with masks, of equals the one with fewest letters."""
-    proposed: Counter[_Rule] = Counter()
-    for image in images[:: max(1, len(images) // _SAMPLED)]:
-        for mask in masks:
-            if mask[:-1] == image[:-1]:
-                proposed.update(set(_proposals(image[-1], mask[-1], one_folder)))
-    known, best = set(masks), (0, 0, None)
-    for rule, _ in proposed.most_common(_PROPOSALS):
-        count = sum((*key[:-1], rule.mask_of(key[-1])) in known for key in images)
-        best = max(best, (count, -sum(map(len, rule)), rule), key=lambda one: one[:2])
-    return best[2]
-
-
-def _proposals(image: str, mask: str, one_folder: bool) -> Iterator[_Rule]:
-    """Yields the rules by which a mask may be an image's.
-
-    In one folder a mask adds a letter at least to the name of its image: otherwise either may be
-    the mask, and 10 that of 1.
-    """
-    if image in mask:
-        before, _, after = mask.partition(image)
-        if not one_folder or any(map(str.isalpha, before + after)):
-            yield _Rule(before=before, after=after)
-    if one_folder:
-        return
-    if start := _shared(image, mask):
-        yield _Rule(tail=image[start:], after=mask[start:])
-    if end := _shared(image[::-1], mask[::-1]):
-        yield _Rule(head=image[:-end], before=mask[:-end])
-
-
-def _shared(one: str, other: str) -> int:
-    """Returns how many letters two texts begin with in common."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _by_patterns(files: Sequence[Path], folder: Path, patterns: Sequence[str]) -> _Found:
-    """Returns images and masks by the first two patterns that fit both, by what {} matches."""
-    for pair in zip(patterns[::2], patterns[1::2], strict=True):
-        images, masks = (_matched(files, folder, pattern) for pattern in pair)
-        if images and masks:
-            return images, masks, f"{pair[0]} has the mask {pair[1]}"
-    raise ValueError(
-        f"{folder} has no image and mask of the patterns {first_few(patterns)} of data.pairs, "
-        "which are relative to the folder of a domain: correct them"
-    )
+def _in_folder(files: Sequence[Path], folder: Path, name: str) -> dict[_Key, Path]:
+    """Returns the files in or below a folder of a name, by the other folders and their stem."""
+    by_key: dict[_Key, Path] = {}
+    for file in files:
+        above = [part.lower() for part in file.relative_to(folder).parts[:-1]]
+        if name in above:
+            # Without it, images/train/1.png and train/masks/1.png have one key.
+            above.remove(name)
+            _add(by_key, (*above, stem_of(file)), file)
+    return by_key
 
 
 def _matched(files: Sequence[Path], folder: Path, pattern: str) -> dict[_Key, Path]:
     """Returns the files that a pattern fits, by what its {} matches."""
-    text = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
-    found: dict[_Key, Path] = {}
+    # Escaped first, so that dots and brackets in names mean themselves.
+    expression = re.escape(pattern).replace(r"\{\}", "([^/]+)").replace(r"\*", "[^/]*")
+    by_key: dict[_Key, Path] = {}
     for file in files:
-        if match := re.fullmatch(text, file.relative_to(folder).as_posix()):
-            twin = found.setdefault((match[1],), file)
-            if twin is not file:
-                raise ValueError(
-                    f"{twin} and {file} both fit {pattern} of data.pairs with {match[1]}: make the "
-                    "pattern stricter, or remove one of them"
-                )
-    return found
+        if match := re.fullmatch(expression, file.relative_to(folder).as_posix()):
+            _add(by_key, (match[1],), file)
+    return by_key
+
+
+def _add(by_key: dict[_Key, Path], key: _Key, file: Path) -> None:
+    twin = by_key.setdefault(key, file)
+    if twin is not file:
+        raise ValueError(
+            f"{twin} and {file} have one name, but an image needs one mask: remove one of them, or "
+            "choose by data.pairs"
+        )
 
 
 def groups_of(
@@ -248,11 +153,12 @@ def groups_of(
         note = f"{len(set(groups))} groups of {len(names)} images by data.groups"
     else:
         sideless = list(map(_sideless, names))
-        shared = Counter(sideless)
+        sizes = Counter(sideless)
         groups = [
-            one if shared[one] > 1 else name for one, name in zip(sideless, names, strict=True)
+            common if sizes[common] > 1 else name
+            for common, name in zip(sideless, names, strict=True)
         ]
-        note = f"{sum(count > 1 for count in shared.values())} groups that differ only in a side"
+        note = f"{sum(size > 1 for size in sizes.values())} groups that differ only in a side"
     return [f"{domain}/{group}" for group in groups], f"{domain}: {note}"
 
 
@@ -260,5 +166,5 @@ def _sideless(name: str) -> str:
     """Returns the name of an image with * for sides, without parts and suffix; or as it is."""
     if not _SIDE.search(name):
         return name
-    kept = [one for one in Path(name).with_suffix("").parts if part_of([one]) is None]
-    return _SIDE.sub("*", "/".join(kept))
+    folders = [part for part in Path(name).with_suffix("").parts if part_of([part]) is None]
+    return _SIDE.sub("*", "/".join(folders))

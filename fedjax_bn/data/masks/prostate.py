@@ -31,9 +31,9 @@ import numpy as np
 
 from fedjax_bn.data.label_trees import VOLUME
 from fedjax_bn.data.masks.assemble import Pair
-from fedjax_bn.data.masks.pairing import find_pairs
-from fedjax_bn.data.masks.published import chosen
+from fedjax_bn.data.masks.pairing import pair_by_key, stem_of
 from fedjax_bn.data.masks.volumes import AXIAL, REPEATED, Slices, is_volume, to_source
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import relative_names
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.folders import Aliases, Published, domain_folders
@@ -75,7 +75,7 @@ _PROTOCOLS = {
 }
 
 
-def load(
+def load_prostate(
     path: str | Path | None,
     *,
     image_size: int = 384,
@@ -107,14 +107,22 @@ def load(
         `volumes.to_source`.
       OSError: the cache cannot be written.
     """
-    sites = chosen(_SITES, domains, "prostate")
+    if unknown := [name for name in domains if name not in _SITES]:
+        raise ValueError(f"data.domains names {first_few(unknown)}, but {_WHERE}")
+    sites = {name: _SITES[name] for name in domains or _SITES}
     about = ("prostate", "prostate MRI", "T2 slices of six sites")
     dataset = Published(*about, domains=sites, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     scans = {}
     for site, folder in folders.items():
         files = [file for file in sorted(folder.iterdir()) if is_volume(file.name)]
-        paired = find_pairs(files, folder, remedy=_WHERE)
+        images: dict[tuple[str, ...], Path] = {}
+        masks: dict[tuple[str, ...], Path] = {}
+        for file in files:
+            # BMC writes _Segmentation, the others _segmentation.
+            case, ending, _ = stem_of(file).lower().partition("_segmentation")
+            (masks if ending else images)[(case,)] = file
+        paired = pair_by_key(images, masks, files, folder, _WHERE)
         names = relative_names(paired.images, root)
         scans[site] = list(map(Pair, paired.images, paired.masks, names))
     slices = slices_of(protocol, image_size, plane, window)

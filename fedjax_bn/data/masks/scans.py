@@ -40,7 +40,8 @@ def slices_of(path: Path, slices: Slices) -> np.ndarray:
     with corruption_named(path):
         turn = grid_of(open_volume(path), slices.plane).turn
         grey = to_bytes(voxels_of(path, turn), slices.window)
-        stored = np.stack([squared(one, np.zeros_like(one), slices)[0] for one in grey])
+        # The stretching of images and masks is one function, here with an empty mask.
+        stored = np.stack([squared(slice_, np.zeros_like(slice_), slices)[0] for slice_ in grey])
     index, steps = np.arange(len(stored)), (0, 0, 0)
     if slices.channels == NEIGHBOURS:
         steps = (-1, 0, 1)
@@ -49,10 +50,10 @@ def slices_of(path: Path, slices: Slices) -> np.ndarray:
 
 def uncropped(mask: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Returns the mask u8[H, W] of a slice whose middle has the mask [h, w]; 0 around it."""
-    around = [(whole - part) // 2 for whole, part in zip(shape, mask.shape, strict=True)]
+    around = [(side - part) // 2 for side, part in zip(shape, mask.shape, strict=True)]
     width = [
-        (before, whole - part - before)
-        for before, whole, part in zip(around, shape, mask.shape, strict=True)
+        (before, side - part - before)
+        for before, side, part in zip(around, shape, mask.shape, strict=True)
     ]
     return np.pad(mask, width)
 

@@ -13,8 +13,6 @@ being their own neighbours, or three times the slice.
 
 import gzip
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +21,9 @@ import numpy as np
 from fedjax_bn.data.label_trees import MASK, SPACING, VOLUME
 from fedjax_bn.data.masks.assemble import Pair
 from fedjax_bn.data.masks.values import absent_classes, classes_of
-from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array, cached_numbers
-from fedjax_bn.data.pixels.decode import hash_of_files, relative_names
-from fedjax_bn.data.regular_files import Refused, open_regular
-from fedjax_bn.data.sets.arrays import check_memory
+from fedjax_bn.data.pixels.decode import hash_of_files
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import UNLABELLED
@@ -37,7 +33,6 @@ CHANNELS = NEIGHBOURS, REPEATED = "neighbours", "repeated"
 # Where columns, rows and slices run: to the right, the anterior or the superior.
 PLANES = {"axial": "RAS", "coronal": "RSA", "sagittal": "ASR"}
 AXIAL = next(iter(PLANES))
-_LARGEST = 2**33  # bytes of a file
 _QUANTILE = 0.99
 _THREADS = 4  # each of which has a volume of f64
 _FORM = 3  # raise it when the same files would give other slices
@@ -139,55 +134,49 @@ def to_source(
         than its image or unknown values, or no slice is kept.
       OSError: a file is missing, or the cache cannot be written.
     """
-    pairs = [pair for owned in domains.values() for pair in owned]
-    forms = [_form_of(pair, slices) for pair in pairs]
-    owners = [domain for domain, owned in domains.items() for _ in owned]
+    pairs = [pair for members in domains.values() for pair in members]
+    owners = [domain for domain, members in domains.items() for _ in members]
     files, masks = [file for pair in pairs for file in pair[:2]], [pair.mask for pair in pairs]
+    forms = [_form_of(pair, slices) for pair in pairs]
     present = _values_of(masks, root, slices)
-    classes, table, about_values = classes_of(
-        present, owners, relative_names(masks, root), classes, values
-    )
+    paths = list(map(str, masks))
+    classes, table, values_note = classes_of(present, owners, paths, classes, values)
     ends = np.cumsum([0, *(form.grid.shape[2] for form in forms)])
-    pixels, about_range = _slices_of(pairs, forms, ends, root, slices, table)
+    pixels, padding_notes = _slices_of(pairs, forms, ends, root, slices, table)
     spacing = np.array([form.spacing for form in forms], np.float32)
     names = np.array([pair.name for pair in pairs])
-    pools, first, kept = [], 0, 0
-    for domain, owned in domains.items():
-        numbers = range(first, first := first + len(owned))
+    pools = []
+    for domain in domains:
+        numbers = [number for number, owner in enumerate(owners) if owner == domain]
         rows = [ends[k] + _chosen(pixels[ends[k] : ends[k + 1], 1], slices) for k in numbers]
         volume = np.repeat(np.array(numbers, np.int32), list(map(len, rows)))
-        if not len(volume):
-            raise ValueError(
-                f"{root}: no slice of {domain!r} is left, between its volumes' first and last and "
-                "with a label: see its masks"
-            )
-        index, low, high = np.concatenate(rows), ends[volume], ends[volume + 1] - 1
+        index, lowest, highest = np.concatenate(rows), ends[volume], ends[volume + 1] - 1
         steps = (-1, 0, 1) if slices.channels == NEIGHBOURS else (0, 0, 0)
-        images = [pixels[np.clip(index + step, low, high), 0] for step in steps]
-        labels = {
-            MASK: pixels[index, 1],
-            VOLUME: volume,
-            SPACING: spacing[volume],
-        }
+        # The first and the last slice of a volume are their own neighbours.
+        images = [pixels[np.clip(index + step, lowest, highest), 0] for step in steps]
+        labels = {MASK: pixels[index, 1], VOLUME: volume, SPACING: spacing[volume]}
         parts = [pairs[k].part for k in volume]
-        divided = None if None in parts else np.array(parts, np.int8)
-        pools.append(Pool(domain, np.stack(images, -1), labels, names[volume], divided))
-        kept += len(index)
-    sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
-    left = len(pixels) - kept
-    about = [f"{len(pairs)} scans ({sizes}) with {len(pixels)} slices, of which {left} left out"]
-    misplaced = [str(mask) for mask, form in zip(masks, forms, strict=True) if not form.aligned]
-    if misplaced:
-        about.append(
+        official = None if None in parts else np.array(parts, np.int8)
+        pools.append(Pool(domain, np.stack(images, -1), labels, names[volume], official))
+    sizes = ", ".join(f"{domain} {len(members)}" for domain, members in domains.items())
+    left_out = len(pixels) - sum(len(pool.images) for pool in pools)
+    notes = [
+        *notes,
+        f"{len(pairs)} scans ({sizes}) with {len(pixels)} slices, of which {left_out} left out",
+    ]
+    if misplaced := [
+        str(mask) for mask, form in zip(masks, forms, strict=True) if not form.aligned
+    ]:
+        notes.append(
             f"masks with another place in space than their image: {first_few(misplaced, 3)}; "
             "voxels belong together by their order in the file"
         )
-    about += [*_about_planes(pairs, forms, slices.plane), *about_range]
-    about += absent_classes(present, owners, classes, table)
-    about_slices = repr(slices[: slices._fields.index("cache")])
-    key = f"{about_slices} {hash_of_files(files, root, 0)}"
-    notes, usual = (*notes, *about, about_values), ((0.0,) * 3, (1.0,) * 3)
-    return check_source(Source(name, classes, tuple(pools), *usual, notes=notes, key=key))
+    notes += [*_about_planes(pairs, forms, slices.plane), *padding_notes, values_note]
+    notes += absent_classes(present, owners, classes, table)
+    conversion = repr(slices[: slices._fields.index("cache")])
+    key = f"{conversion} {hash_of_files(files, root, 0)}"
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    return check_source(Source(name, classes, tuple(pools), mean, std, tuple(notes), key=key))
 
 
 def open_volume(path: Path) -> Any:
@@ -199,11 +188,9 @@ def open_volume(path: Path) -> Any:
             f"{path} is a NIfTI volume, which needs nibabel, which is not installed: "
             "pip install 'fedjax_bn[nifti]'"
         ) from error
-    open_regular(path, _LARGEST).close()
     volume = nibabel.load(path)
-    if len(volume.shape) != 3 or min(volume.shape) < 1:
+    if len(volume.shape) != 3:
         raise ValueError(f"it has the shape {volume.shape}, not three axes: save one volume of it")
-    check_memory(8 * int(np.prod(volume.shape)))  # masks are packed too well for a limit by ratio
     return volume
 
 
@@ -250,10 +237,12 @@ def _form_of(pair: Pair, slices: Slices) -> _Form:
         aligned = _same_place(grid, mask_grid)
         if not aligned and mask.shape != image.shape:
             raise ValueError(f"its shape is {mask.shape}, that of its image is {image.shape}")
+    # Stretching changes the side of a pixel, which the distances between surfaces need.
     across, down = (
         float(side) * (crop or count) / slices.image_size
         for side, count in zip(grid.sides[:2], grid.shape[:2], strict=True)
     )
+    # A mask without its image's affine has the order of its voxels, not its own axes.
     turn = mask_grid.turn if aligned else grid.turn
     return _Form(grid, turn, aligned, (float(grid.sides[2]), down, across))
 
@@ -262,6 +251,7 @@ def _same_place(grid: Grid, mask_grid: Grid) -> bool:
     """Returns whether the corners of two grids are at the same places, and have equal indices."""
     if grid.shape != mask_grid.shape:
         return False
+    # Two affine maps that agree at the corners agree at every voxel between them.
     ends = np.array(grid.shape)[:, None] - 1
     corners = np.vstack([ends * np.indices((2, 2, 2)).reshape(3, 8), np.ones(8)])
     shift = np.linalg.solve(grid.affine, mask_grid.affine @ corners) - corners
@@ -289,6 +279,7 @@ def _chosen(masks: np.ndarray, slices: Slices) -> np.ndarray:
     """Returns which slices of a volume's masks u8[D, S, S] are kept, i64[n]."""
     keep = np.ones(len(masks), bool)
     if slices.labelled:
+        # The ends of a volume are left out too, as HarmoFL's code does.
         keep = ((masks > 0) & (masks != UNLABELLED)).any((1, 2))
         keep[[0, -1]] = False
     return np.flatnonzero(keep)
@@ -328,18 +319,13 @@ def _slices_of(
             grey = to_bytes(volume, window)
             with corruption_named(pairs[k].mask):
                 mask = table[turned(_mask_of(pairs[k].mask), forms[k].mask_turn)]
-            both = [squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
-            write(np.stack(both), int(ends[k]))
+            squares = [squared(*pair, slices) for pair in zip(grey, mask, strict=True)]
+            write(np.stack(squares), int(ends[k]))
             return not window and _is_padded(volume, grey)
 
-        padded = []
-        with (
-            ThreadPoolExecutor(_THREADS) as threads,
-            progress_bar(len(pairs), "volumes", slices.progress) as bar,
-        ):
-            for pair, is_padded in zip(pairs, threads.map(convert, range(len(pairs))), strict=True):
-                padded += [pair.name] * is_padded
-                bar.update(1)
+        numbers = range(len(pairs))
+        are_padded = in_threads(convert, numbers, "volumes", slices.progress, _THREADS)
+        padded = [pair.name for pair, is_padded in zip(pairs, are_padded, strict=True) if is_padded]
         if not padded:
             return ()
         return (
@@ -372,45 +358,33 @@ def voxels_of(path: Path, turn: np.ndarray) -> np.ndarray:
     """Returns the numbers f64[D, H, W] of a volume, scaled by its header."""
     voxels = _read(path, np.float64)
     if not np.isfinite(voxels).all():
-        raise Refused(path, "it has voxels that are not finite; replace them")
+        raise ValueError("it has voxels that are not finite; replace them")
     return turned(voxels, turn)
 
 
 def _mask_of(path: Path) -> np.ndarray:
     """Returns the values u8[X, Y, Z] of a mask."""
     voxels = _read(path)
-    whole = voxels if voxels.dtype.kind in "iu" else np.rint(voxels)
     with np.errstate(invalid="ignore"):  # for NaN
-        mask = np.clip(whole, 0, 255).astype(np.uint8)
-        right = mask == whole
-        if whole is not voxels:
-            right &= np.abs(voxels - whole) <= _ROUNDING
-    if len(wrong := voxels[~right]):
-        raise Refused(
-            path,
-            f"it has the value {wrong[0]:g}; labels are whole numbers 0 to 255, to a thousandth: "
-            "resample masks to the nearest value",
+        mask = np.clip(np.rint(voxels), 0, 255).astype(np.uint8)
+        changed = ~(np.abs(voxels - mask.astype(float)) <= _ROUNDING)
+    if changed.any():
+        raise ValueError(
+            f"it has the value {voxels[changed][0]:g}; labels are whole numbers 0 to 255, to a "
+            "thousandth: resample masks to the nearest value"
         )
     return mask
 
 
 def _read(path: Path, dtype: Any = None) -> np.ndarray:
-    """Returns the numbers [X, Y, Z] of a file, scaled by its header.
-
-    They are read, because a mapped file that another program cuts ends the process; and a packed
-    file is read to its end, where it has its checksum.
-    """
+    """Returns the numbers [X, Y, Z] of a file, scaled by its header."""
     from nibabel.fileholders import FileHolder
 
-    kind = type(open_volume(path))
-    packed = path.suffix.lower() == ".gz"
-    with (
-        open_regular(path, _LARGEST) as file,
-        gzip.GzipFile(fileobj=file, mode="rb") if packed else nullcontext(file) as stream,
-    ):
-        volume = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
+    with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as stream:
+        image = FileHolder(fileobj=stream)
+        volume = type(open_volume(path)).from_file_map({"image": image}, mmap=False)
         voxels = np.asarray(volume.dataobj, dtype)
-        while stream.read(2**20):
+        while stream.read(2**20):  # to the end of a packed file, where it has its checksum
             pass
     return voxels
 
@@ -421,6 +395,7 @@ def to_bytes(volume: np.ndarray, window: Sequence[float] = ()) -> np.ndarray:
     Without a window it is [smallest, 99 % quantile]. If 99 % have the smallest one, the greatest
     takes the quantile's place; a volume of one intensity becomes 0.
     """
+    # The quantile, because a few bright voxels (metal, vessels) would darken all else.
     low, high = window or (volume.min(), np.quantile(volume, _QUANTILE))
     if high == low and (high := volume.max()) == low:
         return np.zeros(volume.shape, np.uint8)
@@ -438,9 +413,11 @@ def squared(grey: np.ndarray, mask: np.ndarray, slices: Slices) -> np.ndarray:
     """Returns u8[2, size, size] of a slice u8[H, W] and its mask."""
     from PIL import Image
 
-    size, crop = slices.image_size, slices.crop
+    size, crop = (slices.image_size,) * 2, slices.crop
     if crop:
         top, left = ((side - crop) // 2 for side in grey.shape)
-        grey, mask = (one[top : top + crop, left : left + crop] for one in (grey, mask))
-    pair = ((grey, Image.Resampling.BILINEAR), (mask, Image.Resampling.NEAREST))
-    return np.stack([Image.fromarray(one).resize((size, size), how) for one, how in pair])
+        middle = slice(top, top + crop), slice(left, left + crop)
+        grey, mask = grey[middle], mask[middle]
+    image = Image.fromarray(grey).resize(size, Image.Resampling.BILINEAR)
+    classes = Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)
+    return np.stack([np.asarray(image), np.asarray(classes)])

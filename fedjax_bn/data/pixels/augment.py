@@ -56,10 +56,10 @@ def domainbed(size: Annotated[int, PIXELS]) -> Augment:
     Differs from DomainBed: crops are cut from stored images, which are square already.
     """
     return compose(
-        lambda key, image: _crop_and_resize(image, *_crop_box(key, *image.shape[:2]), size),
-        _random_flip,
-        partial(_random_jitter, spread=(0.3, 0.3, 0.3, 0.3)),
-        partial(_random_grey, probability=0.1),
+        lambda key, image: crop_and_resize(image, *crop_box(key, *image.shape[:2]), size),
+        random_flip,
+        partial(random_jitter, spread=(0.3, 0.3, 0.3, 0.3)),
+        partial(random_grey, probability=0.1),
     )
 
 
@@ -68,7 +68,7 @@ def office() -> Augment:
 
     Mirrors half of the images and turns all by up to 30 degrees; their size does not change.
     """
-    return compose(_random_flip, partial(_random_rotation, degrees=30))
+    return compose(random_flip, partial(random_rotation, degrees=30))
 
 
 def compose(*transforms: Transform) -> Augment:
@@ -81,8 +81,10 @@ def compose(*transforms: Transform) -> Augment:
 
     def one(key: jax.Array, image: jax.Array) -> jax.Array:
         pixels = image.astype(float) / 255  # float32, or float64 where that is enabled
-        for own, transform in zip(jax.random.split(key, len(transforms)), transforms, strict=True):
-            pixels = transform(own, pixels)
+        for transform_key, transform in zip(
+            jax.random.split(key, len(transforms)), transforms, strict=True
+        ):
+            pixels = transform(transform_key, pixels)
         return jnp.clip(jnp.floor(pixels * 255 + 0.5), 0, 255).astype(jnp.uint8)
 
     def augment(key: jax.Array, images: jax.Array) -> jax.Array:
@@ -98,7 +100,7 @@ def compose(*transforms: Transform) -> Augment:
     return augment
 
 
-def _crop_box(
+def crop_box(
     key: jax.Array,
     height: int,
     width: int,
@@ -115,11 +117,11 @@ def _crop_box(
     aspect = jnp.exp(_between(draws[_ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
     high, wide = (jnp.round(jnp.sqrt(x)).astype(jnp.int32) for x in (area / aspect, area * aspect))
     fits = (high > 0) & (high <= height) & (wide > 0) & (wide <= width)
-    first, any_fits = fits.argmax(), fits.any()
+    attempt, any_fits = fits.argmax(), fits.any()
 
     largest = min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
-    high = jnp.where(any_fits, high[first], largest[0])
-    wide = jnp.where(any_fits, wide[first], largest[1])
+    high = jnp.where(any_fits, high[attempt], largest[0])
+    wide = jnp.where(any_fits, wide[attempt], largest[1])
     room = jnp.stack([height - high, width - wide])
     places = jnp.floor(draws[-2:] * (room + 1).astype(draws.dtype)).astype(jnp.int32)
     # In float32 a draw near 1 times room + 1 may round up to room + 1.
@@ -127,7 +129,7 @@ def _crop_box(
     return top, left, high, wide
 
 
-def _crop_and_resize(
+def crop_and_resize(
     image: jax.Array,
     top: jax.Array | int,
     left: jax.Array | int,
@@ -162,12 +164,12 @@ def _crop_and_resize(
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest")
 
 
-def _random_flip(key: jax.Array, image: jax.Array, probability: float = 0.5) -> jax.Array:
+def random_flip(key: jax.Array, image: jax.Array, probability: float = 0.5) -> jax.Array:
     """Exchanges left and right with `probability`."""
     return jnp.where(jax.random.bernoulli(key, probability), image[:, ::-1], image)
 
 
-def _random_rotation(key: jax.Array, image: jax.Array, degrees: float) -> jax.Array:
+def random_rotation(key: jax.Array, image: jax.Array, degrees: float) -> jax.Array:
     """Turns about the centre by an angle uniform in [-degrees, degrees], see `rotate`."""
     return rotate(image, jax.random.uniform(key, minval=-degrees, maxval=degrees))
 
@@ -205,14 +207,14 @@ def pixels_at(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Arra
     high, wide = image.shape[:2]
     inside = (columns >= 0) & (columns < wide) & (rows >= 0) & (rows < high)
     index = jnp.where(inside, rows * wide + columns, 0).astype(jnp.int32)
-    found = image.reshape(high * wide, -1)[index]
-    return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
+    pixels = image.reshape(high * wide, -1)[index]
+    return jnp.where(inside[..., None], pixels, jnp.zeros((), image.dtype))
 
 
-def _random_jitter(
+def random_jitter(
     key: jax.Array, image: jax.Array, spread: tuple[float, float, float, float]
 ) -> jax.Array:
-    """Changes the colours of an RGB image in random order, see `_jitter`.
+    """Changes the colours of an RGB image in random order, see `jitter`.
 
     `spread` has an x each for brightness, contrast and saturation, whose factors are uniform in
     [max(0, 1 - x), 1 + x], and for hue, whose shift in turns is uniform in [-x, x].
@@ -228,10 +230,10 @@ def _random_jitter(
     high = jnp.array([*(1 + x for x in factors), hue])
     amounts = _between(draws[:4], low, high)
     order = jnp.argsort(draws[4:]).astype(jnp.int32)  # all 24 equally likely
-    return _jitter(image, amounts[:3], amounts[3], order)
+    return jitter(image, amounts[:3], amounts[3], order)
 
 
-def _jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Array) -> jax.Array:
+def jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Array) -> jax.Array:
     """Changes brightness, contrast, saturation and hue, one after another in any order.
 
     `factors` f[3], at least 0, are for brightness, contrast and saturation: a factor below 1 moves
@@ -242,9 +244,9 @@ def _jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.A
         # All but hue are one blend, so a traced choice computes two results, not four.
         factor = jnp.asarray(factors[jnp.minimum(which, _SATURATION)], image.dtype)
         shade = _grey(image)
-        other = jnp.where(which == _SATURATION, shade, shade.mean())
-        other = jnp.where(which == _BRIGHTNESS, 0, other)
-        blended = jnp.clip(factor * image + (1 - factor) * other, 0, 1)
+        pole = jnp.where(which == _SATURATION, shade, shade.mean())
+        pole = jnp.where(which == _BRIGHTNESS, 0, pole)
+        blended = jnp.clip(factor * image + (1 - factor) * pole, 0, 1)
         image = jnp.where(which == _HUE, shift_hue(image, turns), blended)
     return image
 
@@ -280,7 +282,7 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
     return jnp.stack([high - chroma * valley(sixths + start) for start in (5, 3, 1)], axis=-1)
 
 
-def _random_grey(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
+def random_grey(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
     """Makes an RGB image grey, in three equal channels, with `probability`."""
     return jnp.where(jax.random.bernoulli(key, probability), _grey(image), image)
 

@@ -34,7 +34,7 @@ Batch = dict[str, Any]
 _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box is kept
 
 
-class _Move(NamedTuple):
+class Move(NamedTuple):
     """A move of pixels and boxes, f[2] each: across and down."""
 
     scale: jax.Array  # negative to mirror
@@ -72,15 +72,15 @@ def of_boxes(
         spread = 2 * draws - 1
         mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
         size = 1 + scale * spread[1]
-        move = _Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
+        move = Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
         factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
-        tiles = [_gain(image.astype(draws.dtype) / 255, *factors) for image in images]
+        tiles = [change_colours(image.astype(draws.dtype) / 255, *factors) for image in images]
         if len(tiles) == 1:
-            moved = _move_pixels(tiles[0], move)
-            boxes = _move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
+            moved = move_pixels(tiles[0], move)
+            boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
         else:
-            moves, seen = _tile_moves(stream(key, "mosaic tiles"), move, mosaic)
-            moved, boxes = _put_together(tiles, label, moves, seen)
+            moves, seen = tile_moves(stream(key, "mosaic tiles"), move, mosaic)
+            moved, boxes = put_together(tiles, label, moves, seen)
         return jnp.clip(jnp.floor(moved * 255 + 0.5), 0, 255).astype(jnp.uint8), boxes
 
     def change(key: jax.Array, batch: Batch) -> Batch:
@@ -96,8 +96,10 @@ def of_boxes(
             # Draws three valid images of the batch for each; any three if none is valid.
             logits = jnp.where(batch["valid"], 0.0, -1e9)
             draw = partial(jax.random.categorical, logits=logits, shape=(3,))
-            others = jax.vmap(lambda own: draw(stream(own, "mosaic partners")))(keys)
-            rows = jnp.concatenate([rows, others], 1)
+            partners = jax.vmap(lambda sample_key: draw(stream(sample_key, "mosaic partners")))(
+                keys
+            )
+            rows = jnp.concatenate([rows, partners], 1)
         beside = jax.tree.map(lambda leaf: leaf[rows], (images, label))
         image, label = jax.vmap(of_one)(keys, *beside)
         return batch | {"image": image, "label": label}
@@ -105,7 +107,7 @@ def of_boxes(
     return LabelAugment(change, BOXES)
 
 
-def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_Move], jax.Array]:
+def tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Move], jax.Array]:
     """Returns the moves of the four images of a mosaic, and which are seen: the first, or all."""
     draws = jax.random.uniform(key, (3,), move.scale.dtype)
     together, point = draws[0] < probability, draws[1:]
@@ -115,24 +117,24 @@ def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_
             # Tiles cover [point - 1, point] of the window; where `behind` is 1, [point, point + 1].
             behind = jnp.asarray((across, down), point.dtype)
             away = jnp.where(together, 1 - point - behind, 0)  # 0: not moved, as a single image
-            moves.append(_Move(move.scale, move.shift - move.scale * away))
+            moves.append(Move(move.scale, move.shift - move.scale * away))
     return moves, together | (jnp.arange(4) == 0)
 
 
-def _put_together(
-    tiles: Sequence[jax.Array], label: Batch, moves: Sequence[_Move], seen: jax.Array
+def put_together(
+    tiles: Sequence[jax.Array], label: Batch, moves: Sequence[Move], seen: jax.Array
 ) -> tuple[jax.Array, Batch]:
     """Moves those of T images f[S, S, 3] that are seen into one, and joins their T * M boxes."""
     grey = jnp.asarray(GREY / 255, tiles[0].dtype)
-    total, found = jnp.full_like(tiles[0], grey), []
+    total, parts = jnp.full_like(tiles[0], grey), []
     for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
-        total += jnp.where(seen[t], _move_pixels(image, move) - grey, 0)
-        boxes = _move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
-        found.append(_kept(boxes[BOXES], boxes[CLASS], seen[t]))
-    return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+        total += jnp.where(seen[t], move_pixels(image, move) - grey, 0)
+        boxes = move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
+        parts.append(_kept(boxes[BOXES], boxes[CLASS], seen[t]))
+    return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
-def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
+def move_pixels(image: jax.Array, move: Move) -> jax.Array:
     """Moves an image f[S, S, C] in [0, 1], bilinear; pixels from outside are grey."""
     size, dtype = image.shape[0], image.dtype
     grey = jnp.asarray(GREY / 255, dtype)
@@ -149,18 +151,18 @@ def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
 
 
-def _move_boxes(label: Batch, move: _Move, size: int) -> Batch:
+def move_boxes(label: Batch, move: Move, size: int) -> Batch:
     """Moves an image's boxes and cuts them at its border; boxes not kept become padding."""
-    given = label[BOXES]
-    corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]
-    scale, shift = (part.astype(given.dtype) for part in move)
+    boxes = label[BOXES]
+    corners = boxes.reshape(-1, 2, 2)  # [M, first or last, across or down]
+    scale, shift = (part.astype(boxes.dtype) for part in move)
     corners = scale * (corners - 0.5) + 0.5 + shift
-    first, last = corners.min(1), corners.max(1)
-    inside_first, inside_last = jnp.clip(first, 0, 1), jnp.clip(last, 0, 1)
-    sides = inside_last - inside_first
-    whole = jnp.prod(last - first, -1)
-    stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * whole)
-    moved = jnp.concatenate([inside_first, inside_last], -1)
+    upper_left, lower_right = corners.min(1), corners.max(1)
+    cut_upper_left, cut_lower_right = jnp.clip(upper_left, 0, 1), jnp.clip(lower_right, 0, 1)
+    sides = cut_lower_right - cut_upper_left
+    areas = jnp.prod(lower_right - upper_left, -1)
+    stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * areas)
+    moved = jnp.concatenate([cut_upper_left, cut_lower_right], -1)
     return _kept(moved, label[CLASS], stays)
 
 
@@ -173,11 +175,13 @@ def _kept(boxes: jax.Array, classes: jax.Array, stays: jax.Array) -> Batch:
     }
 
 
-def _gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
+def change_colours(
+    image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array
+) -> jax.Array:
     """Shifts hue by `turns` turns, and multiplies HSV's saturation and value, up to 1."""
     high = image.max(-1, keepdims=True)
     chroma = high - image.min(-1, keepdims=True)
-    most = high / jnp.where(chroma > 0, chroma, 1)  # the factor at which saturation is 1
-    image = high - (high - image) * jnp.minimum(saturation, most)
+    saturating = high / jnp.where(chroma > 0, chroma, 1)  # the factor at which saturation is 1
+    image = high - (high - image) * jnp.minimum(saturation, saturating)
     image = image * jnp.minimum(value, 1 / jnp.where(high > 0, high, 1))
     return shift_hue(image, turns)

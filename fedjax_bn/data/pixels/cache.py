@@ -1,12 +1,7 @@
 """Makes arrays of bytes once and keeps them in a folder, memory-mapped, or in memory.
 
-An array is written to a partial file in our own folder and renamed when it is complete. A lock for
-its name makes a second process wait for the first and read its file. A killed process leaves a
-partial file, which the next process removes.
-
-The file ends with checksums of the array's blocks, which are compared whenever the array is opened;
-a file that has changed is made again. CRC-32 finds accidental changes; it reads about 3 GB per
-second and core, four times as fast as BLAKE2b.
+An array is written to a partial file and renamed when it is complete, so that a file of the final
+name is whole. A lock for its name makes a second process wait for the first and read its file.
 """
 
 import io
@@ -15,9 +10,7 @@ import math
 import os
 import shutil
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -27,14 +20,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.messages import in_threads
 
 Write = Callable[..., None]
 _Make = Callable[[Write], Sequence[str]]
 _File = TypeVar("_File")
-_PARTIAL = "fedjax_bn-partial"  # folder of partial files and locks, in the cache
-_BLOCK = 64  # files whose numbers are written together
-_LARGE = 2e9  # bytes; a message announces longer checks
 
 
 def cached_array(
@@ -65,15 +55,15 @@ def cached_array(
 
         return array, tuple(make(_in_order(put)))
     path = Path(folder, f"{file_name(name)}.npy")
-    found = _read(path, shape)
-    if found is None:
-        if path.exists():
-            print(f"{path} is damaged or of an earlier version: it is made again", file=sys.stderr)
-        _make_file(path, shape, make)
-        found = _read(path, shape)
-    if found is None:
-        raise OSError(f"{path} vanished or changed while it was opened; run again")
-    return found
+    # Read before locking, so that a cache on a read-only disk serves too.
+    if stored := _read(path, shape):
+        return stored
+    with _locked(path, math.prod(shape)):
+        if not _read(path, shape):  # else another process made it meanwhile
+            _write_whole(path, shape, make)
+    if stored := _read(path, shape):
+        return stored
+    raise OSError(f"{path} was not written whole, or vanished; run again")
 
 
 def cached_numbers(
@@ -90,14 +80,8 @@ def cached_numbers(
     """
 
     def make(write: Write) -> tuple[str, ...]:
-        with (
-            ThreadPoolExecutor() as threads,
-            progress_bar(len(files), name.partition("-")[0], progress) as bar,
-        ):
-            for start in range(0, len(files), _BLOCK):
-                rows = np.array(list(threads.map(read, files[start : start + _BLOCK])), "<i4")
-                write(rows.view(np.uint8).reshape(len(rows), -1))
-                bar.update(len(rows))
+        rows = np.array([*in_threads(read, files, name.partition("-")[0], progress)], "<i4")
+        write(rows.view(np.uint8).reshape(len(rows), -1))
         return ()
 
     rows = cached_array(folder, name, (len(files), 4 * width), make)[0]
@@ -105,8 +89,8 @@ def cached_numbers(
 
 
 def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
-    """Returns `put(rows, start)` whose `start` defaults to the end of the last rows."""
-    after = 0
+    """Returns `put(rows, start)` whose `start` defaults to the end of the previous rows."""
+    after = 0  # the row that follows those written
 
     def write(rows: np.ndarray, start: int | None = None) -> None:
         nonlocal after
@@ -126,99 +110,79 @@ def _header(shape: tuple[int, ...]) -> bytes:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.memmap, tuple[str, ...]] | None:
-    """Returns a file's array and notes; None if the file is missing or not sound."""
+    """Returns a file's array and notes; None if there is no file, or not one of this shape."""
     header, size = _header(shape), math.prod(shape)
     try:
         with open(path, "rb") as file:
-            sound = file.read(len(header)) == header
+            has_header = file.read(len(header)) == header
             file.seek(len(header) + size)
-            checksum, footer = file.read(4), file.read()
-    except OSError:
+            notes = tuple(json.loads(file.read()))  # follow the array
+    except (OSError, ValueError):
         return None
-    if not sound or zlib.crc32(footer).to_bytes(4, "big") != checksum:
-        return None
-    about = json.loads(footer)
-    array = np.memmap(path, np.uint8, "r", len(header), shape)
-    flat = array.reshape(-1)
-    starts, stops, checksums = zip(*sorted(about["blocks"]), strict=True)
-    if (*starts, size) != (0, *stops):  # the blocks have gaps or overlap
-        return None
-    if size > _LARGE:
-        print(f"checking {size / 1e9:.1f} GB of decoded images", file=sys.stderr)
-    with ThreadPoolExecutor() as threads:  # crc32 releases Python's lock
-        found = threads.map(lambda start, stop: zlib.crc32(flat[start:stop]), starts, stops)
-        return (array, tuple(about["notes"])) if checksums == tuple(found) else None
+    return (np.memmap(path, np.uint8, "r", len(header), shape), notes) if has_header else None
 
 
-def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
-    """Writes the array unless another process has done so in the meantime."""
-    folder, size = path.parent / _PARTIAL, math.prod(shape)
-    partial = folder / f"{path.stem}.partial"
-    with _faults_named(folder, size):
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.partial"):
-            # If a running process is writing the file, its lock raises Timeout, an OSError.
-            with suppress(OSError), FileLock(old.with_suffix(".lock")).acquire(blocking=False):
-                old.unlink(missing_ok=True)
-        lock = FileLock(partial.with_suffix(".lock"))
+@contextmanager
+def _locked(path: Path, size: int) -> Iterator[None]:
+    """Lets one process at a time write a file."""
+    with _faults_named(path, size):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_suffix(".lock"))
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            print(f"waiting for another process that writes {partial}", file=sys.stderr)
+            print(f"waiting for another process that writes {path}", file=sys.stderr)
             lock.acquire()
     try:
-        if _read(path, shape) is None:  # else another process made it meanwhile
-            _write_whole(partial, shape, make)
-            with _faults_named(folder, size):
-                # A rename is atomic: other processes see the whole file or none.
-                os.replace(partial, path)
+        yield
     finally:
-        partial.unlink(missing_ok=True)
         lock.release()
 
 
-def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
-    """Writes header, array, checksums and notes to a new file, and flushes it to the disk."""
-    header, size, blocks = _header(shape), math.prod(shape), []
-    folder, row, one_at_a_time = partial.parent, size // shape[0], Lock()
-    with _faults_named(folder, size):
-        usage = shutil.disk_usage(folder)
-        if usage.total and usage.free < size:  # fails before hours of decoding
-            raise OSError(f"its disk is full, with {usage.free / 1e6:.1f} MB left")
+def _write_whole(path: Path, shape: tuple[int, ...], make: _Make) -> None:
+    """Writes header, array and notes, and flushes them to the disk before the file gets its name.
+
+    A file that a killed process left half written is written again.
+    """
+    header, size = _header(shape), math.prod(shape)
+    partial, row, one_at_a_time = path.with_suffix(".partial"), size // shape[0], Lock()
+    with _faults_named(path, size):
+        if shutil.disk_usage(path.parent).free < size:  # fails before hours of decoding
+            raise OSError("its disk is full")
         file = open(partial, "wb")  # noqa: SIM115, closed below whatever happens
 
-    def put(data: np.ndarray | bytes, place: int) -> None:
-        with one_at_a_time, _faults_named(folder, size):
+    def put(content: np.ndarray | bytes, place: int) -> None:
+        with one_at_a_time, _faults_named(path, size):
             file.seek(place)
-            file.write(data)
+            file.write(content)
 
     def put_rows(rows: np.ndarray, start: int) -> None:
-        data, first = np.ascontiguousarray(rows), start * row
-        blocks.append((first, first + data.nbytes, zlib.crc32(data)))
-        put(data, len(header) + first)
+        put(np.ascontiguousarray(rows), len(header) + start * row)
 
     try:
         put(header, 0)
         notes = make(_in_order(put_rows))
-        footer = json.dumps({"notes": list(notes), "blocks": blocks}).encode()
-        put(zlib.crc32(footer).to_bytes(4, "big") + footer, len(header) + size)
-        with _faults_named(folder, size):
+        put(json.dumps(list(notes)).encode(), len(header) + size)
+        with _faults_named(path, size):
             file.flush()
             # Before the rename, so that even after a power cut a file of the final name is whole.
             os.fsync(file.fileno())
+            file.close()
+            os.replace(partial, path)
     finally:
         with suppress(OSError):  # it would hide the first error
             file.close()
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager
-def _faults_named(folder: Path, size: int) -> Iterator[None]:
+def _faults_named(path: Path, size: int) -> Iterator[None]:
     """Replaces a system error on writing by an error that names the cache."""
     try:
         yield
     except OSError as error:
         raise OSError(
-            f"cannot keep {size / 1e6:.1f} MB of decoded images in {folder.parent} "
+            f"cannot keep {size / 1e6:.1f} MB of decoded images in {path.parent} "
             f"({error.strerror or error}): make room there, or give another data.cache (empty for "
             "none)"
         ) from error

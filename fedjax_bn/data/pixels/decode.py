@@ -7,34 +7,27 @@ use the same stored images, so small ones are enlarged for both.
 
 import hashlib
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedjax_bn.data.domain import Rows, blocks
-from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.messages import first_few, in_threads
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
     UPRIGHT,
     open_image,
     orientation_notes,
-    read_image,
 )
 from fedjax_bn.data.pixels.tiles import cut
-from fedjax_bn.data.regular_files import Refused, open_regular
 
 GREY = 114  # the bytes around a letterboxed image
-_BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # raise it when the same files would give other pixels
-_LARGEST = 2**33  # bytes of a file; no reader takes more
 _MEMORY = 2**19  # files whose digests are kept while the process runs, some 100 MB
 _MODES = {  # Pillow's modes in plain words
     "1": "black and white",
@@ -91,61 +84,42 @@ def decode(
         raise ValueError(
             f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
         )
-    how = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
-    # A block of tiles is of one image, because images have any size.
-    step = _BLOCK if tiles is None else 1
-    ends = np.arange(len(files) + 1) if tiles is None else np.concatenate([[0], np.cumsum(tiles)])
-
-    def read_block(start: int, write: Write) -> tuple[Counter, int, list[str]]:
-        """Hands a block to `write`; returns modes, the number of images with a tag, and faults."""
-        block, modes, tagged, faults = files[start : start + step], Counter(), 0, []
-        first = int(ends[start])
-        images = np.empty((int(ends[start + len(block)]) - first, size, size, 3), np.uint8)
-        for k, file in enumerate(block):
-            try:
-                # Reads the whole file: many small reads would pass Python's lock back and forth.
-                content = read_image(file, max_megapixels)
-                if tiles is None:
-                    images[k], mode, tag = decode_image(content, size, **how)
-                else:
-                    image, mode, tag = open_image(content, max_megapixels, orientation)
-                    images[:] = cut(np.asarray(image), size)[0].reshape(images.shape)
-            except MemoryError:
-                raise
-            except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
-                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                faults.append(f"{relative_names([file], root)[0]} ({' '.join(reason.split())})")
-                continue
-            modes[mode] += 1
-            tagged += tag != 1
-        # Blocks finish in any order, so each gives its place.
-        write(images, first)
-        return modes, tagged, faults
+    counts = np.ones(len(files), int) if tiles is None else tiles
+    ends = np.cumsum(counts)
 
     def make(write: Write) -> tuple[str, ...]:
-        modes, tagged, faults = Counter(), 0, []
-        # The cores that this process may use, which are not all cores on a shared machine.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        with (
-            progress_bar(len(files), "decoding", progress) as bar,
-            ThreadPoolExecutor(cores) as threads,
-            # Closed on an error, so that no further block begins.
-            closing(threads.map(partial(read_block, write=write), starts)) as reports,
-        ):
-            for start, report in zip(starts, reports, strict=True):
-                modes, tagged, faults = modes + report[0], tagged + report[1], faults + report[2]
-                bar.update(len(files[start : start + step]))
-        if faults:
-            raise ValueError(
-                f"{len(faults)} of {len(files)} images in {root} cannot be read: "
-                f"{first_few(faults)}; fetch or unpack them again, or delete them"
-            )
-        del modes["RGB"]
-        counts = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
-        converted = (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
-        return (*converted, *orientation_notes(tagged, orientation))
+        def convert(k: int) -> tuple[str, int, str]:
+            """Hands an image to `write`; returns its mode, its EXIF orientation, and its fault."""
+            try:
+                # Reads the whole file: many small reads would pass Python's lock back and forth.
+                content = files[k].read_bytes()
+                if tiles is None:
+                    options = max_megapixels, letterbox, orientation
+                    image, mode, tag = decode_image(content, size, *options)
+                    squares = image[None]
+                else:
+                    image, mode, tag = open_image(content, max_megapixels, orientation)
+                    squares = cut(np.asarray(image), size)[0]
+            except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                return "", 1, f"{files[k]} ({' '.join(reason.split())})"
+            # Threads finish in any order, so each gives its place.
+            write(squares, int(ends[k] - counts[k]))
+            return mode, tag, ""
 
-    starts, name = range(0, len(files), step), ""
+        converted = list(in_threads(convert, range(len(files)), "decoding", progress))
+        if faults := [fault for *_, fault in converted if fault]:
+            raise ValueError(
+                f"{len(faults)} of {len(files)} images cannot be read: {first_few(faults)}; fetch "
+                "or unpack them again, or delete them"
+            )
+        modes = Counter(mode for mode, *_ in converted if mode != "RGB")
+        about = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
+        notes = (f"images converted to RGB: {', '.join(about)}",) if about else ()
+        tagged = sum(tag != 1 for _, tag, _ in converted)
+        return (*notes, *orientation_notes(tagged, orientation))
+
+    name = ""
     if cache is not None:
         form = "-letterbox" * letterbox + "-tiles" * (tiles is not None)
         form += f"-{orientation}" * (orientation != UPRIGHT)
@@ -160,34 +134,26 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int) -> str:
     while it does not change, some 2 GB per second and core if the disk is as fast.
     """
     state = hashlib.sha256(f"{_FORM} {size}\n".encode())
-    parts = [files[start : start + _BLOCK] for start in range(0, len(files), _BLOCK)]
-    with ThreadPoolExecutor() as threads:  # hashing releases Python's lock
-        for part, digests in zip(parts, threads.map(_digests_of, parts), strict=True):
-            for name, digest in zip(relative_names(part, root), digests, strict=True):
-                state.update(os.fsencode(f"{name}\0{digest}\n"))
+    digests = in_threads(_digest_of, files, "", progress=False)  # hashing releases Python's lock
+    for name, digest in zip(relative_names(files, root), digests, strict=True):
+        state.update(os.fsencode(f"{name}\0{digest}\n"))
     return state.hexdigest()[:20]
 
 
-def _digests_of(files: Sequence[Path]) -> list[str]:
-    """Returns the SHA-256 of files' bytes; "unread" for those that readers will name in errors."""
-    digests = []
-    for file in files:
-        try:
-            about = os.stat(file)
-            place = (os.fspath(file), about.st_ino, about.st_size, about.st_ctime_ns)
-            settled = time.time() - about.st_ctime > 2  # clocks of file systems are that coarse
-            read = _digest_once if settled else _digest_once.__wrapped__
-            digests.append(read(*place))
-        except (OSError, Refused):
-            digests.append("unread")
-    return digests
+def _digest_of(file: Path) -> str:
+    """Returns the SHA-256 of a file's bytes; "unread" for one that a reader will name."""
+    try:
+        stat = os.stat(file)
+        # The system's own time of the last change, `ctime`, moves with every change, unlike
+        # `mtime`, which programs set.
+        return _digest_once(os.fspath(file), stat.st_ino, stat.st_size, stat.st_ctime_ns)
+    except OSError:
+        return "unread"
 
 
 @lru_cache(_MEMORY)
 def _digest_once(path: str, inode: int, size: int, changed: int) -> str:
-    # `changed` is the system's own time of the last change: unlike that of the content, which
-    # programs set, it moves with every change.
-    with open_regular(path, _LARGEST) as content:
+    with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 

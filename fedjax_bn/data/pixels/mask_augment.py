@@ -69,18 +69,20 @@ def of_masks(
         draws = jax.random.uniform(key, (11,))
         spread = 2 * draws - 1
         turns = jnp.where(draws[1] < quarters, jnp.floor(4 * draws[2]).astype(jnp.int32), 0)
-        matrix = _matrix(draws[0] < flip, turns, rotate * spread[3], 1 + scale * spread[4])
-        places = _places(len(image), matrix, shift * spread[5:7])
+        matrix = move_matrix(draws[0] < flip, turns, rotate * spread[3], 1 + scale * spread[4])
+        places = shown_places(len(image), matrix, shift * spread[5:7])
         if elastic:
-            places += elastic * _field(stream(key, "elastic field"), len(image), places.dtype)
-        pixels = _intensities(
+            places += elastic * displacements(
+                stream(key, "elastic field"), len(image), places.dtype
+            )
+        pixels = change_intensities(
             image.astype(draws.dtype) / 255,
             1 + brightness * spread[7],
             1 + contrast * spread[8],
             1 + gamma * spread[9],
         )
-        moved = jnp.clip(jnp.floor(_move_image(pixels, places) * 255 + 0.5), 0, 255)
-        return moved.astype(jnp.uint8), _move_mask(mask, places)
+        moved = jnp.clip(jnp.floor(move_image(pixels, places) * 255 + 0.5), 0, 255)
+        return moved.astype(jnp.uint8), move_mask(mask, places)
 
     def change(key: jax.Array, batch: dict[str, Any]) -> dict[str, Any]:
         images, label = batch["image"], batch["label"]
@@ -97,7 +99,9 @@ def of_masks(
     return LabelAugment(change, MASK)
 
 
-def _matrix(mirror: jax.Array, turns: jax.Array, degrees: jax.Array, scale: jax.Array) -> jax.Array:
+def move_matrix(
+    mirror: jax.Array, turns: jax.Array, degrees: jax.Array, scale: jax.Array
+) -> jax.Array:
     """Returns f[2, 2], from a new pixel's row and column to the old one's, from the middle.
 
     `turns` are quarter turns; these and `degrees` are counterclockwise.
@@ -115,41 +119,41 @@ def _rotation(cosine: jax.Array, sine: jax.Array) -> jax.Array:
     return jnp.stack([jnp.stack([cosine, sine]), jnp.stack([-sine, cosine])])
 
 
-def _places(size: int, matrix: jax.Array, shift: jax.Array) -> jax.Array:
+def shown_places(size: int, matrix: jax.Array, shift: jax.Array) -> jax.Array:
     """Returns f[2, size, size], the row and column of the old pixel that each new one shows.
 
     `shift` f[2] moves images down and across, in shares of the side.
     """
     middle = (size - 1) / 2
-    new = jnp.stack(
+    pixels = jnp.stack(
         jnp.meshgrid(*[jnp.arange(size, dtype=matrix.dtype) - middle] * 2, indexing="ij")
     )
-    new -= (shift * size)[:, None, None]
+    pixels -= (shift * size)[:, None, None]
     # Sums of products, not a matrix product, which accelerators may round to fewer bits.
-    return (matrix[:, :, None, None] * new).sum(1) + middle
+    return (matrix[:, :, None, None] * pixels).sum(1) + middle
 
 
-def _field(key: jax.Array, size: int, dtype: Any) -> jax.Array:
+def displacements(key: jax.Array, size: int, dtype: Any) -> jax.Array:
     """Returns smooth displacements f[2, size, size], whose standard deviation is the side."""
     points = size * jax.random.normal(key, (2, _GRID, _GRID), dtype)
     return jax.image.resize(points, (2, size, size), "cubic")
 
 
-def _move_image(image: jax.Array, places: jax.Array) -> jax.Array:
+def move_image(image: jax.Array, places: jax.Array) -> jax.Array:
     """Returns the pixels of f[S, S, C] at `places`, bilinear, with the border repeated outside."""
     at = partial(map_coordinates, coordinates=list(places), order=1, mode="nearest")
     return jax.vmap(at, -1, -1)(image)
 
 
-def _move_mask(mask: jax.Array, places: jax.Array) -> jax.Array:
+def move_mask(mask: jax.Array, places: jax.Array) -> jax.Array:
     """Returns the nearest pixels of u8[S, S] at `places`, unlabelled outside."""
     rows, columns = jnp.floor(places + 0.5).astype(jnp.int32)
     inside = (rows >= 0) & (rows < len(mask)) & (columns >= 0) & (columns < len(mask))
-    found = mask[jnp.where(inside, rows, 0), jnp.where(inside, columns, 0)]
-    return jnp.where(inside, found, jnp.asarray(UNLABELLED, mask.dtype))
+    values = mask[jnp.where(inside, rows, 0), jnp.where(inside, columns, 0)]
+    return jnp.where(inside, values, jnp.asarray(UNLABELLED, mask.dtype))
 
 
-def _intensities(
+def change_intensities(
     image: jax.Array, brightness: jax.Array, contrast: jax.Array, gamma: jax.Array
 ) -> jax.Array:
     """Applies brightness, contrast about the mean and gamma, in this order, to f[S, S, C]."""

@@ -34,8 +34,8 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
     strength = magnitude / 30
 
     def one(key: jax.Array, image: jax.Array) -> jax.Array:
-        for own in jax.random.split(key, ops):
-            which_key, sign_key = jax.random.split(own)
+        for operation_key in jax.random.split(key, ops):
+            which_key, sign_key = jax.random.split(operation_key)
             which = jax.random.randint(which_key, (), 0, len(OPERATIONS))
             sign = jnp.where(jax.random.bernoulli(sign_key), -1.0, 1.0)
             image = jax.lax.switch(which, tuple(OPERATIONS.values()), image, sign * strength)
@@ -50,7 +50,7 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         # Under `vmap` a switch computes all operations; in `lax.map` only the chosen one.
         if on_cpu():
-            return jax.lax.map(lambda given: one(*given), (keys, images))
+            return jax.lax.map(lambda sample: one(*sample), (keys, images))
         return jax.vmap(one)(keys, images)
 
     return augment
@@ -74,8 +74,8 @@ def _luma(image: jax.Array) -> jax.Array:
 
 def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array) -> jax.Array:
     """Returns `ImageEnhance` with the factor 1 + 0.9 strength: plain at 0, the image at 1."""
-    one, other = (x.astype(float) for x in (plain, image))
-    mixed = one + (1 + 0.9 * strength) * (other - one)
+    from_plain, to_image = (x.astype(float) for x in (plain, image))
+    mixed = from_plain + (1 + 0.9 * strength) * (to_image - from_plain)
     return jnp.clip(mixed, 0, 255).astype(image.dtype)  # cut, as Pillow does
 
 

@@ -27,10 +27,10 @@ def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarr
       [n, size, size, ...] and i64[n, 2], the row and column of each tile's first pixel.
     """
     height, width = image.shape[:2]
-    rest = ((0, 0),) * (image.ndim - 2)
-    around = ((0, max(size - height, 0)), (0, max(size - width, 0)), *rest)
-    how = {"mode": "edge"} if fill is None else {"constant_values": fill}
-    image = np.pad(image, around, **how)
+    no_padding = ((0, 0),) * (image.ndim - 2)
+    around = ((0, max(size - height, 0)), (0, max(size - width, 0)), *no_padding)
+    padding = {"mode": "edge"} if fill is None else {"constant_values": fill}
+    image = np.pad(image, around, **padding)
     rows, columns = (  # the last one is shifted inside
         [min(start, max(side - size, 0)) for start in range(0, side, size)]
         for side in (height, width)
@@ -38,6 +38,7 @@ def cut(image: np.ndarray, size: int, fill: int | None = None) -> tuple[np.ndarr
     places = [(row, column) for row in rows for column in columns]
     tiles = np.stack([image[y : y + size, x : x + size] for y, x in places])
     if fill is not None:
+        # Tiles overlap at the last row and column; each pixel counts in its first tile alone.
         shown = np.zeros(image.shape[:2], bool)
         for tile, (y, x) in zip(tiles, places, strict=True):
             again = shown[y : y + size, x : x + size]
@@ -59,7 +60,8 @@ def put_together(tiles: np.ndarray, places: np.ndarray, shape: Sequence[int]) ->
     """
     height, width = shape
     image = np.empty((height, width, *tiles.shape[3:]), tiles.dtype)
+    # Backwards, so that the first tile of a pixel is written last.
     for tile, (y, x) in zip(tiles[::-1], places[::-1].tolist(), strict=True):
-        own = image[y : y + tile.shape[0], x : x + tile.shape[1]]  # ends where the image does
-        own[:] = tile[: own.shape[0], : own.shape[1]]
+        region = image[y : y + tile.shape[0], x : x + tile.shape[1]]  # ends where the image does
+        region[:] = tile[: region.shape[0], : region.shape[1]]
     return image

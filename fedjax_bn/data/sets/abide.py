@@ -21,7 +21,9 @@ section 5.2 and appendix D.4.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +31,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
-from fedjax_bn.data.regular_files import Refused, read_text
-from fedjax_bn.data.sets.files import open_table
+from fedjax_bn.data.sets.files import corruption_named, open_table
 from fedjax_bn.data.source import Pool, Source
 
 _COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
@@ -52,7 +53,7 @@ class _Subject(NamedTuple):
     series: np.ndarray
 
 
-def load(
+def load_abide(
     path: str | Path,
     *,
     sites: Sequence[str] = (),
@@ -82,6 +83,10 @@ def load(
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
       does not vary within a window correlates 0 with all others; the notes count them.
 
+    Raises:
+      FileNotFoundError: the folder, the table or the series are missing.
+      ValueError: an option is out of range, or files are damaged or contradict each other.
+
     Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, for 110 regions, and it
     does not state which region of the Harvard-Oxford atlas it leaves out. The published series have
     111 regions, all of which are kept here: 111 * 110 / 2 = 6105.
@@ -94,49 +99,56 @@ def load(
         )
     files, table = _find_series(Path(path), atlas), _read_table(Path(path))
     subjects = _read_subjects(files, table, window, sites)
-    how = (window, stride, windows_per_subject, fisher_z)
-    pools, flat = [], []
+    options = (window, stride, windows_per_subject, fisher_z)
+    pools, notes, still_subjects = [], [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
-        starts = [_window_starts(len(one.series), *how[:3]) for one in members]
+        starts = [_window_starts(len(subject.series), *options[:3]) for subject in members]
         counts = list(map(len, starts))
-
-        def make(
-            write: Write, members: list = members, starts: list = starts, site: str = site
-        ) -> tuple[str, ...]:
-            found = []
-            with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as shown:
-                for subject, part in zip(members, starts, strict=True):
-                    rows, still = _connectomes(subject.series, part, window, fisher_z)
-                    write(rows.view(np.uint8))  # the cache keeps bytes
-                    if still.any():
-                        found.append(f"{subject.name} ({still.any(0).sum()})")
-                    shown.update(len(part))
-            return tuple(found)
-
         regions = members[0].series.shape[1]
         shape = (sum(counts), 4 * regions * (regions - 1) // 2)
         folder = Path(cache) if cache else None
-        rows, found = cached_array(folder, f"abide-{_hash_of(members, how)[:20]}", shape, make)
-        flat += found
-        labels = np.repeat(np.array([one.label for one in members], np.int32), counts)
-        names = np.repeat([one.name for one in members], counts)
+        make = partial(_make_samples, site, members, starts, window, fisher_z, progress)
+        rows, still = cached_array(folder, f"abide-{_hash_of(members, options)[:20]}", shape, make)
+        still_subjects += still
+        labels = np.repeat(np.array([subject.label for subject in members], np.int32), counts)
+        names = np.repeat([subject.name for subject in members], counts)
         pools.append(Pool(site, rows.view(np.float32), labels, names))
-    notes = []
-    if flat:
+    if still_subjects:
         notes.append(
-            f"abide: {len(flat)} subjects have regions that do not vary within a window, which "
-            f"correlate 0 with all others there: {first_few(flat)}"
+            f"abide: {len(still_subjects)} subjects have regions that do not vary within a window, "
+            f"which correlate 0 with all others there: {first_few(still_subjects)}"
         )
     if absent := len(table.keys() - files.keys()):
         notes.append(f"abide: {absent} subjects of the phenotypic table have no series here")
-    classes, key = ("control", "patient"), _hash_of(subjects, how)
+    classes, key = ("control", "patient"), _hash_of(subjects, options)
     return Source("abide", classes, tuple(pools), (0.0,), (1.0,), tuple(notes), key=key)
 
 
-def _hash_of(subjects: list[_Subject], how: tuple) -> str:
+def _make_samples(
+    site: str,
+    members: Sequence[_Subject],
+    starts: Sequence[np.ndarray],
+    window: int,
+    fisher_z: bool,
+    progress: bool,
+    write: Write,
+) -> tuple[str, ...]:
+    """Writes the connectomes of a site's windows; returns the subjects with regions at rest."""
+    still_subjects = []
+    with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as bar:
+        for subject, windows in zip(members, starts, strict=True):
+            rows, still = _connectomes(subject.series, windows, window, fisher_z)
+            write(rows.view(np.uint8))  # the cache keeps bytes
+            if still.any():
+                still_subjects.append(f"{subject.name} ({still.any(0).sum()})")
+            bar.update(len(windows))
+    return tuple(still_subjects)
+
+
+def _hash_of(subjects: Sequence[_Subject], options: tuple) -> str:
     """Returns SHA-256 of all inputs of the samples."""
-    state = hashlib.sha256(repr(how).encode())
+    state = hashlib.sha256(repr(options).encode())
     for subject in subjects:
         state.update(repr((*subject[:3], subject.series.shape)).encode())
         state.update(subject.series.astype("<f8").tobytes())
@@ -147,30 +159,24 @@ def _find_series(path: Path, atlas: str) -> dict[str, Path]:
     """Returns FILE_ID -> its series' file, for the named atlas or the only one."""
     if not path.is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder; {_REMEDY}")
-    files: dict[str, Path] = {}
-    twice, atlases = [], set()
     pattern = f"*_rois_{atlas or '*'}.1D"
     # macOS' companions ._NAME have the names of series, and none of their content.
-    series = (file for file in path.rglob(pattern) if not file.name.startswith("."))
-    for file in sorted(series, key=lambda file: (file.name, file)):
-        name, _, found = file.stem.rpartition("_rois_")
-        atlases.add(found)
-        if name in files:
-            twice.append(str(file.relative_to(path)))
-        files[name] = file
-    if not files:
-        wanted = f"FILE_ID_rois_{atlas or 'ATLAS'}.1D"
-        raise FileNotFoundError(f"{path} has no {wanted} in or below it; {_REMEDY}")
+    series = sorted(file for file in path.rglob(pattern) if not file.name.startswith("."))
+    if not series:
+        raise FileNotFoundError(f"{path} has no series {pattern} in or below it; {_REMEDY}")
+    atlases = {file.stem.rpartition("_rois_")[2] for file in series}
     if len(atlases) > 1:
         raise ValueError(
             f"{path} has series of several atlases, {', '.join(sorted(atlases))}; choose one with "
             "atlas"
         )
-    if twice:
+    names = [file.stem.rpartition("_rois_")[0] for file in series]
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(
-            f"{path} has two series of one subject ({first_few(twice)}); keep those of one pipeline"
+            f"{path} has two series of one subject ({first_few(repeated)}); keep those of one "
+            "pipeline"
         )
-    return files
+    return dict(sorted(zip(names, series, strict=True), key=lambda item: item[1].name))
 
 
 def _read_table(path: Path) -> dict[str, tuple[str, str]]:
@@ -180,23 +186,18 @@ def _read_table(path: Path) -> dict[str, tuple[str, str]]:
         with open_table(file) as table:
             if {*_COLUMNS} <= {*(table.fieldnames or ())}:
                 tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]
-    if not tables:
+    if len(tables) != 1:
         raise FileNotFoundError(
-            f"{path} has no .csv with the columns {', '.join(_COLUMNS)}; {_REMEDY}"
+            f"{path} has {len(tables)} .csv with the columns {', '.join(_COLUMNS)}, "
+            f"{', '.join(file.name for file in tables) or 'none'}; it needs one: {_REMEDY}"
         )
-    if len(tables) > 1:
-        names = ", ".join(file.name for file in tables)
-        raise ValueError(f"{path} has several phenotypic tables, {names}; keep one")
     ((file, rows),) = tables.items()
-    found: dict[str, tuple[str, str]] = {}
-    differ = []
+    subjects: dict[str, tuple[str, str]] = {}
     for name, site, group in rows:
-        own = (site, group.removesuffix(".0"))  # pandas may write 1.0 for 1
-        if name not in ("", "no_filename") and found.setdefault(name, own) != own:
-            differ.append(name)
-    if differ:
-        raise ValueError(f"{file} contradicts itself on {first_few(differ)}; fetch it again")
-    return found
+        about = (site, group.removesuffix(".0"))  # pandas may write 1.0 for 1
+        if name not in ("", "no_filename") and subjects.setdefault(name, about) != about:
+            raise ValueError(f"{file} contradicts itself on {name}; fetch it again")
+    return subjects
 
 
 def _read_subjects(
@@ -205,35 +206,29 @@ def _read_subjects(
     window: int,
     sites: Sequence[str] = (),
 ) -> list[_Subject]:
-    """Reads the series of the sites, by default all, and reports all faulty ones in one error."""
-    if lost := [name for name in files if name not in table]:
+    """Reads the series of the sites, by default all."""
+    if unlisted := [name for name in files if name not in table]:
         raise ValueError(
-            f"the phenotypic table has no row for {first_few(lost)}, whose series are there; add "
-            "rows with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
+            f"the phenotypic table has no row for {first_few(unlisted)}, whose series are there; "
+            "add rows with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
         )
-    known = sorted({table[name][0] for name in files})
-    if unknown := [site for site in sites if site not in known]:
+    sites_with_series = sorted({table[name][0] for name in files})
+    if unknown := [site for site in sites if site not in sites_with_series]:
         raise ValueError(
             f"there are no series of the site {', '.join(unknown)}; sites with series are "
-            f"{', '.join(known)}"
+            f"{', '.join(sites_with_series)}"
         )
     chosen = {name: f for name, f in files.items() if not sites or table[name][0] in sites}
-    if odd := [f"{one} ({table[one][1]!r})" for one in chosen if table[one][1] not in _LABELS]:
+    if odd := [f"{name} ({table[name][1]!r})" for name in chosen if table[name][1] not in _LABELS]:
         raise ValueError(
             f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
             f"{first_few(odd)}; correct it, or move their series away"
         )
-    subjects, faults = [], []
-    for name, file in chosen.items():
-        site, group = table[name]
-        try:
-            subjects.append(_Subject(name, site, _LABELS[group], _read_series(file)))
-        except ValueError as error:
-            reason = error.strerror if isinstance(error, Refused) else error
-            faults.append(f"{file.name} ({reason})")
-    if faults:
-        raise ValueError(f"cannot read the series {first_few(faults)}; fetch them again")
-    widths = [one.series.shape[1] for one in subjects]
+    subjects = [
+        _Subject(name, table[name][0], _LABELS[table[name][1]], _read_series(file))
+        for name, file in chosen.items()
+    ]
+    widths = [subject.series.shape[1] for subject in subjects]
     usual = max(sorted(set(widths)), key=widths.count)
     if odd := [f"{s.name} ({s.series.shape[1]})" for s in subjects if s.series.shape[1] != usual]:
         raise ValueError(
@@ -249,35 +244,28 @@ def _read_subjects(
 
 
 def _read_series(path: Path) -> np.ndarray:
-    """Reads a `.1D` file as f64[T, R]; errors do not name it."""
-    head, *lines = read_text(path, errors="replace").splitlines() or [""]
-    rows = [line for line in lines if line.strip()]
-    if len(rows) < 2:
-        raise ValueError(f"it has {len(rows)} frames")
-    if "#" not in head and _are_numbers(head.split()):  # they would be lost
-        raise ValueError("its first line is not a header")
-    series = np.loadtxt(rows, np.float64, comments=None, ndmin=2)
-    if series.shape[1] < 2 or not np.isfinite(series).all():
-        raise ValueError(f"its {series.shape[1]} regions must be at least 2, of finite numbers")
+    """Reads a `.1D` file as f64[T, R]."""
+    with corruption_named(path):
+        header, *lines = path.read_text("utf-8", "replace").splitlines()
+        if not header.lstrip().startswith("#"):  # its numbers would be lost
+            raise ValueError(f"its first line {header[:40]!r} is not a header")
+        series = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
+        if min(series.shape) < 2 or not np.isfinite(series).all():
+            raise ValueError(
+                f"it has {series.shape[0]} frames of {series.shape[1]} regions; both must be at "
+                "least 2, of finite numbers"
+            )
     return series
 
 
-def _are_numbers(words: list[str]) -> bool:
-    try:
-        np.array(words, np.float64)
-    except ValueError:
-        return False
-    return bool(words)
-
-
-def _window_starts(frames: int, window: int, stride: int = 1, most: int = 0) -> np.ndarray:
-    """Returns the first frame of each window that fits, i64[W]; arguments are as in `load`."""
+def _window_starts(frames: int, window: int, stride: int = 1, limit: int = 0) -> np.ndarray:
+    """Returns the first frame of each window that fits, i64[W]; at most `limit`, if it is not 0."""
     if not window:
         return np.zeros(1, np.int64)
     starts = np.arange(0, frames - window + 1, stride, dtype=np.int64)
-    if 0 < most < len(starts):
-        # only integers, so that every machine picks the same windows
-        starts = starts[np.arange(most) * (len(starts) - 1) // max(most - 1, 1)]
+    if 0 < limit < len(starts):
+        # Only integers, so that every machine picks the same windows.
+        starts = starts[np.arange(limit) * (len(starts) - 1) // max(limit - 1, 1)]
     return starts
 
 
@@ -297,17 +285,17 @@ def _connectomes(
     upper = np.flatnonzero(np.triu(np.ones((regions, regions), bool), 1))
     pairs = np.empty((len(starts), len(upper)), np.float32)
     flat = np.empty((len(starts), regions), bool)
-    for first in range(0, len(starts), _BLOCK):
-        part = slice(first, first + _BLOCK)
+    for block in range(0, len(starts), _BLOCK):
+        part = slice(block, block + _BLOCK)
         windows = series[starts[part, None] + np.arange(window or len(series))]
         flat[part] = still = windows.max(1) == windows.min(1)
         centred = windows - windows.mean(1, keepdims=True)
         norms = np.sqrt((centred**2).sum(1))
-        # rounding of the mean leaves a residue in a flat region, which must not be normalized
+        # Rounding of the mean leaves a residue in a flat region, which must not be normalized
         norms[still | (norms == 0)] = np.inf
         unit = (centred / norms[:, None]).astype(pairs.dtype)
         matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(unit), -1)
-        # with mode "clip", `take` writes into `pairs` without a buffer
+        # With mode "clip", `take` writes into `pairs` without a buffer
         np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
     bound = np.float32(_LIMIT if fisher_z else 1)
     np.clip(pairs, -bound, bound, out=pairs)

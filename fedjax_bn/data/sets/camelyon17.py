@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, hash_of_files
 from fedjax_bn.data.seeds import hash_of
-from fedjax_bn.data.sets.files import is_label, open_table
+from fedjax_bn.data.sets.files import open_table
 from fedjax_bn.data.sets.folders import IMAGENET
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
@@ -49,49 +49,56 @@ class _Patch(NamedTuple):
     split: int
 
 
-def load(path: str | Path, *, image_size: int = 96, **how: Any) -> Source:
+def load_camelyon17(path: str | Path, *, image_size: int = 96, **options: Any) -> Source:
     """Returns Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
 
     Args:
       path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
       image_size: pixels a side; patches are resized if it is not 96.
-      **how: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
+      **options: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: centers
       0, 3 and 4 by the column `split` (0 train, 1 validation), all of center 1 validation, all of
       center 2 test. Names are the patches' paths.
+
+    Raises:
+      FileNotFoundError: the table or patches are missing.
+      ValueError: the table is damaged, or patches cannot be read.
     """
-    places = (Path(path), Path(path) / "camelyon17_v1.0")
-    root = next((place for place in places if (place / "metadata.csv").is_file()), None)
-    if root is None:
-        raise FileNotFoundError(f"{places[0] / 'metadata.csv'} is missing; {_WHERE}")
+    roots = (Path(path, "camelyon17_v1.0"), Path(path))
+    root = next((root for root in roots if (root / "metadata.csv").is_file()), roots[1])
+    if not (root / "metadata.csv").is_file():
+        raise FileNotFoundError(f"{root / 'metadata.csv'} is missing; {_WHERE}")
     patches = _read_table(root / "metadata.csv")
     slides = {patch.path.rpartition("/")[0] for patch in patches}
-    # listing folders is much faster than checking 455,954 files one by one
-    there = {f"{slide}/{file.name}" for slide in slides for file in (root / slide).glob("*")}
-    if missing := [patch.path for patch in patches if patch.path not in there]:
+    # Listing folders is much faster than checking 455,954 files one by one.
+    present = {f"{slide}/{file.name}" for slide in slides for file in (root / slide).glob("*")}
+    if missing := [patch.path for patch in patches if patch.path not in present]:
         raise FileNotFoundError(
             f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
             "unpack the archive again, or drop their rows"
         )
     counts, notes = np.bincount([patch.center for patch in patches], minlength=5), []
-    if wrong := [f"center{k} {counts[k]} of {n}" for k, n in enumerate(_COUNTS) if counts[k] != n]:
-        kind = "a reduced copy" if counts.sum() < sum(_COUNTS) else "another version"
+    if counts.tolist() != list(_COUNTS):
         notes.append(
-            f"{root} has {counts.sum()} patches of Camelyon17's {sum(_COUNTS)} "
-            f"({', '.join(wrong)}): {kind} of the WILDS data"
+            f"{root} has {counts.tolist()} patches of the centers, Camelyon17 {list(_COUNTS)}: a "
+            "reduced copy, or another version of the WILDS data"
         )
     pools = []
     for center in np.flatnonzero(counts).tolist():
-        own = [patch for patch in patches if patch.center == center]
-        images, more = decode([root / patch.path for patch in own], image_size, root=root, **how)
-        notes += [f"center{center}: {note}" for note in more]
-        names = np.array([patch.path for patch in own])
-        whole = {1: VALIDATION, 2: TEST}.get(center)
-        parts = [(TRAIN, VALIDATION)[one.split] if whole is None else whole for one in own]
-        labels, parts = np.array([one.tumor for one in own], np.int32), np.array(parts, np.int8)
-        pools.append(Pool(f"center{center}", images, labels, names, parts))
+        rows = [patch for patch in patches if patch.center == center]
+        files = [root / patch.path for patch in rows]
+        images, converted = decode(files, image_size, root=root, **options)
+        notes += [f"center{center}: {note}" for note in converted]
+        names = np.array([patch.path for patch in rows])
+        center_part = {1: VALIDATION, 2: TEST}.get(center)
+        parts = [
+            (TRAIN, VALIDATION)[patch.split] if center_part is None else center_part
+            for patch in rows
+        ]
+        labels, parts = np.array([patch.tumor for patch in rows]), np.array(parts, np.int8)
+        pools.append(Pool(f"center{center}", images, labels.astype(np.int32), names, parts))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
     groups = {"unseen": unseen} if unseen else {}
     content = hash_of_files([root / patch.path for patch in patches], root, image_size)
@@ -104,23 +111,19 @@ def _read_table(path: Path) -> list[_Patch]:
     """Reads the rows of metadata.csv."""
     patches = []
     with open_table(path) as table:
-        if lacking := [name for name in _COLUMNS if name not in (table.fieldnames or ())]:
-            raise ValueError(f"it lacks the columns {', '.join(lacking)}; {_WHERE}")
         for row in table:
-            cells = {column: (row[column] or "").strip() for column in _COLUMNS}
-            if wrong := [text for text in cells.values() if not is_label(text)]:
-                raise ValueError(f"line {table.line_num}: {wrong[0][:20]!r} is not a number")
-            numbers = {column: int(text) for column, text in cells.items()}
-            # patient numbers have three digits, but a spreadsheet may have removed leading zeros
+            numbers = {column: int(row[column]) for column in _COLUMNS}
+            # Patient numbers have three digits, but a spreadsheet may have removed leading zeros.
             slide = "patient_{patient:03}_node_{node}".format(**numbers)
             place = "x_{x_coord}_y_{y_coord}".format(**numbers)
-            own = (numbers[column] for column in ("tumor", "slide", "center", "split"))
-            patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *own)
-            if patch.tumor > 1 or patch.center > 4 or patch.split > 1:
-                raise ValueError(
-                    f"line {table.line_num} has tumor {patch.tumor}, center {patch.center} and "
-                    f"split {patch.split}; they must be in 0..1, 0..4 and 0..1"
-                )
+            values = (numbers[column] for column in _Patch._fields[1:])
+            patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *values)
+            if (
+                patch.tumor not in (0, 1)
+                or patch.center not in range(5)
+                or patch.split not in (0, 1)
+            ):
+                raise ValueError(f"line {table.line_num}: {patch}")
             patches.append(patch)
     if not patches:
         raise ValueError(f"{path} has no rows; {_WHERE}")

@@ -33,14 +33,14 @@ _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range
 class _Place(NamedTuple):
     """A place where digits are shown.
 
-    own: probability of the fixed ground; otherwise one of the ten is drawn.
+    fixed: probability of the fixed ground; otherwise one of the ten is drawn.
     further: the fixed ground belongs to the digit so many further; 0 for the digit's own.
     light: brightness of the place, 1 for full.
     images: number of its scans.
     """
 
     name: str
-    own: float
+    fixed: float
     further: int
     light: float
     images: int
@@ -56,7 +56,7 @@ _PLACES = (
 )
 
 
-def load(seed: int = 0) -> Dataset:
+def load_cow_on_beach(seed: int = 0) -> Dataset:
     """Returns the six places as a dataset; every scan belongs to only one place.
 
     A client has 220 training, 30 validation and 70 test images, stratified by class; "zoo" and
@@ -72,21 +72,23 @@ def load(seed: int = 0) -> Dataset:
     ink, labels = handwriting()
     owners = stratified_split(labels, [p.images for p in _PLACES], generator(seed, 0))
     domains = []
-    for position, (where, owned) in enumerate(zip(_PLACES, owners, strict=True)):
+    for position, (place_shown, owned) in enumerate(zip(_PLACES, owners, strict=True)):
         rng = generator(seed, 1, position)
-        images = _paint(ink[owned], _grounds(where, labels[owned], rng), where.light, rng)
+        images = _paint(
+            ink[owned], _grounds(place_shown, labels[owned], rng), place_shown.light, rng
+        )
         sizes = [len(owned) - _VALIDATION - _TEST, _VALIDATION, _TEST]
         parts = stratified_split(labels[owned], sizes, rng)
         splits = (Split(images[part], labels[owned][part]) for part in parts)
-        domains.append(Domain(where.name, *splits))
+        domains.append(Domain(place_shown.name, *splits))
     return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def _grounds(where: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _grounds(scene: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns the number of each image's ground, i64[N]."""
     drawn = rng.integers(_CLASSES, size=len(labels))
-    own = rng.uniform(size=len(labels)) < where.own
-    return np.where(own, (labels + where.further) % _CLASSES, drawn)
+    is_fixed = rng.uniform(size=len(labels)) < scene.fixed
+    return np.where(is_fixed, (labels + scene.further) % _CLASSES, drawn)
 
 
 def _paint(

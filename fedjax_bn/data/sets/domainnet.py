@@ -66,64 +66,6 @@ DOMAINNET = Published(
 )
 
 
-def load(
-    path: str | Path | None, *, image_size: int = 256, classes: Sequence[str] = TEN, **how: Any
-) -> Source:
-    """Returns DomainNet as u8[N, image_size, image_size, 3], six domains with official parts.
-
-    Args:
-      path: the folder described above.
-      image_size: pixels a side; FedBN has 256.
-      classes: names as in the lists, numbered in that order; ("all",) for every class there is.
-      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`; 345 classes at 256
-        take 115 GB of cache.
-
-    Returns:
-      Source "domainnet".
-    """
-    root, folders = domain_folders(path, DOMAINNET)
-    places = [base / name for base in (root, Path(path)) for name in ("", "splits")]
-    lists = {domain: _read_lists(places, domain) for domain in folders}
-    numbering = _numbering([one for both in lists.values() for one in both])
-    chosen = tuple(numbering) if tuple(classes) == _ALL else tuple(classes)
-    if unknown := [name for name in chosen if name not in numbering]:
-        raise ValueError(
-            f"data.classes has {first_few(unknown)}, which are in no list of domainnet; there are "
-            f"{len(numbering)}: {first_few(numbering)}"
-        )
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(
-            f"data.classes is {chosen}; give different classes, or {_ALL} for all {len(numbering)}"
-        )
-    notes = [
-        f"domainnet: {one.path.name} has {len(one.names)} lines, the official one {expected}"
-        for domain, both in lists.items()
-        for one, expected in zip(both, _SIZES[domain], strict=True)
-        if len(one.names) != expected
-    ]
-    missing: list[str] = []
-    listings = [
-        _list_images(domain, folder, lists[domain], chosen, missing, notes)
-        for domain, folder in folders.items()
-    ]
-    if missing:
-        raise FileNotFoundError(
-            f"the lists in {lists['clipart'][0].path.parent} name {len(missing)} images that are "
-            f"missing in {root}: {first_few(missing)}; fetch or unpack them again"
-        )
-    if absent := [
-        f"{name} of {listing.name}"
-        for listing in listings
-        for label, name in enumerate(chosen)
-        if label not in listing.labels
-    ]:
-        raise ValueError(
-            f"domainnet: the lists have no images of {first_few(absent)}; choose other data.classes"
-        )
-    dataset = DOMAINNET._replace(classes=dict.fromkeys(chosen, ()))
-    return to_source(dataset, root, listings, image_size, notes=notes, **how)
-
-
 class _Lines(NamedTuple):
     """A list: its file, its part, and the images' names DOMAIN/CLASS/FILE, classes and labels."""
 
@@ -134,47 +76,93 @@ class _Lines(NamedTuple):
     labels: np.ndarray
 
 
+def load_domainnet(
+    path: str | Path | None, *, image_size: int = 256, classes: Sequence[str] = TEN, **options: Any
+) -> Source:
+    """Returns DomainNet as u8[N, image_size, image_size, 3], six domains with official parts.
+
+    Args:
+      path: the folder described above.
+      image_size: pixels a side; FedBN has 256.
+      classes: names as in the lists, numbered in that order; ("all",) for every class there is.
+      **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`; 345 classes at
+        256 take 115 GB of cache.
+
+    Returns:
+      Source "domainnet".
+
+    Raises:
+      FileNotFoundError: a folder, a list or a listed image is missing.
+      ValueError: a class is in no list, or lists are damaged or contradict each other.
+    """
+    root, folders = domain_folders(path, DOMAINNET)
+    places = [base / name for base in (root, Path(path)) for name in ("", "splits")]
+    lists = {domain: _read_lists(places, domain) for domain in folders}
+    numbering = _numbering([lines for of_domain in lists.values() for lines in of_domain])
+    chosen = tuple(numbering) if tuple(classes) == _ALL else tuple(classes)
+    unknown = [name for name in chosen if name not in numbering]
+    if unknown or not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"data.classes is {chosen}; give different classes, or {_ALL} for all of the "
+            f"{len(numbering)} in the lists: {first_few(numbering)}"
+        )
+    notes = [
+        f"domainnet: {lines.path.name} has {len(lines.names)} lines, the official one {expected}"
+        for domain, of_domain in lists.items()
+        for lines, expected in zip(of_domain, _SIZES[domain], strict=True)
+        if len(lines.names) != expected
+    ]
+    listings = [
+        _list_images(domain, folder, lists[domain], chosen, notes)
+        for domain, folder in folders.items()
+    ]
+    if absent := [
+        f"{name} of {listing.name}"
+        for listing in listings
+        for label, name in enumerate(chosen)
+        if label not in listing.labels
+    ]:
+        raise ValueError(
+            f"domainnet: the lists have no images of {first_few(absent)}; choose other data.classes"
+        )
+    dataset = DOMAINNET._replace(classes=dict.fromkeys(chosen, ()))
+    return to_source(dataset, root, listings, image_size, notes=notes, **options)
+
+
 def _read_lists(folders: Sequence[Path], domain: str) -> list[_Lines]:
     """Reads DOMAIN_train.txt and DOMAIN_test.txt from the first folder that has each."""
-    both = []
+    lists = []
     for part, number in (("train", TRAIN), ("test", TEST)):
         paths = [folder / f"{domain}_{part}.txt" for folder in folders]
-        path = next((one for one in paths if one.is_file()), None)
+        path = next((path for path in paths if path.is_file()), None)
         if path is None:
             raise FileNotFoundError(f"the list {paths[0]} is missing: {DOMAINNET.where}")
         names, labels = read_list(path)
-        if wrong := [n for n in names if n.count("/") != 2 or not n.startswith(f"{domain}/")]:
+        if faults := [n for n in names if n.count("/") != 2 or not n.startswith(f"{domain}/")]:
             raise ValueError(
                 f"{path}: lines must be {domain}/CLASS/FILE LABEL, but these are not: "
-                f"{first_few(wrong)}"
+                f"{first_few(faults)}"
             )
-        both.append(_Lines(path, number, names, [one.split("/")[1] for one in names], labels))
-    return both
+        lists.append(_Lines(path, number, names, [name.split("/")[1] for name in names], labels))
+    return lists
 
 
 def _numbering(lists: Sequence[_Lines]) -> list[str]:
-    """Returns the classes of all lists in the order of their labels, which must differ."""
+    """Returns the classes of all lists in the order of their labels, which must agree."""
     label_of: dict[str, int] = {}
-    for one in lists:
-        own = dict(zip(one.classes, one.labels.tolist(), strict=True))
-        label_of = own | label_of
-        if wrong := [
-            f"{name} {label} (not {label_of[of]})"
-            for name, of, label in zip(one.names, one.classes, one.labels, strict=True)
-            if label != label_of[of]
-        ]:
-            raise ValueError(
-                f"{one.path}: {len(wrong)} labels are not those that the same classes have "
-                f"elsewhere in the lists: {first_few(wrong)}; fetch the list again"
-            )
-    folder, labels = lists[0].path.parent, sorted(label_of.values())
-    if labels == list(range(1, len(labels) + 1)):
+    for lines in lists:
+        for name, label in zip(lines.classes, lines.labels.tolist(), strict=True):
+            if label_of.setdefault(name, label) != label:
+                raise ValueError(
+                    f"{lines.path}: {name} has the label {label}, elsewhere in the lists "
+                    f"{label_of[name]}; fetch the list again"
+                )
+    labels = sorted(label_of.values())
+    if len(set(labels)) < len(labels) or labels == list(range(1, len(labels) + 1)):
         raise ValueError(
-            f"{folder}: the lists' labels count from 1, but those of DomainNet count from 0; "
-            "subtract 1 from each"
+            f"{lists[0].path.parent}: in the lists two classes have one label, or labels count "
+            "from 1, not from 0; fetch the lists again"
         )
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"{folder}: in the lists two classes have one label; fetch them again")
     return sorted(label_of, key=label_of.get)
 
 
@@ -183,31 +171,34 @@ def _list_images(
     folder: Path,
     lists: Sequence[_Lines],
     classes: tuple[str, ...],
-    missing: list[str],
     notes: list[str],
 ) -> Listing:
-    """Lists the images of a domain; appends listed but absent ones to `missing`."""
-    there: dict[str, Path] = {}  # by the names in the lists, with and without suffix
-    for one, own in match_folders(subfolders(folder), dict.fromkeys(classes, ())).items():
-        for file in list_files(own)[0]:
-            name = f"{domain}/{one}/{file.name}"
-            there[name] = file
-            there.setdefault(without_suffix(name), file)
+    """Lists the images of a domain; a FileNotFoundError names listed images that are missing."""
+    file_of: dict[str, Path] = {}  # by the names in the lists, without suffix
+    for name, place in match_folders(subfolders(folder), dict.fromkeys(classes, ())).items():
+        for file in list_files(place)[0]:
+            file_of[without_suffix(f"{domain}/{name}/{file.name}")] = file
     label_of = {name: label for label, name in enumerate(classes)}
-    found: dict[Path, tuple[int, int]] = {}
-    repeated = 0
+    rows: dict[Path, tuple[int, int]] = {}  # file -> label and part
+    missing, repeated = [], 0
     for lines in lists:
-        for name, one in zip(lines.names, lines.classes, strict=True):
-            if one in label_of:
-                file = there.get(name) or there.get(without_suffix(name))
+        for name, class_name in zip(lines.names, lines.classes, strict=True):
+            if class_name in label_of:
+                file = file_of.get(without_suffix(name))
                 if file is None:
                     missing.append(name)
-                    continue
-                repeated += file in found
-                found[file] = (label_of[one], lines.part)  # one in both lists tests
+                else:
+                    repeated += file in rows
+                    # The test list is read last, so an image in both lists tests.
+                    rows[file] = (label_of[class_name], lines.part)
+    if missing:
+        raise FileNotFoundError(
+            f"{lists[0].path.parent} lists {len(missing)} images that are missing in {folder}: "
+            f"{first_few(missing)}; fetch or unpack them again"
+        )
     if repeated:
         notes.append(f"domainnet, {domain}: {repeated} lines repeat an image; it is used once")
-    if unlisted := len(set(there.values())) - len(found):
+    if unlisted := len(file_of) - len(rows):
         notes.append(f"domainnet, {domain}: left out {unlisted} images that are in no list")
-    labels, parts = np.array(list(found.values())).reshape(-1, 2).T
-    return Listing(domain, list(found), labels.astype(np.int32), parts=parts.astype(np.int8))
+    labels, parts = np.array(list(rows.values())).reshape(-1, 2).T
+    return Listing(domain, list(rows), labels.astype(np.int32), parts=parts.astype(np.int8))

@@ -6,8 +6,7 @@ A domain is a folder that holds folders; its classes are the folders in it, and 
 have them all. Images may have any size and any format in `raster.FORMATS`; they are stretched to
 squares. Folders may be written in any case, with or without spaces, - and _, and in any form of
 Unicode. Files that are not images (Thumbs.db, .DS_Store, notes), and links to images that are gone,
-are left out and counted. A folder that cannot be read is an error, as is a link that leads nowhere
-where a folder of a domain or class may have been.
+are left out and counted. A link that leads nowhere where a folder may have been is an error.
 """
 
 import os
@@ -105,90 +104,78 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _SYSTEM
 
 
-def _look_into(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Returns the names of a folder's folders, files, and links that cannot be followed.
+def _entries(folder: Path) -> tuple[list[str], list[str]]:
+    """Returns the names of a folder's folders and files, sorted; none if there is no such folder.
 
-    All are empty if the folder does not exist.
+    A link that leads nowhere is a file if it is named like an image, which its reader leaves out.
 
     Raises:
-      OSError: the folder cannot be read, or is itself a link that cannot be followed.
+      OSError: the folder cannot be read, or another link leads nowhere: it may have been a folder.
     """
-    folders, files, broken = [], [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                # First, because `is_dir` raises an error for a link in a circle.
-                if entry.is_symlink() and not os.path.exists(entry.path):
-                    broken.append(entry.name)
-                elif entry.is_dir():
-                    folders.append(entry.name)
-                elif entry.is_file():
-                    files.append(entry.name)
-    except OSError as error:
-        absent = isinstance(error, FileNotFoundError | NotADirectoryError)
-        if not absent or (os.path.islink(folder) and not os.path.exists(folder)):
-            raise _unreadable(folder, error) from error
-    return sorted(folders), sorted(files), sorted(broken)
-
-
-def _unreadable(path: str | Path, error: OSError | None = None) -> OSError:
-    """Returns the error for a folder or link that cannot be read."""
-    reason = error.strerror if error else "the link leads nowhere"
-    return OSError(f"{path} cannot be read ({reason}): make it readable, or move it away")
+    if not os.path.lexists(folder):
+        return [], []
+    folders, files = [], []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            # First, because `is_dir` raises an error for a link in a circle.
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                if not is_image(entry.name):
+                    raise FileNotFoundError(f"{entry.path} leads nowhere: correct or remove it")
+                files.append(entry.name)
+            else:
+                (folders if entry.is_dir() else files).append(entry.name)
+    return folders, files
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Returns a folder's folders by name, without hidden ones; none if it does not exist.
-
-    Links that cannot be followed are among them, unless they are named like images: each may have
-    been a domain or a class, and whoever reads it gets an error.
+    """Returns a folder's folders by name, without hidden ones; none if there is no such folder.
 
     Raises:
-      OSError: the folder cannot be read.
+      OSError: the folder cannot be read, or a link in it leads nowhere.
     """
-    folders, _, broken = _look_into(folder)
-    names = folders + [name for name in broken if not is_image(name)]
-    return [folder / name for name in sorted(names) if not is_hidden(name)]
+    if folder.is_file():
+        return []
+    return [folder / name for name in _entries(folder)[0] if not is_hidden(name)]
 
 
 def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Returns a folder's image files, and its other files, each by name, without its folders.
 
-    Links to images that cannot be followed are other files.
+    Links to images that are gone are other files.
 
     Raises:
-      OSError: the folder cannot be read.
+      OSError: the folder cannot be read, or a link in it leads nowhere.
     """
-    _, files, broken = _look_into(folder)
-    images = [folder / name for name in files if is_image(name)]
-    others = [name for name in files if not is_image(name)] + [*filter(is_image, broken)]
-    return images, [folder / name for name in sorted(others)]
+    images, strays = [], []
+    for name in _entries(folder)[1]:
+        path = folder / name
+        (images if is_image(name) and path.exists() else strays).append(path)
+    return images, strays
 
 
 def files_below(folder: Path) -> list[Path]:
     """Returns all files in and below a folder by name, without hidden ones; enters links once.
 
-    Links to images that cannot be followed are among them.
+    Links to images that are gone are among them.
 
     Raises:
-      OSError: a folder cannot be read, or another link cannot be followed.
+      OSError: a folder cannot be read, or another link leads nowhere.
     """
+    paths, entered = [], set()
 
-    def refuse(error: OSError) -> None:
-        raise _unreadable(error.filename, error) from error
+    def visit(place: Path) -> None:
+        # A link to a folder above would make a cycle.
+        if (real := os.path.realpath(place)) in entered:
+            return
+        entered.add(real)
+        folders, files = _entries(place)
+        paths.extend(place / name for name in files if not is_hidden(name))
+        for name in folders:
+            if not is_hidden(name):
+                visit(place / name)
 
-    found, seen = [], {os.path.realpath(folder)}
-    for place, inner, names in os.walk(folder, onerror=refuse, followlinks=True):
-        visible = sorted(name for name in inner if not is_hidden(name))
-        real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
-        # os.walk enters what is left in `inner`; a link to a folder above would make a cycle.
-        inner[:] = [name for name in visible if real[name] not in seen]
-        seen.update(real.values())
-        for path in (Path(place, name) for name in names if not is_hidden(name)):
-            if not is_image(path.name) and not os.path.exists(path):
-                raise _unreadable(path)
-            found.append(path)
-    return sorted(found)
+    visit(folder)
+    return sorted(paths)
 
 
 def _composed(name: str) -> str:
@@ -201,27 +188,28 @@ def _plain(name: str) -> str:
     return _composed(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
 
 
-def match_folders(folders: Sequence[Path], wanted: Aliases) -> dict[str, Path]:
-    """Returns the folder of each wanted name that has one; its own name comes before an alias.
+def match_folders(folders: Sequence[Path], names: Aliases) -> dict[str, Path]:
+    """Returns the folder of each name that has one; the name itself comes before an alias.
 
     Raises:
       ValueError: two folders differ only in case, separators or the form of Unicode, so that either
         may be meant.
     """
-    found = {}
-    for name, others in wanted.items():
-        for known in (name, *others):
-            same = [folder for folder in folders if _plain(folder.name) == _plain(known)]
-            exact = [folder for folder in same if _composed(folder.name) == _composed(known)]
-            same = exact or same
-            if len(same) > 1:
+    matches = {}
+    for name, aliases in names.items():
+        for spelling in (name, *aliases):
+            similar = [folder for folder in folders if _plain(folder.name) == _plain(spelling)]
+            exact = [folder for folder in similar if _composed(folder.name) == _composed(spelling)]
+            candidates = exact or similar
+            if len(candidates) > 1:
                 raise ValueError(
-                    f"{' and '.join(map(str, same))} may both be {name!r}: rename or remove one"
+                    f"{' and '.join(map(str, candidates))} may both be {name!r}: rename or remove "
+                    "one"
                 )
-            if same:
-                found[name] = same[0]
+            if candidates:
+                matches[name] = candidates[0]
                 break
-    return found
+    return matches
 
 
 def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, dict[str, Path]]:
@@ -230,27 +218,23 @@ def domain_folders(path: str | Path | None, dataset: Published) -> tuple[Path, d
     `path` is the folder that holds the domains, or the folder around it.
 
     Raises:
-      ValueError: no path is given.
       FileNotFoundError: there is no such folder, or some domains have none; all are named.
     """
-    if not path:
-        raise ValueError(f"{dataset.name} needs data.path: {dataset.where}")
-    path = Path(path)
-    if not path.is_dir():
+    if not path or not Path(path).is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder: {dataset.where}")
-    inside = [folder for folder in subfolders(path) if os.access(folder, os.R_OK | os.X_OK)]
-    for root in (path, *inside):
-        if found := match_folders(subfolders(root), dataset.domains):
+    path = Path(path)
+    for root in (path, *subfolders(path)):
+        if folders := match_folders(subfolders(root), dataset.domains):
             break
     else:
         raise FileNotFoundError(
             f"data.path {path} has no domain of {dataset.name}: {dataset.where}"
         )
-    if missing := [name for name in dataset.domains if name not in found]:
+    if missing := [name for name in dataset.domains if name not in folders]:
         raise FileNotFoundError(
             f"{root} lacks the folders {first_few(missing)} of {dataset.name}: {dataset.where}"
         )
-    return root, found
+    return root, folders
 
 
 def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
@@ -260,7 +244,7 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     dataset has parts. A ValueError names all classes without a folder or images.
     """
     classes, parts = dataset.classes, dataset.parts
-    inside = {one.name.lower(): one for one in subfolders(folder)}
+    inside = {inner.name.lower(): inner for inner in subfolders(folder)}
     has_classes = bool(match_folders(list(inside.values()), classes))
     if dataset.always_divided or (next(iter(parts), "") in inside and not has_classes):
         listings = [list_classes(name, inside.get(p, folder / p), classes) for p in parts]
@@ -273,10 +257,9 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
             np.repeat(np.array(list(parts.values()), np.int8), sizes),
         )
     else:
-        for inner in (dataset.whole, "images"):
-            if inner in inside and not has_classes:
-                folder = inside[inner]
-                break
+        around = [inside[inner] for inner in (dataset.whole, "images") if inner in inside]
+        if around and not has_classes:
+            folder = around[0]
         listing = list_classes(name, folder, classes)
     present = set(listing.labels.tolist())
     if missing := [c for label, c in enumerate(classes) if label not in present]:
@@ -288,26 +271,20 @@ def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
 
 
 def list_classes(name: str, folder: Path, classes: Aliases) -> Listing:
-    """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg.
-
-    A ValueError names all class folders that are empty.
-    """
+    """Lists the images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg."""
     inside = subfolders(folder)
-    found = match_folders(inside, classes)
-    files, labels, empty = [], [], []
-    images, others = list_files(folder)
-    strays = [one for one in inside if one not in found.values()] + others + images
-    for label, one in enumerate(classes):
-        if one in found:
-            images, others = list_files(found[one])
+    class_folders = match_folders(inside, classes)
+    files, labels = [], []
+    images, other_files = list_files(folder)
+    strays = (
+        [inner for inner in inside if inner not in class_folders.values()] + other_files + images
+    )
+    for label, class_name in enumerate(classes):
+        if place := class_folders.get(class_name):
+            images, other_files = list_files(place)
             files += images
             labels += [label] * len(images)
-            strays += others + subfolders(found[one])
-            empty += [str(found[one])] * (not images)
-    if empty:
-        raise ValueError(
-            f"class folders without images: {first_few(empty)}; fetch or unpack them again"
-        )
+            strays += other_files + subfolders(place)
     return Listing(name, files, np.array(labels, np.int32), strays)
 
 
@@ -318,57 +295,52 @@ def to_source(
     image_size: int,
     *,
     notes: Sequence[str] = (),
-    **how: Any,
+    **options: Any,
 ) -> Source:
     """Returns the images of all domains, decoded: u8[N, image_size, image_size, 3].
 
     Samples are named by their files, relative to `root`. Notes state what was converted or left
-    out, and which domains have another number of images than published. `how` holds `cache`,
+    out, and which domains have another number of images than published. `options` are `cache`,
     `progress`, `max_megapixels` and `orientation` of `decode`; errors are those of `decode`.
     """
     files = [file for listing in listings for file in listing.files]
-    images, converted = decode(files, image_size, root=root, **how)
+    images, converted = decode(files, image_size, root=root, **options)
     notes, pools, start = list(notes), [], 0
-    for name, own, labels, _, parts in listings:
-        stop = start + len(own)
-        names = np.array(relative_names(own, root))
-        pools.append(Pool(name, images[start:stop], labels, names, parts))
-        start, expected = stop, dataset.counts.get(name, len(own))
-        if len(own) != expected:
-            why = (
+    for listing in listings:
+        count = len(listing.files)
+        names = np.array(relative_names(listing.files, root))
+        part = slice(start, start := start + count)
+        pools.append(Pool(listing.name, images[part], listing.labels, names, listing.parts))
+        expected = dataset.counts.get(listing.name, count)
+        if count != expected:
+            reason = (
                 "a reduced copy, or files are missing: then fetch or unpack it again"
-                if len(own) < expected
+                if count < expected
                 else "another edition, or files were added or unpacked twice"
             )
             notes.append(
-                f"{dataset.name}, {name}: found {len(own)} images, expected {expected} ({why})"
+                f"{dataset.name}, {listing.name}: found {count} images, expected {expected} "
+                f"({reason})"
             )
     strays = [stray for listing in listings for stray in listing.strays]
-    broken = relative_names([stray for stray in strays if not os.path.exists(stray)], root)
-    if broken:
-        notes.append(
-            f"left out {len(broken)} links that cannot be followed: {first_few(broken)}; correct "
-            "or remove them"
-        )
-    strays = relative_names(list(filter(os.path.exists, strays)), root)
     if strays:
         notes.append(
             f"left out {len(strays)} files or folders that are not images of a class: "
-            f"{first_few(strays, 3)}"
+            f"{first_few(relative_names(strays, root), 3)}"
         )
     about = (dataset.name, tuple(dataset.classes), tuple(pools), dataset.mean, dataset.std)
     key = hash_of_files(files, root, image_size)
     return check_source(Source(*about, (*notes, *converted), key=key))
 
 
-def load(
+def load_folders(
     path: str | Path | None,
     *,
     image_size: int,
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
     groups: str = "",
-    **how: Any,
+    **options: Any,
 ) -> Source:
     """Returns a user's images as u8[N, image_size, image_size, 3], one pool a domain.
 
@@ -381,41 +353,44 @@ def load(
       classes: names of their folders, in the order of the labels; empty for all, by name.
       groups: a regular expression for what no split separates, see `pairing.groups_of`; samples are
         then named by their groups. Empty to divide images one by one.
-      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
+      **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source "folders", without parts.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or some domains have none.
+      ValueError: a name is given twice, a class has no images, or images cannot be read.
     """
     for key, names in (("domains", domains), ("classes", classes)):
-        plain = [_plain(name) for name in names]
-        if twice := [name for name in names if plain.count(_plain(name)) > 1]:
-            raise ValueError(f"data.{key} names {first_few(twice)} more than once; name each once")
+        if len(set(map(_plain, names))) < len(names):
+            raise ValueError(f"data.{key}={tuple(names)} has a name twice; name each once")
     inside = subfolders(Path(path)) if path else []
     all_domains = (_composed(folder.name) for folder in inside if subfolders(folder))
-    wanted = dict.fromkeys(domains or all_domains, ())
     about = ("folders", "folders", "images of one's own")
-    dataset = Published(*about, domains=wanted, classes={}, counts={}, where=_WHERE)
+    named = dict.fromkeys(domains or all_domains, ())
+    dataset = Published(*about, domains=named, classes={}, counts={}, where=_WHERE)
     root, folders = domain_folders(path, dataset)
     if not classes:
-        first: dict[str, str] = {}  # keeps one of names that `_plain` makes equal
-        inside = [inner for folder in folders.values() for inner in subfolders(folder)]
-        for name in sorted({_composed(folder.name) for folder in inside}):
-            first.setdefault(_plain(name), name)
-        if not first:
+        spellings: dict[str, str] = {}  # one of names that `_plain` makes equal
+        inner = [place for folder in folders.values() for place in subfolders(folder)]
+        for name in sorted({_composed(place.name) for place in inner}):
+            spellings.setdefault(_plain(name), name)
+        if not spellings:
             raise FileNotFoundError(
                 f"{root} has no folders of classes in {first_few(list(folders))}: {_WHERE}"
             )
-        classes = tuple(first.values())
+        classes = tuple(spellings.values())
     dataset = dataset._replace(classes=dict.fromkeys(classes, ()))
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
     if not groups:
-        return to_source(dataset, root, listings, image_size, **how)
+        return to_source(dataset, root, listings, image_size, **options)
     grouped = [  # before hours of decoding
         groups_of(name, folder, listing.files, groups)
         for (name, folder), listing in zip(folders.items(), listings, strict=True)
     ]
     notes = [note for _, note in grouped]
-    source = to_source(dataset, root, listings, image_size, notes=notes, **how)
+    source = to_source(dataset, root, listings, image_size, notes=notes, **options)
     pools = [
         pool._replace(names=np.array(names))
         for pool, (names, _) in zip(source.pools, grouped, strict=True)

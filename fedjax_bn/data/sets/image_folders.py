@@ -175,8 +175,12 @@ _LIST_FOLDERS = ("splits", "Train val splits and h5py files pre-read", ".")
 _FIRST_LABEL = 1
 
 
-def load(
-    dataset: Published | str, path: str | Path | None, *, image_size: int | None = None, **how: Any
+def load_image_folders(
+    dataset: Published | str,
+    path: str | Path | None,
+    *,
+    image_size: int | None = None,
+    **options: Any,
 ) -> Source:
     """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
@@ -184,18 +188,16 @@ def load(
       dataset: a name in `IMAGE_FOLDERS`, or a `Published` of the user's own.
       path: the folder of its domains, or the folder around it.
       image_size: pixels a side; None for the publication's.
-      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
+      **options: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source, with official parts if lists or folders divide the domains.
+
+    Raises:
+      FileNotFoundError: a folder, a list or a listed image is missing; it says where to fetch it.
+      ValueError: a class has no images, lists do not fit the images, or images cannot be read.
     """
-    if isinstance(dataset, str):
-        if dataset not in IMAGE_FOLDERS:
-            raise ValueError(
-                f"{dataset!r} is not a dataset of image folders; choose from "
-                f"{', '.join(IMAGE_FOLDERS)}"
-            )
-        dataset = IMAGE_FOLDERS[dataset]
+    dataset = IMAGE_FOLDERS[dataset] if isinstance(dataset, str) else dataset
     root, folders = domain_folders(path, dataset)
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
     notes: list[str] = []
@@ -203,9 +205,9 @@ def load(
         places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
         lists = next((place for place in places if any(place.glob("[!.]*_kfold.txt"))), None)
         if lists:
-            listings = [_divide_by_lists(one, dataset, lists, notes) for one in listings]
+            listings = [_divide_by_lists(listing, dataset, lists, notes) for listing in listings]
     size = image_size or dataset.image_size
-    return to_source(dataset, root, listings, size, notes=notes, **how)
+    return to_source(dataset, root, listings, size, notes=notes, **options)
 
 
 def _divide_by_lists(
@@ -215,56 +217,51 @@ def _divide_by_lists(
 
     Images in no list go to validation. Suffixes and the case of classes need not match.
     """
-    train_list, validation_list, whole_list = (
-        folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval", "test")
+    train_list, validation_list = (
+        folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval")
     )
-    train, validation = (_places(path, listing, dataset) for path in (train_list, validation_list))
-    if whole_list.is_file():  # checked only: it names all images
-        _places(whole_list, listing, dataset)
+    train, validation = (_rows_in(path, listing, dataset) for path in (train_list, validation_list))
     names = [file.name for file in listing.files]
-    if both := sorted(set(train) & set(validation)):
+    if both_parts := sorted(set(train) & set(validation)):
         raise ValueError(
-            f"{folder}: {train_list.name} and {validation_list.name} both have "
-            f"{first_few([names[k] for k in both])}; fetch the lists again"
+            f"{train_list} and {validation_list} both have "
+            f"{first_few([names[k] for k in both_parts])}; fetch the lists again"
         )
     parts = np.full(len(names), -1, np.int8)
     parts[train], parts[validation] = TRAIN, VALIDATION
     place = f"{dataset.name}, {listing.name}"
-    if twice := [names[k] for k, count in Counter(train + validation).items() if count > 1]:
-        notes.append(f"{place}: listed twice, used once: {first_few(twice)}")
-    if absent := [names[k] for k in np.flatnonzero(parts < 0)]:
-        names_absent = first_few(absent)
-        notes.append(f"{place}: in no list, in data.split=official for validation: {names_absent}")
+    if repeated := [names[k] for k, count in Counter(train + validation).items() if count > 1]:
+        notes.append(f"{place}: listed twice, used once: {first_few(repeated)}")
+    if unlisted := [names[k] for k in np.flatnonzero(parts < 0)]:
+        names_unlisted = first_few(unlisted)
+        notes.append(
+            f"{place}: in no list, in data.split=official for validation: {names_unlisted}"
+        )
     parts[parts < 0] = VALIDATION
     return listing._replace(parts=parts)
 
 
-def _places(path: Path, listing: Listing, dataset: Published) -> list[int]:
+def _rows_in(path: Path, listing: Listing, dataset: Published) -> list[int]:
     """Returns the positions in the listing of the images that a list names, in the list's order."""
-    places = {
+    row_of = {
         without_suffix(f"{listing.name}/{file.parent.name.lower()}/{file.name}"): k
         for k, file in enumerate(listing.files)
     }
     names, labels = read_list(path)
-    if missing := [name for name in names if without_suffix(name) not in places]:
+    if missing := [name for name in names if without_suffix(name) not in row_of]:
         raise FileNotFoundError(
             f"{path} names {len(missing)} images that are missing: {first_few(missing)}; fetch "
             "them, or move the lists away to do without"
         )
-    found = [places[without_suffix(name)] for name in names]
-    right = listing.labels[found] + _FIRST_LABEL
-    if (labels == right - _FIRST_LABEL).all():
-        raise ValueError(
-            f"{path}: labels count from 0, but those of {dataset.title} count from {_FIRST_LABEL}; "
-            f"add {_FIRST_LABEL} to each"
-        )
-    if wrong := [
-        f"{name} {label} (not {expected})"
-        for name, label, expected in zip(names, labels, right, strict=True)
-        if label not in (expected, dataset.slips.get(name))
+    rows = [row_of[without_suffix(name)] for name in names]
+    expected = listing.labels[rows] + _FIRST_LABEL
+    if faults := [
+        f"{name} {label} (not {number})"
+        for name, label, number in zip(names, labels, expected, strict=True)
+        if label not in (number, dataset.slips.get(name))
     ]:
         raise ValueError(
-            f"{path}: {len(wrong)} labels are not those of the class folders, counted from "
-            f"{_FIRST_LABEL}: {first_few(wrong)}; fetch the list again"
+            f"{path}: {len(faults)} labels are not those of the class folders, counted from "
+            f"{_FIRST_LABEL}: {first_few(faults)}; fetch the list again"
         )
-    return found
+    return rows

@@ -66,7 +66,7 @@ SCANNERS = (
 )
 
 
-def load(seed: int = 0) -> Dataset:
+def load_scanners(seed: int = 0) -> Dataset:
     """Returns the six scanners as a dataset; each has its own 299 or 300 scans, of all classes.
 
     180 scans of a scanner train, 30 validate and the other 89 (the first three scanners: 90)

@@ -47,7 +47,7 @@ class _Scene(NamedTuple):
     colour: of the veil.
     streaks: number of rain streaks.
     noise: standard deviation, grey levels.
-    own: in the variant, the probability of the fixed rim; otherwise one of the ten is drawn.
+    fixed: in the variant, the probability of the fixed rim; otherwise one of the ten is drawn.
     further: the fixed rim belongs to the digit so many further; 0 for the digit's own.
     """
 
@@ -57,7 +57,7 @@ class _Scene(NamedTuple):
     colour: tuple[float, float, float]
     streaks: int
     noise: float
-    own: float
+    fixed: float
     further: int = 0
 
 
@@ -70,7 +70,7 @@ _SCENES = (
 )
 
 
-def load(seed: int = 0, *, shortcut: bool = False) -> Dataset:
+def load_signs(seed: int = 0, *, shortcut: bool = False) -> Dataset:
     """Returns the five scenes as a dataset.
 
     Args:
@@ -118,8 +118,8 @@ def _images(
     classes = np.full((count, MOST), PADDING, np.int32)
     for k in range(count):
         photograph = photographs[rng.integers(len(photographs))]
-        top, left = (rng.integers(side - SIZE + 1) for side in photograph.shape[:2])
-        square = photograph[top : top + SIZE, left : left + SIZE]
+        y, x = (rng.integers(side - SIZE + 1) for side in photograph.shape[:2])
+        square = photograph[y : y + SIZE, x : x + SIZE]
         seen = (square[:, ::-1] if rng.integers(2) else square).copy()
         for j, (x, y, side) in enumerate(_places(rng)):
             scan = rng.integers(len(labels))
@@ -133,7 +133,7 @@ def _images(
 
 def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
     """Returns left, top and side of one to three plates without overlaps."""
-    wanted, places = rng.integers(1, MOST + 1), []
+    count, places = rng.integers(1, MOST + 1), []
     for _ in range(50):  # tries
         side = round(rng.uniform(*SIDES) * SIZE)
         x, y = rng.integers(SIZE - side + 1, size=2).tolist()
@@ -142,15 +142,15 @@ def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
             for a, b, s in places
         ):
             places.append((x, y, side))
-        if len(places) == wanted:
+        if len(places) == count:
             break
     return places
 
 
 def _rim(scene: _Scene, label: int, rng: np.random.Generator) -> np.ndarray:
     """Returns the colour of a rim in the variant."""
-    own = rng.uniform() < scene.own
-    return _RIMS[(label + scene.further) % _CLASSES if own else rng.integers(_CLASSES)]
+    is_fixed = rng.uniform() < scene.fixed
+    return _RIMS[(label + scene.further) % _CLASSES if is_fixed else rng.integers(_CLASSES)]
 
 
 def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: np.ndarray) -> None:
@@ -176,7 +176,7 @@ def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: n
 
 def _weather(scene: _Scene, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns an image f32[SIZE, SIZE, 3] as the camera of a scene sees it, as bytes."""
-    light, colour = (np.array(one, np.float32) for one in (scene.light, scene.colour))
+    light, colour = (np.array(colour, np.float32) for colour in (scene.light, scene.colour))
     seen = (1 - scene.veil) * (image * light) + scene.veil * colour
     for _ in range(scene.streaks):
         x, y, length = *rng.integers(SIZE, size=2), int(rng.integers(6, 14))

@@ -71,7 +71,7 @@ STAINS = (
 )
 
 
-def load(seed: int = 0) -> Dataset:
+def load_stains(seed: int = 0) -> Dataset:
     """Returns the five stains as a dataset.
 
     Args:
@@ -122,8 +122,8 @@ def _images(
 def _texture(greys: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """Returns a random crop f64[SIZE, SIZE, 1] of a photograph, of mean 0 and within [-1, 1]."""
     grey = greys[rng.integers(len(greys))]
-    top, left = (rng.integers(side - SIZE + 1) for side in grey.shape)
-    crop = grey[top : top + SIZE, left : left + SIZE, None]
+    y, x = (rng.integers(side - SIZE + 1) for side in grey.shape)
+    crop = grey[y : y + SIZE, x : x + SIZE, None]
     crop = crop - crop.mean()
     return crop / np.abs(crop).max().clip(1)
 
@@ -136,7 +136,7 @@ def _seen(
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Returns an image u8[SIZE, SIZE, 3] of strokes f64[SIZE, SIZE] and lumens bool of that."""
-    tissue, wall, glass = (np.array(one, np.float64) for one in stain[1:4])
+    tissue, wall, glass = (np.array(colour, np.float64) for colour in stain[1:4])
     seen = np.where(lumen[..., None], glass, tissue + stain.texture * texture)
     seen = strokes[..., None] * wall + (1 - strokes[..., None]) * seen
     seen = scipy.ndimage.gaussian_filter(seen, (stain.blur, stain.blur, 0), mode="nearest")

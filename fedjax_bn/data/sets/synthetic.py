@@ -13,7 +13,7 @@ from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, Pool, Source
 
 
-def load(
+def load_synthetic(
     *, seed: int = 0, samples: int = 1000, dimension: int = 10, correlation: float = -0.5
 ) -> Source:
     """Returns two clients, each with two Gaussian classes of one covariance around -1 and 1.

@@ -3,7 +3,7 @@
 import os
 import re
 import runpy
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -12,11 +12,12 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.run.config.keys import assign, check, check_complete, check_key
 
+Changes = Sequence[tuple[str, str]]  # dotted key, text
 _EXAMPLE = "configs/quickstart.py"
 _PACKAGE = Path(__file__).parents[2]
 
 
-def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
+def read(source: str, changes: Changes = ()) -> ConfigDict:
     """Runs a config file and applies changes to what its `get_config` returns.
 
     Args:
@@ -81,23 +82,24 @@ def packaged_configs() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.py"))}
 
 
-def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
+def split_changes(arguments: Sequence[str]) -> tuple[Changes, list[str]]:
+    """Splits `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments.
+
+    ml_collections' own flags do not do this, because they need a --config: `evaluate` and `serve`
+    change keys of a configuration that a finished run has recorded.
 
     Raises:
-      ConfigError: an argument is not of this form, or has no value.
+      ConfigError: a key has no value.
     """
-    changes, left = [], iter(arguments)
-    for argument in left:
-        name, equals, value = argument.partition("=")
-        if not name.startswith(("--config.", "-config.")):
-            raise ConfigError(
-                f"unknown argument {brief(argument)}: allowed are --config, "
-                "--config.KEY=VALUE, --workdir and the commands that --help names"
-            )
-        value = value if equals else next(left, None)
-        if value is None:
-            name = brief(name)[1:-1]
-            raise ConfigError(f"{name} has no value: write {name}=VALUE")
-        changes.append((name.partition(".")[2], value))
-    return changes
+    changes, others = [], []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if not argument.startswith("--config."):
+            others.append(argument)
+            continue
+        name, equals, value = argument.removeprefix("--config.").partition("=")
+        text = value if equals else next(remaining, None)
+        if text is None:
+            raise ConfigError(f"{argument} has no value: write {argument}=VALUE")
+        changes.append((name, text))
+    return changes, others

@@ -40,18 +40,18 @@ def recorded_code(
     if trust:
         sys.path += [str(place)] * (place is not None and str(place) not in sys.path)
         return nullcontext()
-    named = {name for value in typed for name in _names(value)}
-    begun = f" (the run was started in {place})" if place else ""
+    typed_names = {name for value in typed for name in _names(value)}
+    started = f" (the run was started in {place})" if place else ""
 
-    def why(name: str) -> str:
-        if name in named or _on_own_path(name.partition(":")[0]):
+    def reason_to_refuse(name: str) -> str:
+        if name in typed_names or _on_users_path(name.partition(":")[0]):
             return ""
         return (
-            f"{folder} names it, which may come from anybody; if you trust that code{begun}, add "
+            f"{folder} names it, which may come from anybody; if you trust that code{started}, add "
             "--trust, or put its folder on PYTHONPATH"
         )
 
-    return imports_refused(why)
+    return imports_refused(reason_to_refuse)
 
 
 def started_in(about: Record) -> Path | None:
@@ -63,23 +63,23 @@ def started_in(about: Record) -> Path | None:
 def _names(value: Any) -> set[str]:
     """Returns each `module:name` in the value of a key."""
     if isinstance(value, tuple | list):
-        return {name for one in value for name in _names(one)}
-    words = [part.split(":") for part in re.split(r"[\s,'\"()\[\]]+", str(value))]
+        return {name for part in value for name in _names(part)}
+    words = [part.split(":") for part in re.split(r"[\s,='\"()\[\]]+", str(value))]
     return {":".join(word[:2]) for word in words if len(word) > 1}
 
 
-def _on_own_path(module: str) -> bool:
+def _on_users_path(module: str) -> bool:
     """Returns whether Python would find a module in a folder that the user has put on its path."""
-    top, *rest = module.split(".")
+    package, *submodules = module.split(".")
     for entry in sys.path:
-        found = PathFinder.find_spec(top, [entry])
-        if found and found.origin:  # any folder is found as a namespace package, without an origin
+        spec = PathFinder.find_spec(package, [entry])
+        if spec and spec.origin:  # any folder is found as a namespace package, without an origin
             break
     else:
         return False
-    for part in rest:
-        found = PathFinder.find_spec(part, found.submodule_search_locations or [])
-        if not (found and found.origin):
+    for name in submodules:
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
+        if not (spec and spec.origin):
             return False
     # An entry that is Python's, ours or the current folder was not put there by the user.
     place = Path(entry or ".").resolve()

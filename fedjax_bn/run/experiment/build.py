@@ -21,7 +21,7 @@ from fedjax_bn.engine.devices import check_strategy
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
-from fedjax_bn.run.config.keys import check, choose
+from fedjax_bn.run.config.keys import check, choice_of
 from fedjax_bn.run.experiment.datasets import DATASETS, check_data_keys, configured_clients
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
@@ -37,6 +37,7 @@ from fedjax_bn.run.experiment.task import (
     choose_task,
     model_maker,
 )
+from fedjax_bn.tasks.detection import Recipe
 from fedjax_bn.training.availability import kept_on_host, read_trace
 from fedjax_bn.training.evaluation.personalization import check_labelled
 from fedjax_bn.training.experiment import Experiment
@@ -63,7 +64,7 @@ def build(config: ConfigDict) -> Experiment:
     """
     # All names are looked up before data are read, which may take minutes.
     check(config)
-    load = choose(DATASETS, config.data.name, "data.name")
+    load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
     check_data_keys(config)
     for name in config.baselines:
         choose_method("baselines", name)
@@ -74,7 +75,7 @@ def build(config: ConfigDict) -> Experiment:
         choose_adaptation(text, model, config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
 
-    data = load(config)
+    data = load(config, **options)
     internal, unseen = configured_clients(data, config)
     notes = data.notes if isinstance(data, Source) else ()
     if config.data.truncate:
@@ -108,7 +109,9 @@ def assemble(
     prepare = standardize(internal.mean, internal.std)
     load = choose_loading(config.data.augment, config.data.image_size, internal)
     images = sample_input(internal, prepare, 1)
-    task = choose_task(config.model, model, internal, images, config.detection, config.segmentation)
+    gains = Recipe(classes=config.detection.classes)
+    nested = config.segmentation.nested
+    task = choose_task(config.model, model, internal, images, gains, nested)
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, prepare, load, task, mesh)

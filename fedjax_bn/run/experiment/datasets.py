@@ -5,18 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError, as_config_errors
+from fedjax_bn.arguments.ranges import Steps, StepsOr0
 from fedjax_bn.arguments.text import brief, nearest
-from fedjax_bn.data.boxes import bdd100k, driving, own
+from fedjax_bn.data.boxes import box_folders
 from fedjax_bn.data.division.clients import make_clients, pool_clients
+from fedjax_bn.data.division.forms import read_alpha
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.label_trees import SPACING
-from fedjax_bn.data.masks import own as own_masks
-from fedjax_bn.data.masks import prostate, published
+from fedjax_bn.data.masks import mask_folders, prostate
 from fedjax_bn.data.masks.volumes import Slices
 from fedjax_bn.data.sets import (
     abide,
@@ -36,9 +37,10 @@ from fedjax_bn.data.sets import (
 )
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.defaults import keys
-from fedjax_bn.run.config.keys import choose
+from fedjax_bn.run.config.key_ranges import WINDOW
+from fedjax_bn.run.config.keys import choice_of, choose
 
-_Read = Callable[[ConfigDict], Source | Dataset]
+_Read = Callable[..., Source | Dataset]  # (config) with the options of `data.name`
 
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
@@ -71,24 +73,19 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
     def read(config: ConfigDict) -> Source:
         data = config.data
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
-        if load is not cifar10_c.load:  # whose images are arrays, not files to decode
+        if load is not _load_cifar10_c:  # whose images are arrays, not files to decode
             options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
-        return load(
-            _path(config), image_size=data.image_size, cache=_cache_folder(config), **options
-        )
+        options |= {"image_size": data.image_size, "cache": _cache_folder(config)}
+        return load(_path(config) or None, **options)
 
     return read
 
 
-def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
-    """Returns `read(config)` for the digits; `targets` names their argument for the target."""
-
-    def read(config: ConfigDict) -> Dataset:
-        keys, names = config.data, filter(None, map(str.strip, config.target.split(",")))
-        own = {"fraction": keys.fraction, "truncate": keys.truncate, targets: tuple(names)}
-        return load(_path(config), seed=config.seed, orientation=keys.orientation, **own)
-
-    return read
+def _read_digits(config: ConfigDict) -> Dataset:
+    """Returns the digits; targets are whole."""
+    data, target = config.data, tuple(filter(None, map(str.strip, config.target.split(","))))
+    reduced = {"fraction": data.fraction, "truncate": data.truncate}
+    return digits.load_digits(_path(config), seed=config.seed, target=target, **reduced)
 
 
 def _read_own(config: ConfigDict) -> Source:
@@ -104,32 +101,44 @@ def _read_own(config: ConfigDict) -> Source:
                 f"config.data.groups={config.data.groups} does not go with an archive, whose "
                 "samples have no paths: leave it out"
             )
-        return npz.load(_path(config), domains=config.data.domains)
-    return _read_images(folders.load, "domains", "classes", "groups")(config)
+        return npz.load_npz(_path(config), domains=config.data.domains)
+    return _read_images(folders.load_folders, "domains", "classes", "groups")(config)
 
 
-def _read_tfds(name: str) -> _Read:
-    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared in `data.path`."""
+def _load_cifar10_c(*arguments: Any, domains: Sequence[str] = (), **options: Any) -> Source:
+    """Reads CIFAR-10-C, whose domains are its corruptions."""
+    chosen = {"corruptions": domains} if domains else {}
+    return cifar10_c.load_cifar10_c(*arguments, **chosen, **options)
 
-    def read(config: ConfigDict) -> Source:
-        data = config.data
-        if len(data.severities) > 1:
-            raise ValueError(
-                f"config.data.severities={tuple(data.severities)}, but tfds_{name} is read at one: "
-                "name one, or use data.name=cifar10_c"
-            )
-        return tfds_source.load(
-            _path(config) or None,
-            "/".join([name, *map(str, data.severities)]),
-            image_size=data.image_size,
-            domains=data.domains or data.corruptions,
-            classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
-            cache=_cache_folder(config),
-            max_megapixels=data.max_megapixels,
-            orientation=data.orientation,
-        )
 
-    return read
+def _read_abide(
+    config: ConfigDict,
+    atlas: str = "",
+    window: Annotated[int, WINDOW] = 32,
+    stride: Steps = 1,
+    windows_per_subject: StepsOr0 = 0,
+    fisher_z: bool = False,
+) -> Source:
+    """Reads ABIDE I, whose domains are its sites.
+
+    Args:
+      config: the run's.
+      atlas: the atlas, such as cc200, where the folder has several.
+      window: time points of a connectome; 0 for all.
+      stride: time points between the starts of two windows.
+      windows_per_subject: windows of a subject at most; 0 for all.
+      fisher_z: whether correlations r become artanh r.
+    """
+    return abide.load_abide(
+        _path(config),
+        sites=config.data.domains,
+        atlas=atlas,
+        window=window,
+        stride=stride,
+        windows_per_subject=windows_per_subject,
+        fisher_z=fisher_z,
+        cache=_cache_folder(config),
+    )
 
 
 def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
@@ -141,42 +150,36 @@ def slices_in(config: ConfigDict, form: Mapping[str, Any]) -> Slices | None:
 
 
 EMBEDDED: dict[str, _Read] = {
-    "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
-    "scanners": lambda config: scanners.load(seed=config.seed),
-    "signs": lambda config: signs.load(seed=config.seed),
-    "signs_shortcut": lambda config: signs.load(seed=config.seed, shortcut=True),
-    "stains": lambda config: stains.load(seed=config.seed),
-    "synthetic": lambda config: synthetic.load(seed=config.seed),
+    "cow_on_beach": lambda config: cow_on_beach.load_cow_on_beach(seed=config.seed),
+    "scanners": lambda config: scanners.load_scanners(seed=config.seed),
+    "signs": lambda config: signs.load_signs(seed=config.seed),
+    "signs_shortcut": lambda config: signs.load_signs(seed=config.seed, shortcut=True),
+    "stains": lambda config: stains.load_stains(seed=config.seed),
+    "synthetic": lambda config: synthetic.load_synthetic(seed=config.seed),
 }
-_BOXES = {
-    "bdd100k": bdd100k.load,
-    "boxes": own.load,
-    "cityscapes": driving.load_cityscapes,
-    "driving": driving.load,
-    "vistas": driving.load_vistas,
-}
-_MASKS = published.LAYOUTS
-_TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
+# The last two are made by launch/convert, and keep their names in reports.
+_BOXES = ("boxes", "bdd100k", "driving")
 _FOLDERS = image_folders.IMAGE_FOLDERS
 DATASETS: dict[str, _Read] = {
     **EMBEDDED,
-    **{name: _read_images(partial(image_folders.load, name)) for name in _FOLDERS},
+    **{name: _read_images(partial(image_folders.load_image_folders, name)) for name in _FOLDERS},
     **{
-        name: _read_images(load, "domains", "classes", "max_boxes") for name, load in _BOXES.items()
+        name: _read_images(partial(box_folders.load_boxes, name=name), "domains", "classes")
+        for name in _BOXES
     },
-    "abide": lambda config: abide.load(_path(config), cache=_cache_folder(config), **config.abide),
-    "camelyon17": _read_images(camelyon17.load),
-    "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
-    "digits": _read_digits(digits.load, "whole"),
-    "digits_morpho": _read_digits(digits.load_with_morpho_mnist, "target"),
-    "domainnet": _read_images(domainnet.load, "classes"),
+    "abide": _read_abide,
+    "camelyon17": _read_images(camelyon17.load_camelyon17),
+    "cifar10_c": _read_images(_load_cifar10_c, "domains", "severities"),
+    "digits": _read_digits,
+    "digits_morpho": _read_digits,
+    "domainnet": _read_images(domainnet.load_domainnet, "classes"),
     "folders": _read_own,
     "masks": _read_images(
-        own_masks.load, *("domains", "classes", "large", "pairs", "groups", "plane", "window")
+        mask_folders.load_mask_folders,
+        *("domains", "classes", "large", "pairs", "groups", "plane", "window"),
     ),
-    "morpho_mnist": lambda config: digits.load_morpho_mnist(_path(config)),
-    "npz": lambda config: npz.load(_path(config), domains=config.data.domains),
-    "prostate": lambda config: prostate.load(
+    "npz": lambda config: npz.load_npz(_path(config), domains=config.data.domains),
+    "prostate": lambda config: prostate.load_prostate(
         _path(config),
         image_size=config.data.image_size,
         cache=_cache_folder(config),
@@ -185,23 +188,19 @@ DATASETS: dict[str, _Read] = {
         plane=config.data.plane,
         window=config.data.window,
     ),
-    **{name: _read_images(partial(published.load, name), "domains", "large") for name in _MASKS},
-    **_TFDS,
+    "tfds": _read_images(tfds_source.load_tfds, "domains", "classes"),
 }
 # Datasets whose readers apply `truncate` and `fraction` themselves.
 _REDUCED = ("digits", "digits_morpho")
 # Keys of `data` that select parts of a dataset, and the datasets that have such parts.
 _CHOICES = {
     "domains": {
-        *("folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", "masks", "prostate"),
-        *_MASKS,
-        *_TFDS,
+        *("abide", "cifar10_c", "folders", "npz", *_BOXES, "masks", "prostate", "tfds"),
     },
-    "classes": {"domainnet", "folders", "masks", *_BOXES, *_TFDS},
-    "corruptions": {"cifar10_c", "tfds_cifar10_c"},
-    "severities": {"cifar10_c", "tfds_cifar10_c"},
+    "classes": {"domainnet", "folders", "masks", *_BOXES, "tfds"},
+    "severities": {"cifar10_c"},
     "protocol": {"prostate"},
-    "large": {"masks", *_MASKS},
+    "large": {"masks"},
     "pairs": {"masks"},
     "groups": {"folders", "masks"},
     "plane": {"masks", "prostate"},
@@ -209,40 +208,51 @@ _CHOICES = {
 }
 
 
+def read_data(config: ConfigDict) -> Source | Dataset:
+    """Reads the data that `data.name` chooses, such as `digits` or `abide:window=0`."""
+    load, options = choice_of("data.name", config.data.name, DATASETS, ("config",))
+    return load(config, **options)
+
+
+def dataset_name(config: ConfigDict) -> str:
+    """Returns the name in `data.name`, without its options; a ConfigError if it is unknown."""
+    name = config.data.name.partition(":")[0]
+    choose(DATASETS, name, "data.name")
+    return name
+
+
 def describe_datasets() -> dict[str, str]:
     """Returns name -> one line of description, for each name of `DATASETS`."""
-    modules: dict[str, ModuleType] = {"bdd100k": bdd100k, "boxes": own, "folders": folders}
-    modules["masks"] = own_masks
+    modules: dict[str, ModuleType] = {"boxes": box_folders, "folders": folders}
+    modules["masks"] = mask_folders
     named = (abide, camelyon17, cifar10_c, cow_on_beach, digits, domainnet, npz)
-    for module in (*named, driving, prostate, scanners, signs, stains, synthetic):
+    for module in (*named, prostate, scanners, signs, stains, synthetic):
         modules[module.__name__.rpartition(".")[2]] = module
     lines = {name: f"{row.title}: {row.about}" for name, row in _FOLDERS.items()}
-    lines |= {name: f"{row.about.title}: {row.about.about}" for name, row in _MASKS.items()}
     lines |= {name: str(module.__doc__).splitlines()[0] for name, module in modules.items()}
-    lines["cityscapes"] = "Cityscapes (Cordts et al., CVPR 2016), clear and foggy"
-    lines["vistas"] = "Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0"
-    lines["morpho_mnist"] = "MNIST with strokes thinned, thickened, swollen or fractured"
+    lines["bdd100k"] = "Scenes of BDD100K (Yu et al., CVPR 2020), as launch/convert makes them"
+    lines["driving"] = "Cityscapes, Mapillary Vistas and BDD100K, as launch/convert makes them"
     lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
     lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
-    lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in _TFDS}
+    lines["tfds"] = str(tfds_source.__doc__).splitlines()[0]
     return {name: lines[name].rstrip(".") for name in DATASETS}
 
 
 def check_data_keys(config: ConfigDict) -> None:
     """Raises ConfigError if a path is missing or useless, or if a selecting key has no effect."""
-    name, path = config.data.name, config.data.path
+    name, path = dataset_name(config), config.data.path
     if name in EMBEDDED and path:
         raise ConfigError(
             f"config.data.path={brief(path)} has no effect, because config.data.name={name!r} is "
             "embedded: choose another data.name, or leave data.path empty"
         )
-    if not path and name not in EMBEDDED | _TFDS:
+    if not path and name not in {*EMBEDDED, "tfds"}:
         # The reader's own message for a missing folder has its layout, and where to get the data.
         with config.unlocked():
             missing = config.copy_and_resolve_references()
         missing.data.path, layout = "PATH", f"see the file {name} in fedjax_bn/data/sets"
         try:
-            DATASETS[name](missing)
+            read_data(missing)
         except (ValueError, OSError) as error:
             layout = str(error)
         raise ConfigError(
@@ -292,7 +302,7 @@ def configured_clients(
             f"config.target={config.target!r} does not go with config.data.partition='pooled', "
             "which tests on every domain: leave target empty, or choose iid or dirichlet"
         )
-    reduced = keys.name in _REDUCED
+    reduced = dataset_name(config) in _REDUCED
     internal, unseen = make_clients(
         data,
         target=config.target,
@@ -303,7 +313,7 @@ def configured_clients(
         fraction=1.0 if reduced or keys.fraction is None else keys.fraction,
         partition="iid" if pooled else keys.partition,
         num_clients=keys.num_clients,
-        alpha=keys.alpha,
+        alpha=read_alpha(keys.partition),
         clients_per_domain=keys.clients_per_domain,
         sizes=keys.sizes,
         seed=config.seed,
@@ -347,7 +357,6 @@ def _read_data(config: ConfigDict, target: str) -> Source | Dataset:
     with config.unlocked():
         config = config.copy_and_resolve_references()
     config.target = target
-    load = choose(DATASETS, config.data.name, "data.name")
     check_data_keys(config)
     with as_config_errors():
-        return load(config)
+        return read_data(config)

@@ -14,8 +14,9 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import aggregation, methods, sharing
 from fedjax_bn.adaptation.choice import NEEDS
-from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn.arguments.choices import Argument, call_chosen, naming, plain_arguments
 from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.arguments.ranges import Fraction, Rounds, RoundsOr0, Share
 from fedjax_bn.arguments.text import brief, names_in
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.engine.images import Prepare, standardize
@@ -26,7 +27,6 @@ from fedjax_bn.local_step import by_round
 from fedjax_bn.methods.selection import Score, best_of_round, validation_loss, validation_score
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.models.classifier import all_but_head, only_head
-from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
@@ -65,25 +65,56 @@ OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]]
     "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
     "adam": lambda keys, rate: optax.adam(rate),
 }
-# Arguments of every method that are set by keys outside the method's group.
-GIVEN = ("clients", "keep_optimizer", "local_epochs")
+# (the full rate, the rounds of the run after the warm-up) -> the rate by round
+_Schedule = Callable[[float, int], optax.Schedule]
 
 
-def group_of(method: str) -> str:
-    """Returns the group of keys that are a method's arguments.
+def _constant() -> _Schedule:
+    """Stays at the full rate."""
+    return lambda rate, remaining: optax.constant_schedule(rate)
 
-    A method without arguments of its own is a variant of the method that its file is named after,
-    and uses that method's keys.
+
+def _cosine(rounds: RoundsOr0 = 0, final: Share = 0.0) -> _Schedule:
+    """Falls to `final` of the full rate within some rounds (0: until the run ends)."""
+    return lambda rate, remaining: optax.cosine_decay_schedule(rate, rounds or remaining, final)
+
+
+def _step(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
+    """Is multiplied with `factor` after every so many rounds."""
+    return lambda rate, remaining: optax.exponential_decay(rate, rounds, factor, staircase=True)
+
+
+def _exponential(rounds: Rounds, factor: Fraction = 0.1) -> _Schedule:
+    """Falls smoothly, by `factor` in so many rounds."""
+    return lambda rate, remaining: optax.exponential_decay(rate, rounds, factor)
+
+
+SCHEDULES: dict[str, Callable[..., _Schedule]] = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "step": _step,
+    "exponential": _exponential,
+}
+# Arguments that keys set for all methods, and one that turns the method into another one.
+_ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
+
+
+def method_options(name: str) -> dict[str, Argument]:
+    """Returns the options of a method of the library: those that `name:key=value` can set.
+
+    A method without options of its own is a variant of the method that its file is named after,
+    such as `fediga` of `fedig`, and has that method's.
     """
-    if method not in METHODS or any(key.startswith(f"{method}.") for key in keys()):
-        return method
-    return METHODS[method].__module__.rpartition(".")[2]
+    method = METHODS[name]
+    options = plain_arguments(method, _ELSEWHERE)
+    if not options and name != (family := method.__module__.rpartition(".")[2]):
+        options = plain_arguments(METHODS[family], _ELSEWHERE) if family in METHODS else {}
+    return {key: option for key, option in options.items() if option.default is not None}
 
 
 def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     """Returns `make(model, prepare, load, task, mesh=None)` for the configured method.
 
-    A method's own arguments come from the keys of its group, such as `fedprox.mu`, see `group_of`.
     A user's own method, `package.module:function:key=value`, is a function
     `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`; on
     several devices it also gets `mesh`.
@@ -93,7 +124,6 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     """
     method, options = choose_method("method", config.method)
     what, keys = f"config.method={brief(config.method)}", config.privacy
-    options |= dict(config.get(group_of(config.method), {}))
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
@@ -156,19 +186,29 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
-    """Returns the method that a text names, and its arguments (of a user's own method only).
+    """Returns the method that a text such as `fedprox:mu=0.1` names, and its options.
 
     Raises:
-      ConfigError: a name or module is unknown, or the text has arguments that have own keys.
+      ConfigError: a name, module or option is unknown, or a value is of another type or range.
     """
-    method, options = choice_of(key, text, METHODS, GIVEN)
-    if options and method in METHODS.values():
-        name = text.partition(":")[0]
-        raise ConfigError(
-            f"config.{key}={brief(text)}: arguments of {name} are keys of their own, "
-            f"config.{group_of(name)}.KEY, see `fedjax-bn list keys`"
-        )
-    return method, options
+    name = name_of(text)
+    options = method_options(name) if name in METHODS else {}
+    return choice_of(key, text, METHODS, _ELSEWHERE, options)
+
+
+def option_values(method: str) -> dict[str, Any]:
+    """Returns the values of all options of a method of the library, with its defaults."""
+    name = name_of(method)
+    if name not in METHODS:
+        return {}
+    usual = {key: option.default for key, option in method_options(name).items()}
+    return usual | choose_method("method", method)[1]
+
+
+def name_of(method: str) -> str:
+    """Returns the name in a text such as `fedprox:mu=0.1`; of a user's own method the text."""
+    name = method.partition(":")[0]
+    return name if name in METHODS else method
 
 
 def _choose_frozen(text: str) -> sharing.SharingRule:
@@ -250,10 +290,11 @@ def own_rules(method: str, private: bool = False) -> dict[str, str]:
       method: as in the configuration; the result is {} for a user's own.
       private: whether updates are clipped; then all clients have equal weights.
     """
-    if method not in METHODS:
+    name = name_of(method)
+    if name not in METHODS:
         return {}
     rules = {"share": sharing.everything, "weigh": aggregation.by_size}
-    for key, parameter in inspect.signature(METHODS[method]).parameters.items():
+    for key, parameter in inspect.signature(METHODS[name]).parameters.items():
         if key in rules:
             rules[key] = parameter.default or parameter.annotation.__metadata__[0]
     named = {key: rule.__name__ for key, rule in rules.items()}
@@ -284,21 +325,15 @@ def _learning_rates(keys: ConfigDict, rounds: int) -> optax.Schedule:
     """Returns the learning rate as a function of the round, from 0.
 
     During W warm-up rounds the rate is (round + 1) / (W + 1) of the full rate. The schedule begins
-    with the full rate in the round after them. A cosine without `decay_rounds` ends with the run.
+    with the full rate in the round after them.
     """
-    warmup, full = keys.warmup_rounds, keys.learning_rate
-    end = keys.decay_rounds or max(rounds - warmup, 1)
-    if keys.schedule == "constant":
-        after = optax.constant_schedule(full)
-    elif keys.schedule == "cosine":
-        after = optax.cosine_decay_schedule(full, end, keys.final_fraction)
-    else:
-        steps = keys.schedule == "step"
-        after = optax.exponential_decay(full, end, keys.decay_factor, staircase=steps)
+    warmup, rate = keys.warmup_rounds, keys.learning_rate
+    make, options = choice_of("optimizer.schedule", keys.schedule, SCHEDULES)
+    schedule = make(**options)(rate, max(rounds - warmup, 1))
     if not warmup:
-        return after
-    rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
-    return optax.join_schedules([rise, after], [warmup])
+        return schedule
+    rise = optax.linear_schedule(rate / (warmup + 1), rate, warmup)
+    return optax.join_schedules([rise, schedule], [warmup])
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
@@ -308,8 +343,9 @@ def local_epochs(config: ConfigDict) -> tuple[int, ...]:
 
 def follows_rounds(config: ConfigDict) -> str:
     """Returns the key whose schedule depends on the number of rounds, such as a cosine; or ""."""
-    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds:
-        return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
+    schedule, options = choice_of("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
+    if schedule is _cosine and not options.get("rounds"):
+        return f"optimizer.schedule={config.optimizer.schedule} (without cosine:rounds=N)"
     plans = weighs_by_validation(config)
     if plans and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]:
         return f"weigh={brief(config.weigh)}"

@@ -46,9 +46,8 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 
 
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
-    """Returns how clients are tested; empty `personalize.*` keys take the method's own values."""
-    keys = config.personalize
-    adapts = personalization_of(method, config.seed, keys.samples, keys.steps, keys.rate)
+    """Returns how clients are tested; an empty `personalize_samples` takes the method's samples."""
+    adapts = personalization_of(method, config.seed, config.personalize_samples)
     return Evaluation(
         batch_size=config.eval_batch_size,
         device_megabytes=config.data.device_megabytes,

@@ -1,7 +1,7 @@
 """Builds a configuration's model, its task, and the augmentation of its training images."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -72,8 +72,8 @@ def choose_task(
     model: Any,
     internal: Dataset,
     images: jax.Array,
-    of_boxes: Mapping[str, Any],
-    of_masks: Mapping[str, Any],
+    recipe: Recipe,
+    nested: bool,
 ) -> Task:
     """Returns the task of the labels: `detection` of boxes, `segmentation`, or `classification`.
 
@@ -81,7 +81,8 @@ def choose_task(
       text: `config.model`, which made the model.
       model, internal: the model, and the clients that train it.
       images: f[B, ...], such as the model reads.
-      of_boxes, of_masks: the keys of `config.detection` and of `config.segmentation`.
+      recipe: the gains of a detector's loss.
+      nested: whether each class of masks is inside the one before.
 
     Raises:
       ConfigError: the model is not one for such labels.
@@ -94,9 +95,10 @@ def choose_task(
             f"{kind.what} each: choose {kind.remedy}"
         )
     if kind == _BOXES:
-        gains = {key: value for key, value in of_boxes.items() if key != "score"}
-        return detection(model.anchors, recipe=Recipe(**gains), score=of_boxes["score"])
-    return segmentation(internal.num_classes, **of_masks) if kind == _MASKS else classification()
+        return detection(model.anchors, recipe=recipe)
+    if kind == _MASKS:
+        return segmentation(internal.num_classes, nested=nested)
+    return classification()
 
 
 def _made_for(text: str, model: Any, images: jax.Array, classes: int) -> "_Kind | None":
@@ -138,16 +140,28 @@ def _kind_of(labels: Any) -> _Kind:
     return _MASKS if has_masks(labels) else _BOXES if has_boxes(labels) else _CLASS
 
 
+def _none(size: int) -> None:
+    """Leaves the images as they are."""
+    del size
+
+
+def _office(size: int) -> augment.Augment:
+    """Turns and flips images at random, as FedBN's code does on Office-Caltech10."""
+    del size
+    return augment.office()
+
+
 def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
+    """Applies random operations to each image (RandAugment)."""
     del size
     return randaug(ops, magnitude)
 
 
 # `make(size, ...) -> augment`, with the side of the images that the model reads
 AUGMENTATIONS = {
-    "none": lambda size: None,
+    "none": _none,
     "domainbed": augment.domainbed,
-    "office": lambda size: augment.office(),
+    "office": _office,
     "randaug": _randaug,
     "boxes": box_augment.of_boxes,
     "masks": mask_augment.of_masks,

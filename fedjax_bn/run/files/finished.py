@@ -4,7 +4,6 @@ A run's config.json holds the form of its samples, so neither its training data 
 needed.
 """
 
-import textwrap
 from pathlib import Path
 
 import jax
@@ -16,8 +15,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import is_of_masks, no_labels
 from fedjax_bn.engine.images import impossible_samples
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.config.defaults import base, keys
-from fedjax_bn.run.config.keys import check, up_to_date
+from fedjax_bn.run.config.defaults import base
+from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.training import checkpoint, workdir
@@ -38,11 +37,9 @@ def read_about(folder: Path) -> Record:
         # `target=each` leaves a folder of workdirs.
         if inside := sorted(path.parent.name for path in folder.glob("*/config.json")):
             raise WorkdirError(
-                f"{folder} is not a run's workdir, but {', '.join(inside[:20])} in it are: give one"
+                f"{folder} is not a run's workdir, but {', '.join(inside)} in it are: give one"
             )
-        missing = "is a file" if folder.exists() else "is not there"
-        what = "holds no run" if folder.is_dir() else missing
-        raise WorkdirError(f"{folder} {what}: give the workdir of a finished run")
+        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished run")
     about = workdir.read_json(folder / "config.json", FINISHED)
     if not (folder / "summary.json").exists():
         raise WorkdirError(
@@ -59,18 +56,15 @@ def configuration(flat: Record) -> ConfigDict:
       WorkdirError: the record is not a valid configuration.
     """
     config = base()
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
-    for key in ("compilation_cache", "data.cache"):  # earlier versions accepted any text
-        if type(known.get(key)) is str and not keys()[key].range.holds(known[key]):
-            known[key] = ""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
     try:
         with config.unlocked():
-            config.update_from_flattened_dict(known)
+            config.update_from_flattened_dict(values)
         check(config)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise WorkdirError(
-            f"the run's config.json holds no configuration ({textwrap.shorten(str(error), 160)}): "
-            "give the workdir of another run"
+            f"the run's config.json holds no configuration ({error}): give the workdir of another "
+            "run"
         ) from error
     return config
 
@@ -109,14 +103,8 @@ def restore(
 
     Raises:
       CheckpointError: as `restore_state`.
-      WorkdirError: no samples can have this form.
       ConfigError, ValueError: the configuration names something that does not exist.
     """
-    if what := impossible(form):
-        raise WorkdirError(
-            f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
-            "the workdir of another run"
-        )
     experiment = assemble(config, dataset_of(form), ())
     start = make_start(experiment, make_keys(config.seed))
     start = start_population(experiment, start)

@@ -15,14 +15,14 @@ from fedjax_bn.tasks.detection.decode import (
     suppress,
 )
 from fedjax_bn.tasks.detection.loss import Anchors, Recipe, detection_loss
-from fedjax_bn.tasks.detection.task import Found, detection, mean_average_precision
+from fedjax_bn.tasks.detection.task import DetectedImages, detection, mean_average_precision
 
 __all__ = [
     "EVALUATION",
     "PREDICTION",
     "Anchors",
+    "DetectedImages",
     "Detections",
-    "Found",
     "Keeping",
     "Recipe",
     "decode",

@@ -77,37 +77,37 @@ def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION)
 
     def of_image(boxes: jax.Array, scores: jax.Array) -> Detections:
         # The n best pairs of box and class belong to the n boxes with the best top scores.
-        few, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
-        best, place = lax.top_k(scores.max(-1), few)
+        limit, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
+        best, place = lax.top_k(scores.max(-1), limit)
         if keeping.best_class:
             boxes, classes = boxes[place], scores[place].argmax(-1).astype(jnp.int32)
             scores = best
         else:
             scores, pair = lax.top_k(
-                scores[place].reshape(-1), min(keeping.candidates, few * number)
+                scores[place].reshape(-1), min(keeping.candidates, limit * number)
             )
             row, classes = jnp.divmod(pair, number)
             boxes = boxes[place[row]]
         depth = keeping.detections
 
-        def more(state: tuple) -> jax.Array:
+        def goes_on(state: tuple) -> jax.Array:
             count, alive, _ = state
             return (count < depth) & alive.any()
 
         def keep_one(state: tuple) -> tuple:
-            count, alive, kept = state
+            count, alive, chosen = state
             best = jnp.argmax(alive).astype(jnp.int32)  # the first, because scores are sorted
             beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
             alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
-            return count + 1, alive, kept.at[count].set(best)
+            return count + 1, alive, chosen.at[count].set(best)
 
         start = (jnp.zeros((), jnp.int32), scores > keeping.score, jnp.zeros(depth, jnp.int32))
-        count, _, kept = lax.while_loop(more, keep_one, start)
-        there = jnp.arange(depth, dtype=jnp.int32) < count
+        count, _, chosen = lax.while_loop(goes_on, keep_one, start)
+        used = jnp.arange(depth, dtype=jnp.int32) < count
         return Detections(
-            jnp.where(there[:, None], boxes[kept], 0),
-            jnp.where(there, scores[kept], 0),
-            jnp.where(there, classes[kept], -1),
+            jnp.where(used[:, None], boxes[chosen], 0),
+            jnp.where(used, scores[chosen], 0),
+            jnp.where(used, classes[chosen], -1),
         )
 
     return jax.vmap(of_image)(boxes, scores)

@@ -49,14 +49,14 @@ def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> 
             axes.set(xticks=[], yticks=[])
         for axes, picture in zip(row, pictures, strict=False):
             axes.imshow(picture.image)
-            right, missed = _judge(picture)
+            right, missed = judge_boxes(picture)
             for m in np.flatnonzero(missed):
-                box, text = picture.true_boxes[m], shown[picture.true_classes[m]]
-                draw_box(axes, picture.image, box, text, _COLOURS["missed"], at_end=True)
+                box, caption = picture.true_boxes[m], shown[picture.true_classes[m]]
+                draw_box(axes, picture.image, box, caption, _COLOURS["missed"], at_end=True)
             for d in np.flatnonzero(picture.classes >= 0)[::-1]:  # the best one on top
-                text = f"{shown[picture.classes[d]]} {picture.scores[d]:.2f}"
+                caption = f"{shown[picture.classes[d]]} {picture.scores[d]:.2f}"
                 colour = _COLOURS["right" if right[d] else "wrong"]
-                draw_box(axes, picture.image, picture.boxes[d], text, colour)
+                draw_box(axes, picture.image, picture.boxes[d], caption, colour)
         row[0].set_ylabel(on_plot(client))
     legend = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items()]
     figure.legend(handles=legend, loc="outside upper center", ncols=len(legend), fontsize="small")
@@ -67,26 +67,26 @@ def draw_box(
     axes: Axes,
     image: np.ndarray,
     box: np.ndarray,
-    text: str,
+    caption: str,
     colour: str,
-    left: int = 0,
+    first_column: int = 0,
     at_end: bool = False,
 ) -> None:
-    """Draws a box f[4] in [0, 1] with a text on an image u8[H, W, C] that starts at column `left`.
+    """Draws a box f[4] in [0, 1] with a caption on an image u8[H, W, C].
 
-    The text is above the box, or at the lower edge if there is no room. It is at the left side, or
-    with `at_end` at the right side.
+    The image starts at column `first_column`. The caption is above the box, or at the lower edge if
+    there is no room; it is at the left side, or with `at_end` at the right side.
     """
     height, width = image.shape[:2]
     # Matplotlib's `imshow` puts the centres of pixels at whole numbers.
     x1, y1, x2, y2 = box * np.array([width, height] * 2) - 0.5
-    x1, x2 = x1 + left, x2 + left
+    x1, x2 = x1 + first_column, x2 + first_column
     axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, color=colour, linewidth=1.2))
     above = y1 > 0.1 * height
-    if text:
+    if caption:
         axes.text(
-            *(x2 if at_end else max(x1, left), y1 if above else min(y2, height - 1)),
-            text,
+            *(x2 if at_end else max(x1, first_column), y1 if above else min(y2, height - 1)),
+            caption,
             color="black",  # on a background of the box's colour: legible on any image
             backgroundcolor=colour,
             size=6,
@@ -96,7 +96,7 @@ def draw_box(
         ).get_bbox_patch().set_boxstyle("square", pad=0.1)
 
 
-def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
+def judge_boxes(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
     """Returns which detections are right, bool[D], and which true boxes are missed, bool[M].
 
     Each true box matches at most one detection, the best one that overlaps enough.
@@ -113,11 +113,11 @@ def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
     return right, missed
 
 
-def _overlaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _overlaps(boxes: np.ndarray, true_boxes: np.ndarray) -> np.ndarray:
     """IoU f[d, m] of corners f[d, 4] and f[m, 4]; 0 where neither box has an area."""
-    low = np.maximum(one[:, None, :2], other[:, :2])
-    high = np.minimum(one[:, None, 2:], other[:, 2:])
-    both = np.clip(high - low, 0, None).prod(-1)
-    areas = ((part[:, 2:] - part[:, :2]).prod(-1) for part in (one, other))
-    union = np.add.outer(*areas) - both
-    return np.divide(both, union, out=np.zeros_like(both), where=union > 0)
+    low = np.maximum(boxes[:, None, :2], true_boxes[:, :2])
+    high = np.minimum(boxes[:, None, 2:], true_boxes[:, 2:])
+    intersection = np.clip(high - low, 0, None).prod(-1)
+    areas = ((part[:, 2:] - part[:, :2]).prod(-1) for part in (boxes, true_boxes))
+    union = np.add.outer(*areas) - intersection
+    return np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0)

@@ -100,27 +100,27 @@ def detection_loss(
         anchors in the number of anchors per cell.
     """
     recipe = recipe or Recipe()
-    each = [raw.shape[3] for raw in outputs]
-    if each != [len(level) for level in anchors.sizes]:
+    anchor_counts = [raw.shape[3] for raw in outputs]
+    if anchor_counts != [len(level) for level in anchors.sizes]:
         raise ValueError(
-            f"the detector's levels have {each} anchors a cell, but the task's anchors are "
+            f"the detector's levels have {anchor_counts} anchors a cell, but the task's are "
             f"{anchors.sizes}: make the task of the model's own, detection(model.anchors)"
         )
-    balance = recipe.balance or _BALANCE[: len(each)]
-    if len(balance) != len(each):
+    balance = recipe.balance or _BALANCE[: len(anchor_counts)]
+    if len(balance) != len(anchor_counts):
         raise ValueError(
-            f"a detector of {len(each)} levels needs a balance of each, not {recipe.balance}: "
-            "give Recipe(balance=...)"
+            f"a detector of {len(anchor_counts)} levels needs a balance of each, not "
+            f"{recipe.balance}: give Recipe(balance=...)"
         )
     outputs = [wide(raw) for raw in outputs]
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
-    boxes = _to_centres(label["boxes"].astype(dtype))
+    boxes = to_centres(label["boxes"].astype(dtype))
     levels = []
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
         cells, inside = raw.shape[1:3], jnp.asarray(sizes, dtype) / stride
         scale = jnp.asarray(cells[::-1] * 2, dtype)
-        matches = _match(boxes * scale, real, inside, cells, recipe.ratio)
+        matches = match_anchors(boxes * scale, real, inside, cells, recipe.ratio)
         levels.append(_of_level(raw, matches, label["class"], valid, inside, recipe.smoothing))
     box, objectness, classes = zip(*levels, strict=True)
     by_area = by_classes = 1.0
@@ -135,7 +135,7 @@ def detection_loss(
     return total * valid.sum().astype(total.dtype) if recipe.by_batch else total
 
 
-def _match(
+def match_anchors(
     boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int], ratio: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the matches of M boxes per image on one level, with P = 5 cells per box.
@@ -158,12 +158,12 @@ def _match(
     cell = jnp.floor(centre).astype(jnp.int32)[..., None, :] + jnp.asarray(_STEPS, jnp.int32)
     cell = jnp.clip(cell, 0, jnp.asarray(cells[::-1], jnp.int32) - 1)  # [B, M, P, 2]
 
-    number, each = cell[..., 1] * cells[1] + cell[..., 0], anchors.shape[0]
+    number, per_cell = cell[..., 1] * cells[1] + cell[..., 0], anchors.shape[0]
     matched = (real[..., None] & near)[..., None] & fits[..., None, :]
     offset = centre[..., None, :] - cell.astype(boxes.dtype)
     offset = jnp.where(matched.any(-1, keepdims=True), offset, 0)
     box = jnp.concatenate([offset, jnp.broadcast_to(sides[..., None, :], offset.shape)], -1)
-    return number[..., None] * each + jnp.arange(each, dtype=jnp.int32), matched, box
+    return number[..., None] * per_cell + jnp.arange(per_cell, dtype=jnp.int32), matched, box
 
 
 def _of_level(
@@ -178,10 +178,12 @@ def _of_level(
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
     places, mask, boxes = matches
     place = places.reshape(raw.shape[0], -1)
-    # `_match` clips places to the map, so XLA need not check each index.
-    found = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(flat, place)
-    found = found.reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
-    overlap = _ciou(decode_offsets(found[..., :4], anchors), boxes[..., None, :])
+    # `match_anchors` clips places to the map, so XLA need not check each index.
+    predicted = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(
+        flat, place
+    )
+    predicted = predicted.reshape(*places.shape, -1)  # [B, M, P, A, 5 + C]
+    overlap = complete_iou(decode_offsets(predicted[..., :4], anchors), boxes[..., None, :])
     count = jnp.maximum(mask.sum(), 1).astype(raw.dtype)
     box = jnp.where(mask, 1 - overlap, 0).sum() / count
 
@@ -198,11 +200,11 @@ def _of_level(
     if number == 1:
         return box, objectness, jnp.zeros((), raw.dtype)
     hot = jax.nn.one_hot(classes, number, dtype=raw.dtype) * (1 - smoothing) + smoothing / 2
-    cost = optax.sigmoid_binary_cross_entropy(found[..., 5:], hot[:, :, None, None]).mean(-1)
+    cost = optax.sigmoid_binary_cross_entropy(predicted[..., 5:], hot[:, :, None, None]).mean(-1)
     return box, objectness, jnp.where(mask, cost, 0).sum() / count
 
 
-def _to_centres(corners: jax.Array) -> jax.Array:
+def to_centres(corners: jax.Array) -> jax.Array:
     """Converts corners f[..., (x1, y1, x2, y2)] to centres f[..., (x, y, width, height)]."""
     low, high = corners[..., :2], corners[..., 2:]
     return jnp.concatenate([(low + high) / 2, high - low], -1)
@@ -214,21 +216,23 @@ def to_corners(centres: jax.Array) -> jax.Array:
     return jnp.concatenate([middle - half, middle + half], -1)
 
 
-def iou(one: jax.Array, other: jax.Array) -> jax.Array:
+def iou(boxes: jax.Array, true_boxes: jax.Array) -> jax.Array:
     """Returns intersection over union f[...] of corners f[..., 4], which broadcast.
 
     The result is 0 where neither box has an area.
     """
-    low = jnp.maximum(one[..., :2], other[..., :2])
-    high = jnp.minimum(one[..., 2:], other[..., 2:])
-    both = jnp.maximum(high - low, 0).prod(-1)
-    area, other_area = ((box[..., 2:] - box[..., :2]).prod(-1) for box in (one, other))
-    union = area + other_area - both
+    low = jnp.maximum(boxes[..., :2], true_boxes[..., :2])
+    high = jnp.minimum(boxes[..., 2:], true_boxes[..., 2:])
+    intersection = jnp.maximum(high - low, 0).prod(-1)
+    area, true_area = (
+        (corners[..., 2:] - corners[..., :2]).prod(-1) for corners in (boxes, true_boxes)
+    )
+    union = area + true_area - intersection
     # The inner `where` avoids 0 / 0, which would make the gradient NaN.
-    return jnp.where(union > 0, both / jnp.where(union > 0, union, 1), 0)
+    return jnp.where(union > 0, intersection / jnp.where(union > 0, union, 1), 0)
 
 
-def _ciou(predicted: jax.Array, true: jax.Array) -> jax.Array:
+def complete_iou(predicted: jax.Array, true: jax.Array) -> jax.Array:
     """Returns complete IoU f[...] (Zheng et al., AAAI 2020), in (-2, 1]; 1 for equal boxes.
 
         CIoU = IoU - d^2 / c^2 - a v,    v = 4 / pi^2 (atan(w / h) - atan(w' / h'))^2,
@@ -237,10 +241,10 @@ def _ciou(predicted: jax.Array, true: jax.Array) -> jax.Array:
     with the distance d between the centres and the diagonal c of the smallest box around both. Both
     arguments are centres f[..., 4]; the true boxes have sides above 0.
     """
-    one, other = to_corners(predicted), to_corners(true)
-    overlap = iou(one, other)
-    low = jnp.minimum(one[..., :2], other[..., :2])
-    high = jnp.maximum(one[..., 2:], other[..., 2:])
+    corners, true_corners = to_corners(predicted), to_corners(true)
+    overlap = iou(corners, true_corners)
+    low = jnp.minimum(corners[..., :2], true_corners[..., :2])
+    high = jnp.maximum(corners[..., 2:], true_corners[..., 2:])
     diagonal = jnp.square(high - low).sum(-1)
     distance = jnp.square(predicted[..., :2] - true[..., :2]).sum(-1)
     slope, true_slope = (

@@ -23,7 +23,7 @@ _MOST = 100  # number of detections per class and image that count
 _SCORES = {"mAP50": THRESHOLDS[:1], "mAP50-95": THRESHOLDS}
 
 
-class Found(NamedTuple):
+class DetectedImages(NamedTuple):
     """Detections and true boxes of N images.
 
     Attributes:
@@ -86,62 +86,64 @@ def detection(
     ) -> tuple[Detections, Any, jax.Array]:
         return detect(outputs, anchors, keeping), label, valid
 
-    def of_all(kept: tuple[Detections, Any, Any]) -> Any:
-        def on_host(kept: Any) -> np.ndarray:
-            detections, label, valid = jax.tree.map(np.asarray, kept)
+    def of_all(batches: tuple[Detections, Any, Any]) -> Any:
+        def on_host(batches: Any) -> np.ndarray:
+            detections, label, valid = jax.tree.map(np.asarray, batches)
             valid = valid.astype(bool)
             leaves = (*detections, label["boxes"], label["class"])
             # Flattens batches [T, B, ...] to the N images that count, [N, ...].
-            found = [leaf.reshape(-1, *leaf.shape[valid.ndim :])[valid.ravel()] for leaf in leaves]
-            value = mean_average_precision(Found(*found), thresholds)
+            images = [leaf.reshape(-1, *leaf.shape[valid.ndim :])[valid.ravel()] for leaf in leaves]
+            value = mean_average_precision(DetectedImages(*images), thresholds)
             return np.nan_to_num(value).astype(detections.scores.dtype)
 
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(kept))
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(batches))
         if not traced:  # outside a trace a callback would only copy to the host and back
-            return on_host(kept)
-        shape = jax.ShapeDtypeStruct((), kept[0].scores.dtype)
-        return jax.pure_callback(on_host, shape, kept, vmap_method="sequential")
+            return on_host(batches)
+        shape = jax.ShapeDtypeStruct((), batches[0].scores.dtype)
+        return jax.pure_callback(on_host, shape, batches, vmap_method="sequential")
 
     return Task(loss, Score(score, of_batch, of_all))
 
 
 def mean_average_precision(
-    found: Found, thresholds: Sequence[float] = (0.5,), most: int = _MOST
+    images: DetectedImages, thresholds: Sequence[float] = (0.5,), limit: int = _MOST
 ) -> float:
     """Returns mAP in percent, the mean over thresholds and classes with boxes; NaN without boxes.
 
     Args:
-      found: detections and true boxes of all images.
+      images: detections and true boxes of all images.
       thresholds: least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
-      most: number of detections per class and image that count, the best ones.
+      limit: number of detections per class and image that count, the best ones.
     """
-    found = Found(*map(np.asarray, found))
-    known = np.unique(found.true_classes[found.true_classes >= 0])
-    values = [_of_class(found, number, thresholds, most) for number in known.tolist()]
+    images = DetectedImages(*map(np.asarray, images))
+    present = np.unique(images.true_classes[images.true_classes >= 0])
+    values = [_average_precision(images, number, thresholds, limit) for number in present.tolist()]
     return 100 * float(np.mean(values)) if values else float("nan")
 
 
-def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int) -> np.ndarray:
+def _average_precision(
+    images: DetectedImages, number: int, thresholds: Sequence[float], limit: int
+) -> np.ndarray:
     """Returns the average precision f64[thresholds] in [0, 1] for one class with boxes."""
     scores, right, ignored = [], [], []
-    mine = found.classes == number
-    crowd = found.true_classes == -2 - number
-    true = (found.true_classes == number) | crowd
-    for image in np.flatnonzero(mine.any(1)):
-        index = np.flatnonzero(mine[image])
-        index = index[np.argsort(-found.scores[image, index], kind="stable")][:most]
-        there = np.flatnonzero(true[image])
-        there = there[np.argsort(crowd[image, there], kind="stable")]
-        one = _match(
-            found.boxes[image, index].astype(float),
-            found.true_boxes[image, there].astype(float),
-            crowd[image, there],
+    detected = images.classes == number
+    crowd = images.true_classes == -2 - number
+    true = (images.true_classes == number) | crowd
+    for image in np.flatnonzero(detected.any(1)):
+        index = np.flatnonzero(detected[image])
+        index = index[np.argsort(-images.scores[image, index], kind="stable")][:limit]
+        true_index = np.flatnonzero(true[image])
+        true_index = true_index[np.argsort(crowd[image, true_index], kind="stable")]
+        right_of_image, ignored_of_image = _match(
+            images.boxes[image, index].astype(float),
+            images.true_boxes[image, true_index].astype(float),
+            crowd[image, true_index],
             thresholds,
         )
-        scores.append(found.scores[image, index])
-        right.append(one[0])
-        ignored.append(one[1])
-    total = (found.true_classes == number).sum()
+        scores.append(images.scores[image, index])
+        right.append(right_of_image)
+        ignored.append(ignored_of_image)
+    total = (images.true_classes == number).sum()
     if not scores:
         return np.zeros(len(thresholds))
     # A stable sort, as in pycocotools, so that ties keep the order of images.
@@ -172,21 +174,21 @@ def _match(
         return right, ignored
     low = np.maximum(boxes[:, None, :2], true[:, :2])
     high = np.minimum(boxes[:, None, 2:], true[:, 2:])
-    both = np.clip(high - low, 0, None).prod(-1)
+    intersection = np.clip(high - low, 0, None).prod(-1)
     area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)[:, None]
     # The IoU f64[d, m]; for a crowd, the share of the detection that is inside the crowd.
-    union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - both)
-    overlap = np.divide(both, union, out=np.zeros_like(both), where=union > 0)
+    union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - intersection)
+    overlap = np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0)
     for t, threshold in enumerate(thresholds):
         # As in pycocotools, a perfect overlap reaches a threshold of 1 despite rounding.
-        least, taken = min(threshold, 1 - 1e-10), np.zeros(len(true), bool)
-        for d in np.flatnonzero(overlap.max(1) >= least):
+        threshold, taken = min(threshold, 1 - 1e-10), np.zeros(len(true), bool)
+        for d in np.flatnonzero(overlap.max(1) >= threshold):
             free = np.where(taken & ~crowd, -1, overlap[d])
             # A free box is preferred to any crowd; among equal overlaps the last one is matched.
             for group in (~crowd, crowd):
                 value = np.where(group, free, -1)
                 best = len(value) - 1 - np.argmax(value[::-1])
-                if value[best] >= least:
+                if value[best] >= threshold:
                     taken[best] = True
                     right[t, d], ignored[t, d] = ~crowd[best], crowd[best]
                     break

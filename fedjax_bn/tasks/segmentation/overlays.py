@@ -42,11 +42,18 @@ def judged(image: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> np.nd
     Args:
       image, truth, predicted: as in `Picture`.
     """
-    known, true, own = truth != UNLABELLED, truth > 0, predicted > 0
+    labelled, is_region, is_predicted = truth != UNLABELLED, truth > 0, predicted > 0
     same = truth == predicted
-    where = (true & own & same, own & ~true, true & ~own, true & own & ~same)
-    parts = [(name, part & known) for name, part in zip(_FOUND.values(), where, strict=True)]
-    return _painted(image, [*parts, (_UNKNOWN, ~known)])
+    parts_of_image = (
+        is_region & is_predicted & same,
+        is_predicted & ~is_region,
+        is_region & ~is_predicted,
+        is_region & is_predicted & ~same,
+    )
+    parts = [
+        (name, part & labelled) for name, part in zip(_FOUND.values(), parts_of_image, strict=True)
+    ]
+    return _painted(image, [*parts, (_UNKNOWN, ~labelled)])
 
 
 def _colour(number: int) -> str:
@@ -55,10 +62,10 @@ def _colour(number: int) -> str:
 
 def _painted(image: np.ndarray, parts: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
     """Returns an image u8[H, W, 3] with each colour mixed into its part bool[H, W]."""
-    found = np.broadcast_to(image, (*image.shape[:2], 3)).astype(float)
+    pixels = np.broadcast_to(image, (*image.shape[:2], 3)).astype(float)
     for colour, part in parts:
-        found[part] += _SHARE * (255 * np.array(to_rgb(colour)) - found[part])
-    return found.round().astype(np.uint8)
+        pixels[part] += _SHARE * (255 * np.array(to_rgb(colour)) - pixels[part])
+    return pixels.round().astype(np.uint8)
 
 
 def class_legend(names: Sequence[str], unlabelled: bool) -> list[Patch]:
@@ -81,8 +88,8 @@ def overlays(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> byt
       names: of the classes, the background first.
     """
     count = max(map(len, rows.values()))
-    every = [picture for pictures in rows.values() for picture in pictures]
-    legend = class_legend(names, any((truth == UNLABELLED).any() for _, truth, *_ in every))
+    all_pictures = [picture for pictures in rows.values() for picture in pictures]
+    legend = class_legend(names, any((truth == UNLABELLED).any() for _, truth, *_ in all_pictures))
     legend += [
         Patch(facecolor=colour, edgecolor="grey", label=f"prediction: {kind}")
         for kind, colour in [*_FOUND.items()][: 4 if len(names) > 2 else 3]

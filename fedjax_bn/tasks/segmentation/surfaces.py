@@ -11,7 +11,7 @@ from fedjax_bn.engine.overlap import regions_of
 
 
 def surface_distances(
-    one: np.ndarray, other: np.ndarray, spacing: Sequence[float] | None = None
+    mask_a: np.ndarray, mask_b: np.ndarray, spacing: Sequence[float] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distances of each surface's pixels to the other surface, f64[n] and f64[m].
 
@@ -19,23 +19,25 @@ def surface_distances(
     image. Distances are between the centres of pixels.
 
     Args:
-      one, other: bool[H, W], or bool[D, H, W] of a volume.
+      mask_a, mask_b: bool[H, W], or bool[D, H, W] of a volume.
       spacing: between the centres of neighbours along each axis, such as millimetres; 1 by default.
 
     Raises:
       ValueError: a mask is empty.
     """
-    if not (one.any() and other.any()):
+    if not (mask_a.any() and mask_b.any()):
         raise ValueError("a mask is empty, so that it has no surface: give two that are not")
     # Outside the box around both masks there is no surface, so the transform leaves it out.
-    inside = scipy.ndimage.find_objects((one | other).astype(np.uint8))[0]
-    surfaces = [mask[inside] & ~scipy.ndimage.binary_erosion(mask[inside]) for mask in (one, other)]
+    inside = scipy.ndimage.find_objects((mask_a | mask_b).astype(np.uint8))[0]
+    surfaces = [
+        mask[inside] & ~scipy.ndimage.binary_erosion(mask[inside]) for mask in (mask_a, mask_b)
+    ]
     far = [scipy.ndimage.distance_transform_edt(~surface, sampling=spacing) for surface in surfaces]
     return far[1][surfaces[0]], far[0][surfaces[1]]
 
 
 def hd95_and_assd(
-    one: np.ndarray, other: np.ndarray, spacing: Sequence[float] | None = None
+    mask_a: np.ndarray, mask_b: np.ndarray, spacing: Sequence[float] | None = None
 ) -> tuple[float, float]:
     """Returns the 95 % Hausdorff distance and the average symmetric surface distance.
 
@@ -45,12 +47,14 @@ def hd95_and_assd(
     ASSD is the mean over the pixels of both surfaces. Both are NaN where a mask is empty.
 
     Args:
-      one, other, spacing: as in `surface_distances`, whose unit the distances have.
+      mask_a, mask_b, spacing: as in `surface_distances`, whose unit the distances have.
     """
-    if not (one.any() and other.any()):
+    if not (mask_a.any() and mask_b.any()):
         return np.nan, np.nan
-    both = surface_distances(one, other, spacing)
-    return float(max(np.percentile(far, 95) for far in both)), float(np.concatenate(both).mean())
+    distances = surface_distances(mask_a, mask_b, spacing)
+    return float(max(np.percentile(far, 95) for far in distances)), float(
+        np.concatenate(distances).mean()
+    )
 
 
 def surface_scores(
@@ -79,21 +83,24 @@ def surface_scores(
 
     def scores(samples: np.ndarray) -> list[tuple[float, float]]:
         true = regions_of(mask[samples], classes, nested=nested)
-        known = (mask[samples] != UNLABELLED)[..., None]
-        own = regions_of(predicted[samples], classes, nested=nested) & known
+        labelled = (mask[samples] != UNLABELLED)[..., None]
+        predicted_regions = regions_of(predicted[samples], classes, nested=nested) & labelled
         sizes = np.ones(3) if spacing is None else np.asarray(spacing[samples[0]], float)
         if len(samples) == 1:  # an image has rows and columns
-            own, true, sizes = own[0], true[0], sizes[1:]
-        return [hd95_and_assd(own[..., r], true[..., r], sizes) for r in range(classes - 1)]
+            predicted_regions, true, sizes = predicted_regions[0], true[0], sizes[1:]
+        return [
+            hd95_and_assd(predicted_regions[..., r], true[..., r], sizes)
+            for r in range(classes - 1)
+        ]
 
-    found = np.full((len(volumes), classes - 1, 2), np.nan)
-    for row, samples in zip(found, volumes, strict=True):
+    table = np.full((len(volumes), classes - 1, 2), np.nan)
+    for row, samples in zip(table, volumes, strict=True):
         # Volume by volume, because regions take a byte for each pixel and class.
         parts = [samples] if spacing is not None else samples[:, None]
-        each = np.array([scores(part) for part in parts])
-        count = np.isfinite(each).sum(0)
-        np.divide(np.nansum(each, 0), count, out=row, where=count > 0)
-    return found
+        part_scores = np.array([scores(part) for part in parts])
+        count = np.isfinite(part_scores).sum(0)
+        np.divide(np.nansum(part_scores, 0), count, out=row, where=count > 0)
+    return table
 
 
 def volumes_of(label: Any, order: np.ndarray | None = None) -> list[np.ndarray]:
@@ -103,6 +110,7 @@ def volumes_of(label: Any, order: np.ndarray | None = None) -> list[np.ndarray]:
       label: as in `surface_scores`.
       order: i[N], ascending along the slices of a volume; None if they are in their order.
     """
+    # Without volumes, each sample is one of its own.
     numbers = np.arange(len(label["mask"]))
     volume, place = label.get("volume", numbers), numbers if order is None else order
     ranked = np.lexsort((place, volume))

@@ -7,7 +7,7 @@ the clients' masks, if they have any.
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.per_sample import features_of
+from fedjax_bn.training.evaluation.plots import masked_features
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
 from fedjax_bn.training.population import AnyState, PopulationState
@@ -41,10 +42,6 @@ _EPSILON = 1e-5  # added to every variance, as in batch norm
 _SAMPLES = 256  # test images of a client whose features are plotted
 
 
-# `draw(features, masks) -> png` of domain -> f[N, F] before the mask, and masks f[D, F]
-DrawFeatures = Callable[[Mapping[str, np.ndarray], np.ndarray], bytes]
-
-
 class ClientLogs(NamedTuple):
     """Writes distances of batch norms and masks; adds `mask_l1` to the record.
 
@@ -52,13 +49,11 @@ class ClientLogs(NamedTuple):
       experiment: the run's.
       folder: the workdir.
       records: the run's, to which the loop appends.
-      draw: draws masked features after the last round; None for no picture.
     """
 
     experiment: Experiment
     folder: Path
     records: list[Record]
-    draw: DrawFeatures | None = None
 
     def on_round_end(self, round: int, state: AnyState, metrics: Record) -> None:
         """Writes what the report needs of this round."""
@@ -71,8 +66,7 @@ class ClientLogs(NamedTuple):
     def on_train_end(self, round: int, state: AnyState, metrics: Record) -> None:
         """Draws masked features."""
         del round, metrics
-        if self.draw:
-            draw_masks_of(self.experiment, self.folder, state, self.draw)
+        draw_masks_of(self.experiment, self.folder, state)
 
 
 class Distances(NamedTuple):
@@ -229,9 +223,7 @@ def _with_models(
     return tuple(domains[k] for k in client), cohort
 
 
-def draw_masks_of(
-    experiment: Experiment, folder: Path, state: AnyState, draw: DrawFeatures
-) -> None:
+def draw_masks_of(experiment: Experiment, folder: Path, state: AnyState) -> None:
     """Draws what the masks of the first and the last client do to their features, if they do."""
     if FEATURES not in state.personal.get(COLLECTION, {}):
         return
@@ -250,7 +242,7 @@ def draw_masks_of(
             running, experiment.model, experiment.prepare, model, split, _SAMPLES
         )
     picture = folder / "plots" / "masked_features.png"
-    write_picture(picture, lambda: draw(features, masks[shown]))
+    write_picture(picture, lambda: masked_features(features, masks[shown]))
 
 
 def _masks_of(experiment: Experiment, state: AnyState) -> dict[str, np.ndarray]:

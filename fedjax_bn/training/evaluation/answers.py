@@ -59,22 +59,24 @@ def answering(task: Task) -> Task:
 
 
 def measures_by_client(
-    names: Sequence[str], kept: Sequence[tuple[AnyAnswers | float, Split]], limit: int
+    names: Sequence[str], answered: Sequence[tuple[AnyAnswers | float, Split]], limit: int
 ) -> dict[str, Any]:
     """Returns {"measures": {name: {client: value, "mean": ...}}}; {} if scores are numbers.
 
     Means are over the clients that have a value. `limit` is the configuration's `clients_named`.
     """
-    rows = [one.measures(split) for one, split in kept if isinstance(one, AnyAnswers)]
-    if len(rows) < len(kept):
+    rows = [
+        answers.measures(split) for answers, split in answered if isinstance(answers, AnyAnswers)
+    ]
+    if len(rows) < len(answered):
         return {}
-    found = {}
+    measures = {}
     for name in rows[0]:
         values = np.array([row[name] for row in rows])
-        known = values[np.isfinite(values)]
-        mean = {"mean": float(known.mean()) if len(known) else None}
-        found[name] = by_client(names, values, limit, mean=False) | mean
-    return {"measures": found}
+        finite = values[np.isfinite(values)]
+        mean = {"mean": float(finite.mean()) if len(finite) else None}
+        measures[name] = by_client(names, values, limit, mean=False) | mean
+    return {"measures": measures}
 
 
 def measures_of(
@@ -85,9 +87,12 @@ def measures_of(
     The result has no entry for a score that is a number.
     """
     return {
-        text: {name: v if np.isfinite(v) else None for name, v in one.measures(split).items()}
-        for text, one in scores.items()
-        if isinstance(one, AnyAnswers)
+        adaptation: {
+            name: value if np.isfinite(value) else None
+            for name, value in answers.measures(split).items()
+        }
+        for adaptation, answers in scores.items()
+        if isinstance(answers, AnyAnswers)
     }
 
 
@@ -103,24 +108,25 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
       WorkdirError: a file cannot be written.
     """
     for name in _FILES:
-        mine = {key: kept for key, kept in keep.items() if bool(key[1]) == (name == "unseen")}
-        if not mine:
+        is_unseen = name == "unseen"
+        of_kind = {key: answered for key, answered in keep.items() if bool(key[1]) == is_unseen}
+        if not of_kind:
             continue
-        rows = [kept.answers.row(kept.split) for kept in mine.values()]
-        write_atomically(folder / _FOLDER / f"{name}.npz", _packed_rows(mine, rows))
+        rows = [answered.answers.row(answered.split) for answered in of_kind.values()]
+        write_atomically(folder / _FOLDER / f"{name}.npz", _packed_rows(of_kind, rows))
         if predictions:
             path = folder / _FOLDER / f"{name}-predictions.{predictions}"
-            write_atomically(path, predictions_of(mine, predictions))
+            write_atomically(path, predictions_of(of_kind, predictions))
 
 
 def _packed_rows(keep: Keep, rows: Sequence[Mapping[str, np.ndarray]]) -> bytes:
     """Returns a file `.npz` with the number of its row in the name of each array."""
-    parts = [kept.part for kept in keep.values()]
+    parts = [answered.part for answered in keep.values()]
     arrays = {"names": np.array(json.dumps(list(keep))), "parts": np.array(json.dumps(parts))}
     for i, row in enumerate(rows):
         for name, array in row.items():
-            what, dot, rest = name.partition(".")
-            arrays[f"{what}{i}{dot}{rest}"] = array
+            stem, dot, ending = name.partition(".")
+            arrays[f"{stem}{i}{dot}{ending}"] = array
     return packed(arrays)
 
 
@@ -130,21 +136,21 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered | AnsweredMasks
     Raises:
       WorkdirError: a file is damaged.
     """
-    found = {}
+    answers = {}
     for path in (folder / _FOLDER / f"{name}.npz" for name in _FILES):
         if not path.exists():
             continue
         stored = read_arrays(path)
         try:
             for i, key in enumerate(json.loads(str(stored["names"]))):
-                own = re.compile(rf"([a-z]+){i}(\.\d+)?")
-                names = {name: own.fullmatch(name) for name in stored}
+                of_row = re.compile(rf"([a-z]+){i}(\.\d+)?")
+                names = {name: of_row.fullmatch(name) for name in stored}
                 row = {m[1] + (m[2] or ""): stored[name] for name, m in names.items() if m}
                 kind = masks_answered if "dice" in row else classes_answered
-                found[tuple(key)] = kind.read_row(row)
+                answers[tuple(key)] = kind.read_row(row)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise not_readable(path, error) from error
-    return found
+    return answers
 
 
 def predictions_of(keep: Keep, form: str) -> str | bytes:
@@ -157,7 +163,7 @@ def predictions_of(keep: Keep, form: str) -> str | bytes:
         `label{i}` i32[N] and `probabilities{i}` f32[N, C], or `predicted{i}` u8[N, H, W].
     """
     if form == "npz":
-        return _packed_rows(keep, [kept.answers.predictions() for kept in keep.values()])
+        return _packed_rows(keep, [answered.answers.predictions() for answered in keep.values()])
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for number, ((name, adaptation), (answers, split, part)) in enumerate(keep.items()):

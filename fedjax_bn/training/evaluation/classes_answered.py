@@ -60,17 +60,17 @@ class Answers(NamedTuple):
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
         """Returns the arrays from which `read_row` makes a client's `Answered`."""
-        wrong = np.flatnonzero(~self.right)
-        sure = self.probabilities[wrong].max(-1)
+        mistaken = np.flatnonzero(~self.right)
+        sure = self.probabilities[mistaken].max(-1)
         # A stable sort, so that every machine keeps the first of equally confident samples.
-        first = np.argsort(-sure, kind="stable")[:_MISTAKES]
-        worst = wrong[first]
+        worst_places = np.argsort(-sure, kind="stable")[:_MISTAKES]
+        worst = mistaken[worst_places]
         columns = worst, self.label[worst], self.logits[worst].argmax(-1)
         arrays = {
             "right": np.packbits(self.right),
             "samples": np.array(len(self.label)),
             "mistakes": np.stack(columns, axis=1).astype(np.int32),
-            "confidence": sure[first].astype(np.float32),
+            "confidence": sure[worst_places].astype(np.float32),
         }
         if self.logits.shape[-1] <= _MOST_CLASSES:
             arrays["confusion"] = confusion(self.logits, self.label).astype(np.int32)
@@ -102,8 +102,8 @@ def answering_classes(task: Task) -> Task:
     def of_batch(logits: jax.Array, label: jax.Array, valid: jax.Array) -> tuple:
         return logits, label, valid
 
-    def of_all(kept: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Answers:
-        logits, label, valid = kept  # of batches [T, B, ...]
+    def of_all(batches: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Answers:
+        logits, label, valid = batches  # of batches [T, B, ...]
         return Answers(logits[valid], label[valid])
 
     return task._replace(score=Score("answers", of_batch, of_all))
@@ -143,13 +143,18 @@ def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
     # scikit-learn gives the same numbers (tests/run/test_answers.py) but takes 20 times as long,
     # for each client and evaluation: 50 ms instead of 2.5 for 200 samples and 7 classes.
     areas, classes = [], probabilities.shape[1]
-    for one in [1] if classes == 2 else range(classes):
-        own = label == one
-        others, mine = np.sort(probabilities[~own, one]), probabilities[own, one]
-        if len(others) and len(mine):
+    for number in [1] if classes == 2 else range(classes):
+        is_class = label == number
+        negatives, positives = (
+            np.sort(probabilities[~is_class, number]),
+            probabilities[is_class, number],
+        )
+        if len(negatives) and len(positives):
             # Others below a sample of the class count as 1, equal ones count as a half.
-            below = sum(np.searchsorted(others, mine, side).sum() for side in ("left", "right"))
-            areas.append(below / (2 * len(others) * len(mine)))
+            below = sum(
+                np.searchsorted(negatives, positives, side).sum() for side in ("left", "right")
+            )
+            areas.append(below / (2 * len(negatives) * len(positives)))
     return float(np.mean(areas)) if areas else float("nan")
 
 
@@ -191,7 +196,7 @@ def read_row(row: Mapping[str, np.ndarray]) -> Answered:
         raise ValueError(f"it holds {len(bits)} answers of {count} samples")
     confidence = row["confidence"].tolist()
     mistakes = [
-        Mistake(*one, confidence[j], row[f"picture.{j}"])
-        for j, one in enumerate(row["mistakes"].tolist())
+        Mistake(*entry, confidence[j], row[f"picture.{j}"])
+        for j, entry in enumerate(row["mistakes"].tolist())
     ]
     return Answered(bits[:count].astype(bool), row.get("confusion"), mistakes)

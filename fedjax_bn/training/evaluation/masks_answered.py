@@ -67,8 +67,8 @@ class MaskAnswers(NamedTuple):
 
     def _scores(self, split: Split) -> tuple[list[np.ndarray], list[np.ndarray], str]:
         """Returns volumes or images, their Dice, IoU, HD95 and ASSD f[V, R], and the unit."""
-        volumes, given = _volumes(split), (self.predicted, split.labels)
-        far = surface_scores(*given, 1 + self.found.counts.shape[1], volumes, nested=self.nested)
+        volumes, masks = _volumes(split), (self.predicted, split.labels)
+        far = surface_scores(*masks, 1 + self.found.counts.shape[1], volumes, nested=self.nested)
         overlap = [of[[samples[0] for samples in volumes]] for of in score_of(self.found)[0]]
         unit = "mm" if SPACING in split.labels else "pixels"
         return volumes, [*overlap, *np.moveaxis(far, -1, 0)], unit
@@ -80,12 +80,12 @@ class MaskAnswers(NamedTuple):
         arrays, titles = {"dice": dice.astype(np.float32)}, []
         for number, moment in _by_moment(dice.mean(-1)):
             # The slice with the most pixels in either mask.
-            both, own, true = np.moveaxis(self.found.counts[volumes[number]].sum(1), -1, 0)
-            sample = int(volumes[number][(own + true - both).argmax()])
+            shared, predicted, true = np.moveaxis(self.found.counts[volumes[number]].sum(1), -1, 0)
+            sample = int(volumes[number][(predicted + true - shared).argmax()])
             masks = split.labels[MASK][sample], self.predicted[sample]
             image = np.asarray(split.images[sample : sample + 1])[0]
             arrays[f"picture.{len(titles)}"] = small_picture(image, _SIDE)
-            arrays[f"masks.{len(titles)}"] = np.stack([small_mask(one, _SIDE) for one in masks])
+            arrays[f"masks.{len(titles)}"] = np.stack([small_mask(mask, _SIDE) for mask in masks])
             titles.append(f"{moment}, {100 * dice[number].mean():.1f} %: {_name(split, sample)}")
         return arrays | {"titles": np.array(json.dumps(titles))}
 
@@ -112,11 +112,11 @@ def answering_masks(task: Task) -> Task:
         predicted = as_classes(logits).argmax(-1).astype(jnp.uint8)
         return score.of_batch(logits, label, valid), predicted
 
-    def of_all(kept: tuple[Overlaps, np.ndarray]) -> MaskAnswers:
-        found, predicted = kept  # of batches [T, B, ...]
-        own = jax.tree.map(lambda leaf: leaf[found.valid], found)
-        percent = float(score.of_all(found))
-        return MaskAnswers(predicted[found.valid], own, percent, task.nested)
+    def of_all(batches: tuple[Overlaps, np.ndarray]) -> MaskAnswers:
+        overlaps, predicted = batches  # of batches [T, B, ...]
+        of_samples = jax.tree.map(lambda leaf: leaf[overlaps.valid], overlaps)
+        percent = float(score.of_all(overlaps))
+        return MaskAnswers(predicted[overlaps.valid], of_samples, percent, task.nested)
 
     return task._replace(score=Score("answers", of_batch, of_all))
 
@@ -133,8 +133,8 @@ def _name(split: Split, sample: int) -> str:
 
 def _mean(values: Any) -> float:
     """Returns the mean of the values that are defined; NaN if none are."""
-    known = np.asarray(values)[np.isfinite(values)]
-    return float(known.mean()) if len(known) else np.nan
+    finite = np.asarray(values)[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else np.nan
 
 
 def _by_moment(dice: np.ndarray) -> list[tuple[int, str]]:
@@ -142,8 +142,10 @@ def _by_moment(dice: np.ndarray) -> list[tuple[int, str]]:
     order = np.argsort(-dice, kind="stable").tolist()
     if not order:
         return []
-    found = {order[len(order) // 2]: 1, order[-1]: 2, order[0]: 0}
-    return [(one, _MOMENTS[found[one]]) for one in sorted(found, key=found.__getitem__)]
+    moments = {order[len(order) // 2]: 1, order[-1]: 2, order[0]: 0}
+    return [
+        (volume, _MOMENTS[moments[volume]]) for volume in sorted(moments, key=moments.__getitem__)
+    ]
 
 
 class AnsweredMasks(NamedTuple):

@@ -110,22 +110,22 @@ def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> N
             return detect(outputs, experiment.model.anchors, PREDICTION)
 
         def pictures(variables: Variables, split: Split) -> list[Picture]:
-            first = select(split, np.arange(min(_IMAGES, len(split.images))))
-            images = np.asarray(first.images)
-            found = jax.device_get(find(variables, images))
-            true = first.labels[BOXES], first.labels[CLASS]
-            return [Picture(*one) for one in zip(images, *found, *true, strict=True)]
+            samples_shown = select(split, np.arange(min(_IMAGES, len(split.images))))
+            images = np.asarray(samples_shown.images)
+            boxes = jax.device_get(find(variables, images))
+            true = samples_shown.labels[BOXES], samples_shown.labels[CLASS]
+            return [Picture(*arrays) for arrays in zip(images, *boxes, *true, strict=True)]
 
         return pictures
 
     def draw() -> bytes:
         rule = experiment.method.statistics
-        own = finder(of_clients(experiment.model, rule))
-        served = own if rule is None else finder(running(experiment.model))
+        find_by_rule = finder(of_clients(experiment.model, rule))
+        served = find_by_rule if rule is None else finder(running(experiment.model))
         rows, received, dataset = {}, global_variables(state), experiment.internal
         for k, domain in enumerate(dataset.domains[:_CLIENTS]):
             name = of_part(domain.name, scored_part([domain]))
-            rows[name] = own(client_variables(state, k), domain.test)
+            rows[name] = find_by_rule(client_variables(state, k), domain.test)
         for domain in experiment.unseen[:_CLIENTS]:
             rows[domain.name] = served(received, whole(domain))
         return found_boxes(rows, class_names(dataset))
@@ -145,10 +145,10 @@ def draw_masks(experiment: Experiment, folder: Path) -> None:
     parts = {domain.name: scored_part([domain]) for domain in experiment.internal.domains}
     inside: dict[str, list[overlays.Picture]] = {}
     outside: dict[str, list[overlays.Picture]] = {}
-    for (name, adaptation), one in read_answers(folder).items():
-        if isinstance(one, AnsweredMasks) and one.pictures:
+    for (name, adaptation), answered in read_answers(folder).items():
+        if isinstance(answered, AnsweredMasks) and answered.pictures:
             label = f"{name} [{adaptation}]" if adaptation else of_part(name, parts[name])
-            (outside if adaptation else inside)[label] = one.pictures
+            (outside if adaptation else inside)[label] = answered.pictures
     rows = dict([*inside.items()][:_CLIENTS] + [*outside.items()][:_CLIENTS])
     if rows:
         names = class_names(experiment.internal)

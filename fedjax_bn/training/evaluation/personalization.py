@@ -62,7 +62,7 @@ def check_labelled(
         return
     if any(isinstance(domain.test.labels, dict) for domain in (*internal.domains, *unseen)):
         raise ConfigError(
-            f"config.personalize.samples={choice.samples} adapts classifiers, but images of "
+            f"config.personalize_samples={choice.samples} adapts classifiers, but images of "
             f"{internal.name} have boxes or masks: set it to 0"
         )
     tested = [(one.name, *part) for one in internal.domains for part in splits(one)]
@@ -73,7 +73,7 @@ def check_labelled(
         labelled, rest = _draw_labelled(split, choice)
         if len(labelled) < choice.samples or not len(rest):
             raise ConfigError(
-                f"config.personalize.samples={choice.samples}, but client {client!r} has "
+                f"config.personalize_samples={choice.samples}, but client {client!r} has "
                 f"{len(split.images)} samples in its {name} split, too few to label these and test "
                 "others: lower it, set it to 0 to test without personalization, or give the client "
                 "more samples (data.test, data.validation)"

@@ -16,7 +16,7 @@ from detectors import (
     outputs,
 )
 from fedjax_bn.tasks.detection import Anchors, Recipe, detection, detection_loss
-from fedjax_bn.tasks.detection.loss import _ciou, _match, _to_centres, decode_offsets
+from fedjax_bn.tasks.detection.loss import complete_iou, decode_offsets, match_anchors, to_centres
 
 ALL = np.ones(4, bool)
 
@@ -138,7 +138,9 @@ def test_under_vmap_and_shard_map_and_in_float32_it_is_the_same():
 def test_the_ciou_of_equal_boxes_is_one_and_of_far_ones_below_zero(x64):
     box = jnp.asarray([3.0, 4.0, 2.0, 5.0])
     near_far_flat = jnp.stack([box, box + jnp.asarray([50.0, 0, 0, 0]), box.at[2:].set(0)])
-    value, slope = jax.jit(jax.vmap(jax.value_and_grad(_ciou), (0, None)))(near_far_flat, box)
+    value, slope = jax.jit(jax.vmap(jax.value_and_grad(complete_iou), (0, None)))(
+        near_far_flat, box
+    )
     np.testing.assert_allclose(value[0], 1, rtol=1e-12)
     assert value[1] < 0
     assert np.isfinite(slope).all()  # of a box without area too
@@ -149,8 +151,8 @@ def test_matches_are_the_loops_and_decoding_gives_their_boxes_back(x64):
     label = labels(images=40, seed=3)
     label["boxes"][0, :2] = (0.25, 0.25, 0.75, 0.5), (0.0, 0.0, 1.0, 1.0)  # centres on lines
     anchors = jnp.asarray(ANCHORS.sizes[0]) / 8
-    boxes = _to_centres(jnp.asarray(label["boxes"])) * jnp.asarray([6.0, 8, 6, 8])
-    places, matched, inside = jax.jit(_match, static_argnums=(3, 4))(
+    boxes = to_centres(jnp.asarray(label["boxes"])) * jnp.asarray([6.0, 8, 6, 8])
+    places, matched, inside = jax.jit(match_anchors, static_argnums=(3, 4))(
         boxes, label["class"] >= 0, anchors, CELLS[0], 4.0
     )
     chosen = np.asarray(matched)

@@ -9,7 +9,6 @@ import boxed
 import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
-from fedjax_bn.report import tables
 from fedjax_bn.report.page import write_report
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run import train
@@ -17,6 +16,8 @@ from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.task import MODELS, choose_task
 from fedjax_bn.run.finished_run import Request
+from fedjax_bn.tasks.detection import Recipe
+from fedjax_bn.training import score_tables as tables
 
 SIDE = 32
 
@@ -71,8 +72,7 @@ def test_a_detectors_run_reports_map_and_shows_its_boxes_and_can_be_tested_again
 
 
 def test_a_model_that_does_not_suit_the_labels_is_refused():
-    keys = base()
-    own = jnp.zeros((1, 28, 28, 3)), keys.detection, keys.segmentation
+    own = jnp.zeros((1, 28, 28, 3)), Recipe(), False
     detector = MODELS["TinyDetector"](num_classes=3)
     classifier = MODELS["DigitCNN"](num_classes=3)
     with pytest.raises(ConfigError, match="have boxes each: choose a detector: TinyDetector"):
@@ -80,8 +80,7 @@ def test_a_model_that_does_not_suit_the_labels_is_refused():
     with pytest.raises(ConfigError, match="have one class each: choose a classifier"):
         choose_task("TinyDetector", detector, runs.DATA, *own)
     assert choose_task("DigitCNN", classifier, runs.DATA, *own).classifies
-    keys.detection.score = "mAP50-95"
-    assert choose_task("TinyDetector", detector, dataset(), *own).score.name == "mAP50-95"
+    assert choose_task("TinyDetector", detector, dataset(), *own).score.name == "mAP50"
 
 
 def test_what_a_run_remembers_of_its_data_says_how_many_boxes_an_image_may_have():

@@ -10,8 +10,8 @@ import pytest
 
 from detectors import ANCHORS, CELLS, HEIGHT, WIDTH, encoded, loop_matches, outputs, sigmoid
 from fedjax_bn.tasks.detection import (
+    DetectedImages,
     Detections,
-    Found,
     Keeping,
     decode,
     detection,
@@ -99,7 +99,7 @@ def found(seed, images=20, most=12, depth=30, classes=5, crowds=False):
     if crowds:
         number = np.where(rng.random(number.shape) < 0.2, -2 - np.abs(number), number)
     scores = np.round(rng.random((images, depth)), 2)  # with ties
-    return Found(boxes, scores, guess, true, number)
+    return DetectedImages(boxes, scores, guess, true, number)
 
 
 def by_coco(found, classes=5):
@@ -157,7 +157,7 @@ def test_only_the_best_hundred_of_a_class_and_image_count():
         scores=np.broadcast_to(np.linspace(1, 0, 160), (8, 160)),
     )
     assert mean_average_precision(some) == by_coco(some, classes=1)[1] == 0
-    assert mean_average_precision(some, most=160) > 0
+    assert mean_average_precision(some, limit=160) > 0
 
 
 def test_perfect_detections_score_100_and_none_score_0():
@@ -178,7 +178,7 @@ def kept_of(some, size):
         leaf = np.pad(leaf, [(0, count * size - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
         return leaf.reshape(count, size, *leaf.shape[1:])
 
-    parts = Found(*map(cut, some))
+    parts = DetectedImages(*map(cut, some))
     label = {"boxes": parts.true_boxes, "class": parts.true_classes}
     valid = (np.arange(count * size) < len(some.boxes)).reshape(count, size)
     return Detections(*parts[:3]), label, valid

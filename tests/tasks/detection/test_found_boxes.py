@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.tasks.detection.found_boxes import Picture, _judge, found_boxes
+from fedjax_bn.tasks.detection.found_boxes import Picture, found_boxes, judge_boxes
 
 TRUE = ((0.1, 0.1, 0.3, 0.3), (0.5, 0.5, 0.9, 0.9), (0.6, 0.1, 0.8, 0.3), (0, 0, 0, 0))
 
@@ -20,7 +20,7 @@ def picture(*found) -> Picture:
 
 
 def test_a_box_is_found_once_by_the_best_of_its_class_and_crowds_are_not_missed():
-    right, missed = _judge(
+    right, missed = judge_boxes(
         picture(
             (0, 0.1, 0.1, 0.3, 0.32),  # right
             (0, 0.1, 0.1, 0.3, 0.3),  # the same once more
@@ -31,7 +31,7 @@ def test_a_box_is_found_once_by_the_best_of_its_class_and_crowds_are_not_missed(
     )
     assert right.tolist() == [True, False, False, False, False]
     assert missed.tolist() == [False, True, False, False]
-    right, missed = _judge(picture())
+    right, missed = judge_boxes(picture())
     assert missed.tolist() == [True, True, False, False]
 
 

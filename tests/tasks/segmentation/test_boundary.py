@@ -153,7 +153,7 @@ def test_a_model_without_a_map_for_the_contrast_is_refused_and_a_classifier_need
         taps = {}  # noqa: RUF012
 
     options = {"spectra": 2, "task": task.segmentation(2)}
-    with pytest.raises(ValueError, match=r"Other does not name: use UNet, .*feddg\.boundary=0"):
+    with pytest.raises(ValueError, match="UNet"):
         feddg(Other(), optax.sgd(0.1), **options)
     assert feddg(Other(), optax.sgd(0.1), boundary=0.0, **options).learned.task.segments == 2
     feddg(Other(), optax.sgd(0.1), spectra=2)

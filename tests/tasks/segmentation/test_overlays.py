@@ -8,9 +8,9 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 import masked
-from fedjax_bn.report import data_plots
 from fedjax_bn.tasks.segmentation import overlays as overlay_plots
 from fedjax_bn.tasks.segmentation.overlays import coloured, judged, overlays
+from fedjax_bn.training import data_plots
 
 GREY = 100
 

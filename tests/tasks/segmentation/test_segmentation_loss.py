@@ -114,7 +114,7 @@ def test_a_value_that_is_no_class_is_no_label_and_other_logits_are_refused():
     found = [jax.jit(loss)(logits, {"mask": one}, valid) for one in (mask, other)]
     np.testing.assert_array_equal(*found)
     for channels in (1, CLASSES - 1, CLASSES + 1):
-        with pytest.raises(ValueError, match=rf"of 4 classes; .*UNet\(num_classes={CLASSES}\)"):
+        with pytest.raises(ValueError, match=f"num_classes={CLASSES}"):
             loss(logits[..., :1].repeat(channels, -1), {"mask": mask}, valid)
 
 

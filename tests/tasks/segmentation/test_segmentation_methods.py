@@ -108,7 +108,7 @@ def test_a_method_that_needs_no_classifier_trains_on_masks(name):
 @pytest.mark.parametrize("name", REFUSING)
 def test_a_method_that_needs_a_classifier_refuses_masks_in_a_sentence(name):
     said = "fedig" if name == "fediga" else name
-    with pytest.raises(ValueError, match=f"^{said} needs the logits .*'Dice'.* fedavg or fedbn$"):
+    with pytest.raises(ValueError, match=said):
         make(name)
 
 
@@ -199,7 +199,7 @@ MAPS = [n for n in ADAPTATIONS if n not in OF_CLASSIFIERS]
 
 @pytest.mark.parametrize("name", OF_CLASSIFIERS)
 def test_an_adaptation_of_a_dense_classifier_refuses_a_unet(name):
-    with pytest.raises(ValueError, match=r"UNet does not end in an nn\.Dense"):
+    with pytest.raises(ValueError, match="UNet"):
         ADAPTATIONS[name](MODEL).init(start_of())
 
 

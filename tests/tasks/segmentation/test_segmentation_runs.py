@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 import masked
-from fedjax_bn.report import tables
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import commands, train
 from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.finished_run import Request
+from fedjax_bn.training import score_tables as tables
 from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.evaluation.answers import read_answers
 
@@ -61,7 +61,7 @@ def test_pictures_of_a_finished_run_are_events_of_its_last_round(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_on_masks_has_scores_pictures_and_a_report(config, tmp_path):
-    summary = train.run(config, tmp_path, say=lambda text: None, plots=commands.PLOTS)
+    summary = train.run(config, tmp_path, say=lambda text: None)
     assert summary["score"] == "Dice"
     assert tables.comparison([summary]).startswith("Dice %")
     names = {"iou", "dice_1", "dice_2", "hd95_mm", "assd_mm", "undefined"}

@@ -1,0 +1,210 @@
+"""The command `serve`: writes a model of a finished run, an unseen client's or a client's own."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from fedjax_bn import __version__
+from fedjax_bn.adaptation import ensemble
+from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.arguments.choices import split_choice
+from fedjax_bn.arguments.errors import ConfigError, as_config_errors
+from fedjax_bn.arguments.text import nearest, shown
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.normalization.batch_instance import gated_statistics
+from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.config.trust import recorded_code
+from fedjax_bn.run.experiment.datasets import slices_in
+from fedjax_bn.run.experiment.method import check_adaptations
+from fedjax_bn.run.files import finished
+from fedjax_bn.serving.folder import FORM, About, is_of_library, write_served
+from fedjax_bn.serving.program import Program, export
+from fedjax_bn.sharing import Variables
+from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.population import PopulationState
+from fedjax_bn.training.workdir import Record
+
+
+def run(
+    folder: Path,
+    to: Path,
+    changes: Sequence[tuple[str, str]] = (),
+    say: Callable[[str], None] = print,
+    trust: bool = False,
+    client: str = "",
+) -> None:
+    """Writes the selected round's model, and how to use it.
+
+    Args:
+      folder: the run's workdir.
+      to: the folder that is written.
+      changes: (key, text) pairs; the only key allowed is `adaptations`, those to serve.
+      say: prints a message.
+      trust: whether to import code that the run's folder names.
+      client: whose own model is written, with the way in which `evaluate --internal` predicts
+        unless `changes` names adaptations; empty: what an unseen client receives.
+
+    Raises:
+      WorkdirError, CheckpointError: the workdir holds no finished run, or a damaged one.
+      ConfigError: there is no such client, an adaptation does not suit the run, or the folder
+        cannot be written.
+    """
+    about = finished.read_about(folder)
+    trained = finished.remembered(about, trust)
+    trained.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
+    clients = about["form"]["clients"]
+    if client and client not in clients:
+        raise ConfigError(f"--client {client!r} is unknown{nearest(client, clients)}")
+    config = _with_adaptations(trained, changes)
+    check_adaptations(trained, config.adaptations)
+    trained.adaptations = ()  # those of `config` are built below
+    with recorded_code(folder, about, dict(changes).values(), trust), as_config_errors():
+        experiment, state, number = finished.restore(folder, trained, about["form"])
+        for note in _notes(experiment, state, config.privacy.clip > 0, client):
+            say(note)
+        if client and not changes:
+            config.adaptations = (_as_clients_predict(experiment.method.statistics),)
+        variables = served_variables(state)
+        if client:
+            has_trained = finished.trained_clients(folder, clients, number)
+            variables = variables_of_client(state, clients.index(client), has_trained)
+        facts = _facts(config, experiment, about["form"], number)._replace(client=client)
+        write_served(to, facts, variables, _programs(config, experiment, variables, facts, say))
+    of_client = f", the model of {shown(client)}," if client else ""
+    say(f"round {number} of {trained.method} in {folder}{of_client} is served in {to}")
+    options = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
+    out = ("--out", "FOLDER") if experiment.task.segments else ()
+    adaptation = split_choice(config.adaptations[0], ADAPTATIONS)[0]
+    trust_flag = () if is_of_library(config.model) and adaptation in ADAPTATIONS else ("--trust",)
+    say(shlex.join(("fedjax-bn", "predict", *options, *out, *trust_flag)))
+
+
+def _with_adaptations(trained: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
+    """Returns a run's configuration with the adaptations to serve.
+
+    Raises:
+      ConfigError: another key is changed, or the user names an adaptation that cannot be served.
+    """
+    config = trained.copy_and_resolve_references()
+    for key, value in changes:
+        if key != "adaptations":
+            raise ConfigError(
+                f"config.{key} is the run's own and served as it is: of all keys, `serve` takes "
+                "adaptations alone"
+            )
+        assign(config, key, value)
+    names = {value: split_choice(value, ADAPTATIONS)[0] for value in config.adaptations}
+    served = [value for value, name in names.items() if name != ensemble.__name__]
+    if changes and len(served) < len(names):
+        raise ConfigError(
+            "config.adaptations has ensemble, which needs the batch norms of every client, and "
+            "those do not leave: choose other adaptations"
+        )
+    config.adaptations = tuple(served) or ("running",)
+    check(config)
+    return config
+
+
+def _facts(config: ConfigDict, experiment: Experiment, form: Record, number: int) -> About:
+    """Returns the content of model.json, without programs, for the state of a round."""
+    internal = experiment.internal
+    facts = About(
+        form=FORM,
+        library=__version__,
+        model=config.model,
+        compute_dtype=config.compute_dtype,
+        method=config.method,
+        dataset=internal.name,
+        round=number,
+        classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],
+        shape=list(form["shape"]),
+        dtype=form["dtype"],
+        mean=[float(x) for x in internal.mean],
+        std=[float(x) for x in internal.std],
+        adaptations=list(config.adaptations),
+        programs={},
+        batch_size=config.adapt_batch_size,
+        orientation=config.data.orientation,
+        masks=config.data.large if experiment.task.segments else "",
+    )
+    if slices := slices_in(config, form):
+        facts = facts._replace(
+            channels=slices.channels,
+            crop=slices.crop,
+            plane=slices.plane,
+            window=tuple(slices.window),
+        )
+    return facts
+
+
+def _programs(
+    config: ConfigDict,
+    experiment: Experiment,
+    variables: Variables,
+    facts: About,
+    say: Callable[[str], None],
+) -> dict[str, Program]:
+    """Returns adaptation -> program; {} without flatbuffers, which a model of one's own needs.
+
+    Raises:
+      ConfigError: flatbuffers is not installed, and the model is not this library's.
+    """
+    programs = {}
+    for adaptation in config.adaptations:
+        choice = choose_adaptation(adaptation, experiment.model, config.adapt_batch_size)
+        try:
+            programs[adaptation] = export(
+                choice, variables, experiment.prepare, tuple(facts.shape), facts.dtype
+            )
+        except ImportError as error:
+            if not is_of_library(config.model):
+                raise ConfigError(
+                    f"config.model={config.model!r} is your own, served as a program: {error}"
+                ) from error
+            say(f"served without programs: {error}")
+            return {}
+    return programs
+
+
+def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
+    """Returns the adaptation that predicts by a method's rule for its own clients.
+
+    Raises:
+      ConfigError: no adaptation of this library does.
+    """
+    adaptations = {None: "running", gated_statistics: "learned_alpha"}
+    if statistics not in adaptations:
+        raise ConfigError(
+            "the method's clients predict by a statistics rule of its own, which a served model "
+            "does not hold: name adaptations with --config.adaptations, or predict in Python with "
+            "fedjax_bn.load_run(WORKDIR).predict(images, client=NAME)"
+        )
+    return adaptations[statistics]
+
+
+def _notes(
+    experiment: Experiment, state: FederatedState | PopulationState, private: bool, client: str
+) -> Iterator[str]:
+    """Yields what the user should know about the model; raises ConfigError for a detector."""
+    if not (experiment.task.classifies or experiment.task.segments):
+        raise ConfigError(
+            "serve writes a model whose outputs are probabilities of classes, and this run has a "
+            "detector: use fedjax_bn.tasks.detection in Python"
+        )
+    if experiment.evaluation.personalization:
+        yield (
+            "evaluate lets clients adapt to labelled samples first (personalize_samples); "
+            "the served model is the one before that"
+        )
+    personal = (state.state if isinstance(state, PopulationState) else state).personal
+    if private and (leaves := len(jax.tree.leaves(personal))):
+        model = f"the model of {shown(client)} with its" if client else "the clients' mean of"
+        yield (
+            f"{model} {leaves} personal leaves is served without noise: the run's epsilon "
+            "does not cover it, see docs/privacy.md"
+        )

@@ -1,0 +1,108 @@
+"""Prints tables of accuracies as plain text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_bn.arguments.text import shown
+from fedjax_bn.data.domain import part_of_all
+
+_MEAN = ("mean", "")
+OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # number formats of measures that are not percentages
+
+
+def comparison(summaries: list[dict[str, Any]]) -> str:
+    """Returns accuracy in percent by client as text, one row for each run.
+
+    Internal clients are tested with their own models of the selected round. The columns after
+    `mean` are unseen domains, with the adaptation in brackets. The first heading says if clients
+    were tested on validation samples.
+    """
+    rows = [columns(summary) for summary in summaries]
+    cells = [
+        [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in rows[0])]
+        for summary, row in zip(summaries, rows, strict=True)
+    ]
+    percent = f"{score_of(summaries[0])} %"
+    inside, outside = (
+        part_of_all(part_tested(summary, whom) for summary in summaries)
+        for whom in ("internal", "unseen")
+    )
+    if inside != "test":
+        of_all = inside == outside or not summaries[0]["accuracy"]["unseen"]
+        percent = f"{inside} {percent}" if of_all else f"{percent} (clients: {inside})"
+    return grid([[percent, *map(heading, rows[0])], *cells])
+
+
+def part_tested(summary: dict[str, Any], whom: str = "internal") -> str:
+    """Returns which samples of the internal clients or unseen domains a summary's scores are of."""
+    return summary.get("tested_on", {}).get(whom, "test")
+
+
+def score_of(summary: dict[str, Any]) -> str:
+    """Returns the kind of a summary's percentages: accuracy, or mAP50 for a detector."""
+    return summary.get("score", "accuracy")
+
+
+def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Returns column -> percent, in the order (client, ""), ("mean", ""), (domain, adaptation)."""
+    # with pairs as keys, a client named "a [running]" does not collide with the domain a
+    internal = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
+    mean = internal.pop(_MEAN)
+    unseen = {
+        (domain, adaptation): value
+        for domain, values in summary["accuracy"]["unseen"].items()
+        for adaptation, value in values.items()
+    }
+    return internal | {_MEAN: mean} | unseen
+
+
+def heading(column: tuple[str, str]) -> str:
+    """Returns the heading of a column of `columns`, or the label of a row of `by_target`."""
+    name, adaptation = column
+    return f"{name} [{adaptation}]" if adaptation else name
+
+
+def grid(rows: list[list[str]]) -> str:
+    """Returns rows as aligned text: first column left, others right, the first row underlined."""
+    rows = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *values in rows:
+        cells = (cell.rjust(width) for cell, width in zip(values, widths[1:], strict=True))
+        lines.append("  ".join((name.ljust(widths[0]), *cells)))
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)
+
+
+def by_target(
+    summaries: dict[str, list[dict[str, Any]]],
+) -> dict[tuple[str, str], dict[str, float]]:
+    """Returns (method, adaptation) -> target -> percent, with their "mean", as papers print it.
+
+    Args:
+      summaries: target -> the summaries of the runs that left it out.
+    """
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for target, runs in summaries.items():
+        for summary in runs:
+            for adaptation, value in summary["accuracy"]["unseen"][target].items():
+                rows.setdefault((summary["method"], adaptation), {})[target] = value
+    return {key: row | {"mean": sum(row.values()) / len(row)} for key, row in rows.items()}
+
+
+def accuracies(
+    rows: Mapping[str, Mapping[str, float | None]], title: str, forms: Mapping[str, str] = {}
+) -> str:
+    """Returns a table as text, with a dash for a missing value.
+
+    Args:
+      rows: row name -> column -> percent.
+      title: the text in the top left corner.
+      forms: column -> number format, for columns that are not percentages, such as `OF_MEASURES`.
+    """
+    heads = list(dict.fromkeys(head for row in rows.values() for head in row))
+    cells = [
+        [name, *("-" if row.get(h) is None else f"{row[h]:{forms.get(h, '.1f')}}" for h in heads)]
+        for name, row in rows.items()
+    ]
+    return grid([[title, *heads], *cells])

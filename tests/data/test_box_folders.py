@@ -1,0 +1,228 @@
+"""Folders of images with boxes in the forms of COCO and YOLO, written by the tests."""
+
+import re
+
+import numpy as np
+import pytest
+
+from boxed import picture, text
+from fedjax_bn.data.boxes.box_folders import load_boxes
+from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
+from fedjax_bn.data.pixels.decode import GREY
+from fedjax_bn.data.source import TRAIN, VALIDATION, Source
+
+SIDE = 32
+HOW = {"image_size": SIDE, "progress": False}
+ROW = "0 0.5 0.5 0.5 0.5\n"
+
+
+def boxes_in(source: Source, pool: int = 0):
+    """(class, box in pixels of a 64 x 32 image) of every image of a pool."""
+    labels, images = source.pools[pool].labels, []
+    for boxes, classes in zip(labels[BOXES], labels[CLASS], strict=True):
+        wide = boxes[classes >= 0] * 64 - (0, 16, 0, 16)  # 32 rows in the middle of 64
+        names = [source.classes[k] for k in classes[classes >= 0]]
+        images.append(list(zip(names, np.round(wide, 3).tolist(), strict=True)))
+    return images
+
+
+def yolo_set(root, *names) -> None:
+    for name in names:
+        picture(root / f"images/{name}.png")
+        text(root / f"labels/{name}.txt", ROW)
+
+
+def coco(**changes) -> dict:
+    return {
+        "images": [
+            {"id": 7, "file_name": "a.png", "width": 64, "height": 32},
+            {"id": 9, "file_name": "b.png", "width": 64, "height": 32},
+        ],
+        "categories": [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}],
+        "annotations": [
+            {"image_id": 9, "category_id": 5, "bbox": [4, 4, 8, 8], "iscrowd": 0},
+            {"image_id": 9, "category_id": 3, "bbox": [0, 0, 64, 32], "iscrowd": 1},
+            {"image_id": 7, "category_id": 3, "bbox": [60, 0, 10, 10]},
+            {"image_id": 7, "category_id": 3, "bbox": [70, 0, 10, 10]},
+            {"image_id": 7, "category_id": 3, "bbox": [1, 1, 0, 10]},
+        ],
+    } | changes
+
+
+def test_the_pixels_of_a_letterboxed_box_are_those_of_the_object(tmp_path):
+    for name, (width, height) in {"wide": (64, 32), "high": (20, 40), "small": (14, 10)}.items():
+        box = (width // 4, height // 4, width // 2, height // 2)
+        picture(tmp_path / f"images/{name}.png", width, height, box)
+        x1, y1, x2, y2 = box
+        centre = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height)
+        row = ["0", *centre, (x2 - x1) / width, (y2 - y1) / height]
+        text(tmp_path / f"labels/{name}.txt", " ".join(map(str, row)))
+    pool = load_boxes(tmp_path, **HOW).pools[0]
+    for image, (x1, y1, x2, y2) in zip(pool.images, pool.labels[BOXES][:, 0] * SIDE, strict=True):
+        inside = image[round(y1 + 1) : round(y2 - 1), round(x1 + 1) : round(x2 - 1)]
+        assert inside.min() > 128
+        dark = image.copy()
+        dark[max(0, int(y1) - 2) : int(y2) + 3, max(0, int(x1) - 2) : int(x2) + 3] = 0
+        assert dark.max() == GREY  # the bars, and nothing of the object
+        assert (image == GREY).all(-1).any()
+
+
+def test_yolo_folders_have_parts_names_outlines_and_images_without_boxes(tmp_path):
+    text(tmp_path / "data.yaml", "names: {0: cat, 1: dog}\nnc: 2\n")
+    for part, name in (("train", "a"), ("val", "b"), ("val", "c")):
+        picture(tmp_path / f"images/{part}/{name}.png")
+    text(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.25 0.5\n1 0 0 0.5 0 0.5 1\n\n")
+    text(tmp_path / "labels/val/b.txt", "")
+    source = load_boxes(tmp_path, **HOW)
+    pool = source.pools[0]
+    assert pool.names.tolist() == ["images/train/a.png", "images/val/b.png", "images/val/c.png"]
+    assert pool.parts.tolist() == [TRAIN, VALIDATION, VALIDATION]
+    assert boxes_in(source) == [[("cat", [24, 8, 40, 24]), ("dog", [0, 0, 32, 32])], [], []]
+    assert any("3 images" in note and "2 of them without boxes" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("place", ["", "labels/"])
+def test_names_of_classes_may_be_a_list_and_companions_of_macos_name_none(tmp_path, place):
+    yolo_set(tmp_path, "a")
+    text(tmp_path / f"{place}classes.txt", "cat\ndog\n")
+    text(tmp_path / "._data.yaml", "names: [mac]")
+    assert load_boxes(tmp_path, **HOW).classes == ("cat", "dog")
+
+
+def test_linked_folders_are_followed_and_a_link_to_itself_is_no_trap(tmp_path):
+    picture(tmp_path / "elsewhere/train2017/a.jpg")
+    text(tmp_path / "set/labels/train2017/a.txt", ROW)
+    (tmp_path / "set/images").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "set/images/train2017/again").symlink_to(tmp_path / "set")
+    source = load_boxes(tmp_path / "set", **HOW)
+    assert source.pools[0].names.tolist() == ["images/train2017/a.jpg"]
+    assert source.pools[0].parts.tolist() == [TRAIN]
+    assert boxes_in(source) == [[("0", [16, 8, 48, 24])]]
+
+
+def test_folders_are_domains_and_a_picture_beside_them_is_none(tmp_path):
+    for domain in ("day", "night"):
+        yolo_set(tmp_path / domain, "a")
+    picture(tmp_path / "preview.png")
+    assert [pool.name for pool in load_boxes(tmp_path, **HOW).pools] == ["day", "night"]
+    chosen = load_boxes(tmp_path, domains=("night",), **HOW)
+    assert [pool.name for pool in chosen.pools] == ["night"]
+    text(tmp_path / "preview.txt", ROW)
+    assert len(load_boxes(tmp_path, **HOW).pools) == 1
+
+
+def test_domains_of_two_forms_are_refused_and_one_of_them_may_be_chosen(tmp_path):
+    yolo_set(tmp_path / "day", "a")
+    for name in "ab":
+        picture(tmp_path / f"night/images/{name}.png")
+    text(tmp_path / "night/annotations/a.json", coco())
+    with pytest.raises(ValueError, match=str(tmp_path / "night")):
+        load_boxes(tmp_path, **HOW)
+    assert load_boxes(tmp_path, domains=("night",), **HOW).classes == ("cat", "dog")
+    picture(tmp_path / "rain/images/a.png")
+    with pytest.raises(ValueError, match=str(tmp_path / "rain")):
+        load_boxes(tmp_path, domains=("night", "rain"), **HOW)
+
+
+def test_coco_crowds_stay_such_and_boxes_are_cut_at_the_border_or_left_out_beyond(tmp_path):
+    for name in "ab":
+        picture(tmp_path / f"day/images/{name}.png")
+    text(tmp_path / "day/annotations/instances_train.json", coco())
+    text(tmp_path / "day/annotations/person_keypoints_train.json", coco())
+    source = load_boxes(tmp_path, **HOW)
+    assert boxes_in(source) == [[("cat", [60, 0, 64, 10])], [("dog", [4, 4, 12, 12])]]
+    labels = source.pools[0].labels
+    assert labels[CLASS].tolist() == [[0, -1], [1, crowd(0)]]
+    assert labels[BOXES][1, 1].tolist() == [0, 0.25, 1, 0.75]
+    notes = " | ".join(source.notes)
+    assert all(count in notes for count in ("1 crowds", "2 boxes without area", "1 boxes that"))
+    assert "annotations, row 4" in notes
+    dogs = load_boxes(tmp_path, classes=("dog",), **HOW)
+    assert boxes_in(dogs) == [[], [("dog", [4, 4, 12, 12])]]
+    assert load_boxes(tmp_path, max_boxes=1, **HOW).pools[0].labels[CLASS].tolist() == [
+        [0],
+        [crowd(0)],  # the largest
+    ]
+
+
+@pytest.mark.parametrize("name", ["annotations/._labels.json", "@eaDir/a.json"])
+def test_companions_of_other_systems_are_no_labels_of_coco(tmp_path, name):
+    for image in "ab":
+        picture(tmp_path / f"images/{image}.png")
+    text(tmp_path / "annotations/labels.json", coco())
+    before = load_boxes(tmp_path, **HOW)
+    text(tmp_path / name, "\0\5\26\7")
+    after = load_boxes(tmp_path, **HOW)
+    assert (after.key, after.notes) == (before.key, before.notes)
+
+
+def test_cocos_json_may_lie_two_folders_deep_beside_its_images(tmp_path):
+    for part in ("train", "valid"):
+        for name in "ab":
+            picture(tmp_path / f"day/export/{part}/{name}.png")
+        text(tmp_path / f"day/export/{part}/_annotations.coco.json", coco())
+    pool = load_boxes(tmp_path, **HOW).pools[0]
+    assert pool.parts.tolist() == [TRAIN, TRAIN, VALIDATION, VALIDATION]
+
+
+def test_parts_of_some_images_only_are_not_used_and_that_is_said(tmp_path):
+    yolo_set(tmp_path, "train/a", "b")
+    source = load_boxes(tmp_path, **HOW)
+    assert source.pools[0].parts is None
+    assert any("1 domains whose files name a part" in note for note in source.notes)
+
+
+NAN_BOX = [{"image_id": 7, "category_id": 3, "bbox": [0, 0, float("nan"), 1]}]
+ESCAPE = {"images": [{"id": 7, "file_name": "../a.png"}], "annotations": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "culprit"),
+    [
+        ("labels/a.txt", "2 .5 .5 .1 .1", "line 1"),
+        ("labels/a.txt", f"{ROW}0.5 .5 .5 .1 .1", "line 2"),
+        ("labels/a.txt", "0 .5 .5 .1", "line 1"),
+        ("labels/a.txt", "cat .5 .5 .1 .1", "line 1"),
+        ("labels/a.txt", "0 nan .5 .1 .1", "row 1"),
+        ("labels/a.txt", "", "a box"),
+        ("a.json", coco(annotations=NAN_BOX), "row 1"),
+        ("a.json", coco(categories=[{"id": 3, "name": "cat"}]), "5"),
+        ("a.json", coco(images=[{"id": 7, "file_name": "a.png"}]), "9"),
+        ("a.json", coco(images=[{"id": 7, "file_name": "a.png"}] * 2), "id"),
+        ("a.json", coco(annotations=[{"image_id": 7, "category_id": 3}]), "bbox"),
+        ("a.json", {"images": []}, "annotations"),
+        ("a.json", coco(**ESCAPE), "../a.png"),
+        ("a.json", '{"images": [', "JSONDecodeError"),
+    ],
+)
+def test_bad_labels_are_refused_by_file_and_row(tmp_path, name, content, culprit):
+    for image in "ab" if name == "a.json" else "a":
+        picture(tmp_path / f"images/{image}.png")
+    text(tmp_path / "classes.txt", "cat\ndog")
+    text(tmp_path / name, content)
+    with pytest.raises(ValueError, match=re.escape(culprit)) as error:
+        load_boxes(tmp_path, **HOW)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_class_named_twice_is_refused(tmp_path):
+    yolo_set(tmp_path, "a")
+    text(tmp_path / "data.yaml", "names: [cat, cat]")
+    with pytest.raises(ValueError, match=str(tmp_path / "data.yaml")):
+        load_boxes(tmp_path, **HOW)
+
+
+def test_missing_images_folders_and_classes_are_named(tmp_path):
+    picture(tmp_path / "set/images/a.png")
+    text(tmp_path / "set/a.json", coco())
+    with pytest.raises(FileNotFoundError, match=r"b\.png"):
+        load_boxes(tmp_path / "set", **HOW)
+    picture(tmp_path / "set/images/b.png")
+    with pytest.raises(ValueError, match="elk"):
+        load_boxes(tmp_path / "set", classes=("elk",), **HOW)
+    with pytest.raises(FileNotFoundError, match="dawn"):
+        load_boxes(tmp_path, domains=("dawn",), **HOW)
+    for path in (None, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=str(path)):
+            load_boxes(path, **HOW)

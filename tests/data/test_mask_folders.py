@@ -1,0 +1,381 @@
+"""Folders of images with masks as people have them, and the vessels of four cameras."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.domain import check_dataset, splits, whole
+from fedjax_bn.data.label_trees import MASK, VOLUME
+from fedjax_bn.data.masks.mask_folders import load_mask_folders
+from fedjax_bn.data.sets import npz
+from fedjax_bn.data.source import TEST, TRAIN
+from fedjax_bn.engine.inputs import UNLABELLED
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.datasets import check_data_keys
+
+HOW = {"image_size": 8, "progress": False}
+NAMED = {
+    "DRIVE": ("images/{}_training.tif", "masks/{}_manual1.gif", 15),
+    "STARE": ("images/{}.ppm", "masks/{}.ah.pgm", 12),
+    "CHASEDB": ("images/{}.jpg", "masks/{}_1stHO.png", 24),
+    "VEVIO": ("images/{}.png", "masks/bw_{}_black.png", 16),
+}
+PATTERNS = tuple(pattern for *patterns, _ in NAMED.values() for pattern in patterns)
+
+
+def image(path: Path, width: int = 8, height: int = 8, **how) -> Path:
+    """An image whose red channel rises to the right."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = np.arange(width)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, **how)
+    return path
+
+
+def mask(path: Path, width: int = 8, height: int = 8, value: int = 255) -> Path:
+    """A mask whose left half has a value."""
+    values = np.zeros((height, width), np.uint8)
+    values[:, : width // 2] = value
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values).save(path)
+    return path
+
+
+def written(root: Path, images: str, masks: str, count: int = 12) -> None:
+    """Images and masks of numbers in the place of {}."""
+    for number in range(1, count + 1):
+        image(root / images.format(number))
+        mask(root / masks.format(number))
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "patterns"),
+    [
+        ("images/{}.png", "masks/{}.png", ()),
+        ("Images/{}.jpg", "Masks/{}.gif", ()),
+        ("images/train/{}.png", "masks/train/{}.png", ()),
+        ("train/images/{}.png", "train/masks/{}.bmp", ()),
+        ("images/{}_training.tif", "masks/{}_manual1.gif", ("images/{}_t*", "masks/{}_manual1.*")),
+        ("{}/image.png", "{}/mask.png", ("{}/image.png", "{}/mask.png")),
+        ("x{}.png", "y{}.png", ("none/{}.png", "none/{}.gif", "x{}.*", "y{}.*")),
+    ],
+)
+def test_masks_have_the_names_of_their_images_or_patterns(tmp_path, images, masks, patterns):
+    written(tmp_path / "a", images, masks)
+    mask(tmp_path / "a/fov/1.png")
+    source = load_mask_folders(tmp_path, pairs=patterns, **HOW)
+    (pool,) = source.pools
+    assert pool.name == "a"
+    assert len(pool.images) == 12
+    assert (pool.labels[MASK] == [1] * 4 + [0] * 4).all()
+    assert pool.names.tolist() == sorted(f"a/{images.format(k)}" for k in range(1, 13))
+    assert any("a/fov/1.png" in note for note in source.notes)
+
+
+def test_a_folder_of_images_and_masks_is_one_domain_and_its_parts_are_official(tmp_path):
+    written(tmp_path / "eyes", "train/images/{}.png", "train/masks/{}.png", 4)
+    written(tmp_path / "eyes", "test/images/{}.png", "test/masks/{}.png", 3)
+    (pool,) = load_mask_folders(tmp_path / "eyes", **HOW).pools
+    assert pool.name == "eyes"
+    assert sorted(pool.parts.tolist()) == [TRAIN] * 4 + [TEST] * 3
+    image(tmp_path / "eyes/images/more.png")
+    mask(tmp_path / "eyes/masks/more.png")
+    source = load_mask_folders(tmp_path / "eyes", **HOW)
+    assert source.pools[0].parts is None
+    assert "1 domains whose folders name a part" in " ".join(source.notes)
+
+
+def test_sides_of_one_person_share_a_name_and_a_pattern_names_other_groups(tmp_path):
+    for name in ("p1_L", "p1_R", "p2_left", "p2_right", "p3_OD_1", "p3_OS_1", "p4_L", "leftover"):
+        image(tmp_path / f"a/images/{name}.png")
+        mask(tmp_path / f"a/masks/{name}.png")
+    source = load_mask_folders(tmp_path, **HOW)
+    names = [Path(name).name.removesuffix(".png") for name in source.pools[0].names]
+    assert sorted(names) == ["leftover", "p1_*", "p1_*", "p2_*", "p2_*", "p3_*_1", "p3_*_1", "p4_L"]
+    assert "data.groups" in " ".join(source.notes)
+    (pool,) = load_mask_folders(tmp_path, groups=r"(p)\d|left", **HOW).pools
+    assert sorted(set(pool.names)) == ["a/None", "a/p"]
+    with pytest.raises(ValueError, match=r"leftover.png .*data.groups"):
+        load_mask_folders(tmp_path, groups=r"p\d", **HOW)
+
+
+def test_sides_are_a_group_across_parts_and_numbers_are_not(tmp_path):
+    for part, name in (("train", "p1_L"), ("test", "p1_R"), ("train", "2"), ("test", "2")):
+        image(tmp_path / f"a/{part}/images/{name}.png")
+        mask(tmp_path / f"a/{part}/masks/{name}.png")
+    (pool,) = load_mask_folders(tmp_path, **HOW).pools
+    alone = ["a/test/images/2.png", "a/train/images/2.png"]
+    assert sorted(pool.names) == ["a/images/p1_*", "a/images/p1_*", *alone]
+
+
+def test_domains_in_folders_of_parts_are_refused_and_capitals_are_one_folder(tmp_path):
+    written(tmp_path / "in", "train/a/images/{}.png", "train/a/masks/{}.png", 1)
+    written(tmp_path / "in", "test/b/images/{}.png", "test/b/masks/{}.png", 1)
+    with pytest.raises(ValueError, match=r"in/test/b .*in/b/test"):
+        load_mask_folders(tmp_path / "in", **HOW)
+    written(tmp_path / "out", "a/train/images/{}.png", "a/train/masks/{}.png", 1)
+    written(tmp_path / "out", "a/test/images/{}.png", "a/test/Masks/{}.png", 1)
+    assert len(load_mask_folders(tmp_path / "out", **HOW).pools[0].images) == 2
+
+
+def test_values_of_domains_that_store_masks_differently_are_one_class(tmp_path):
+    for name, value in (("a", 255), ("b", 1)):
+        image(tmp_path / name / "images/1.png")
+        mask(tmp_path / name / "masks/1.png", value=value)
+    source = load_mask_folders(tmp_path, classes=("rest", "vessel"), **HOW)
+    assert source.classes == ("rest", "vessel")
+    assert all((pool.labels[MASK] == [1] * 4 + [0] * 4).all() for pool in source.pools)
+    assert "0 rest, 1 vessel, 255 vessel" in " ".join(source.notes)
+    assert load_mask_folders(tmp_path, domains=("b",), **HOW).pools[0].name == "b"
+
+
+def test_tiles_show_images_at_their_own_resolution(tmp_path, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    image(tmp_path / "a/images/large.png", 20, 11)
+    mask(tmp_path / "a/masks/large.png", 20, 11)
+    image(tmp_path / "a/images/small.png", 4, 8)
+    mask(tmp_path / "a/masks/small.png", 4, 8)
+    (pool,) = load_mask_folders(tmp_path, large="tiles", cache=cache, **HOW).pools
+    masks = pool.labels[MASK]
+    assert pool.images.shape == (7, 8, 8, 3)
+    assert pool.labels[VOLUME].tolist() == [0] * 6 + [1]
+    assert pool.names.tolist() == ["a/images/large.png"] * 6 + ["a/images/small.png"]
+    for tile, left in zip(pool.images, (0, 8, 12, 0, 8, 12), strict=False):
+        assert (tile[:, :, 0] == np.arange(left, left + 8)).all()
+    labelled = masks != UNLABELLED
+    assert labelled.sum((1, 2)).tolist() == [64, 64, 32, 24, 24, 12, 32]
+    assert (masks == 1).sum() == 10 * 11 + 2 * 8
+    assert pool.images[6, 0, :, 0].tolist() == [0, 1, 2, 3, 3, 3, 3, 3]  # its edge is repeated
+    source = load_mask_folders(tmp_path, large="tiles", cache=cache, **HOW)
+    assert np.array_equal(source.pools[0].labels[MASK], masks)
+    check_dataset(make_clients(source)[0])
+
+
+def test_an_image_and_its_mask_are_turned_alike(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6  # turn by 90 degrees to the right
+    image(tmp_path / "a/images/1.png", 12, 8, exif=exif)
+    mask(tmp_path / "a/masks/1.png", 8, 12)
+    (pool,) = load_mask_folders(tmp_path, **HOW).pools
+    assert (np.diff(pool.images[0, :, 0, 0].astype(int)) > 0).all()  # now it rises downwards
+    with pytest.raises(ValueError, match=r"masks/1\.png .*data\.orientation"):
+        load_mask_folders(tmp_path, orientation="stored", **HOW)
+
+
+def unlink(name: str):
+    return lambda root: (root / name).unlink()
+
+
+BAD = {  # change of a folder -> what the error names
+    "no masks": (lambda root: shutil.rmtree(root / "a/masks"), ["a/images/1.png", "data.pairs"]),
+    "no images": (lambda root: shutil.rmtree(root / "a/images"), ["/a ", "data.pairs"]),
+    "image without mask": (unlink("a/masks/2.png"), ["a/images/2.png", "data.pairs"]),
+    "mask without image": (unlink("a/images/2.png"), ["a/masks/2.png", "data.pairs"]),
+    "two masks": (lambda root: mask(root / "a/masks/1.gif"), ["a/masks/1.gif", "a/masks/1.png"]),
+    "another size": (
+        lambda root: mask(root / "a/masks/1.png", 8, 9),
+        ["a/masks/1.png", "a/images/1.png", "8 x 9", "8 x 8"],
+    ),
+    "a damaged mask": (
+        lambda root: (root / "a/masks/1.png").write_bytes(b"\x89PNG\r\n\x1a\n"),
+        ["a/masks/1.png"],
+    ),
+    "a damaged image": (
+        lambda root: (root / "a/images/1.png").write_bytes(b"GIF89a"),
+        ["a/images/1.png"],
+    ),
+    "an unknown value": (
+        lambda root: mask(root / "a/masks/1.png", value=9),
+        ["a/masks/1.png", "9", "data.classes"],
+    ),
+    "colours": (lambda root: image(root / "a/masks/1.png"), ["a/masks/1.png", "RGB"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_named_on_one_line(tmp_path, name):
+    written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
+    change, culprits = BAD[name]
+    change(tmp_path)
+    with pytest.raises(ValueError, match=r"\A.*\Z") as caught:
+        load_mask_folders(tmp_path, classes=("rest", "cell"), **HOW)
+    assert all(culprit in str(caught.value) for culprit in culprits)
+
+
+def test_a_folder_or_domain_that_does_not_exist_is_named(tmp_path):
+    written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
+    with pytest.raises(FileNotFoundError, match=r"data\.domains .* b, .* a:"):
+        load_mask_folders(tmp_path, domains=("b",), **HOW)
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/none"):
+        load_mask_folders(tmp_path / "none", **HOW)
+    with pytest.raises(FileNotFoundError, match=r"data\.path"):
+        load_mask_folders(None, **HOW)
+
+
+@pytest.mark.parametrize("pairs", [("images/{}.*", "masks/{}.png"), ("x{}", "y{}")])
+def test_a_pattern_that_fits_two_images_or_none_is_refused(tmp_path, pairs):
+    written(tmp_path, "a/images/{}.png", "a/masks/{}.png", 2)
+    image(tmp_path / "a/images/1.jpg")
+    with pytest.raises(ValueError, match=r"/a.*data\.pairs"):
+        load_mask_folders(tmp_path, pairs=pairs, **HOW)
+
+
+@pytest.fixture(scope="module")
+def vessels(shared) -> Path:
+    folder = shared / "data/segmentation/vessels"
+    if not folder.is_dir():
+        pytest.skip(f"no vessels at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def read_vessels(vessels):
+    return load_mask_folders(vessels, image_size=64, progress=False, pairs=PATTERNS)
+
+
+def test_the_vessels_of_four_cameras_are_read_as_they_are(vessels, read_vessels):
+    """Against Pillow, with the names of the files written down here."""
+    assert read_vessels.classes == ("background", "foreground")
+    for pool in read_vessels.pools:
+        images, masks, count = NAMED[pool.name]
+        before, after = images.removeprefix("images/").split("{}")
+        files = sorted((vessels / pool.name / "images").iterdir())
+        assert len(pool.images) == len(files) == count
+        for file, pixels, labels in zip(files, pool.images, pool.labels[MASK], strict=True):
+            name = file.name.removeprefix(before).removesuffix(after)
+            with Image.open(vessels / pool.name / masks.format(name)) as opened:
+                small = opened.convert("L").resize((64, 64), Image.Resampling.NEAREST)
+            assert np.array_equal(labels, np.asarray(small) > 0)
+            with Image.open(file) as opened:
+                small = opened.convert("RGB").resize((64, 64), Image.Resampling.BILINEAR)
+            assert np.array_equal(pixels, np.asarray(small))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_eyes_of_one_child_are_never_in_two_splits(read_vessels, seed):
+    dataset, (drive,) = make_clients(
+        read_vessels, target="DRIVE", validation=0.2, test=0.2, seed=seed
+    )
+    assert len(drive.test.images) == 15
+    (eyes,) = [domain for domain in dataset.domains if domain.name == "CHASEDB"]
+    children = {}
+    for part, split in splits(eyes):
+        assert all(re.fullmatch(r"CHASEDB/images/Image_\d\d\*", n) for n in split.names)
+        children[part] = set(split.names)
+    assert sum(map(len, children.values())) == len(set.union(*children.values())) == 12
+
+
+def test_vessels_in_tiles_have_each_pixel_once(vessels):
+    source = load_mask_folders(
+        vessels,
+        image_size=256,
+        domains=("STARE",),
+        large="tiles",
+        progress=False,
+        pairs=PATTERNS,
+    )
+    (pool,) = source.pools
+    assert len(pool.images) == 12 * 3 * 3
+    seen = pool.labels[MASK] != UNLABELLED
+    assert seen.sum() == 12 * 700 * 605
+    with Image.open(vessels / "STARE/masks/im0001.ah.pgm") as opened:
+        assert (pool.labels[MASK][:9] == 1).sum() == (np.asarray(opened) == 255).sum()
+
+
+def test_volumes_of_nifti_are_read_as_scans_whose_slices_stay_together(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    voxels = np.zeros((8, 8, 3), np.uint8)
+    voxels[:4] = 1
+    for name in ("p1", "p2_L", "p2_R"):
+        for folder, values in (("images", 100 * voxels), ("masks", voxels)):
+            path = tmp_path / "a" / folder / f"{name}.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(values, np.diag([1, 1, 2, 1])), path)
+    source = load_mask_folders(tmp_path, max_megapixels=1, **HOW)
+    (pool,) = source.pools
+    assert pool.labels[VOLUME].tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    assert (pool.labels[MASK] == [1] * 4 + [0] * 4).all()
+    assert pool.names.tolist() == ["a/images/p1.nii.gz"] * 3 + ["a/images/p2_*.nii"] * 6
+    voxels[0, 0, 0] = 9
+    nibabel.save(nibabel.Nifti1Image(voxels - 0.5, np.eye(4)), tmp_path / "a/masks/p1.nii.gz")
+    with pytest.raises(ValueError, match=r"p1\.nii\.gz .*8\.5"):
+        load_mask_folders(tmp_path, **HOW)
+    written(tmp_path / "b", "images/{}.png", "masks/{}.png", 1)
+    with pytest.raises(ValueError, match=r"data\.domains"):
+        load_mask_folders(tmp_path, **HOW)
+
+
+def test_classes_that_a_domain_never_shows_are_noted(tmp_path):
+    for domain, values in {"a": (1, 2), "b": (1, 1), "c": (2, 1)}.items():
+        for number, value in enumerate(values):
+            image(tmp_path / domain / f"images/{number}.png")
+            mask(tmp_path / domain / f"masks/{number}.png", value=value)
+    source = load_mask_folders(tmp_path, classes=("background", "disc", "cup"), **HOW)
+    (note,) = (note for note in source.notes if "never show" in note)
+    assert note.endswith(": b (cup)")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pairs", "images/{}.png"),
+        ("pairs", "images/{}.png,masks/x.png"),
+        ("groups", "("),
+        ("large", "crop"),
+    ],
+)
+def test_a_key_that_cannot_be_meant_is_refused(key, value):
+    with pytest.raises(ConfigError, match=rf"config\.data\.{key}"):
+        read("configs/masks.py", [(f"data.{key}", value)])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("pairs", "{},{}"), ("groups", "x"), ("large", "tiles")]
+)
+def test_keys_of_masks_are_refused_for_other_data(key, value):
+    config = read("quickstart", [(f"data.{key}", value)])
+    with pytest.raises(ConfigError, match=rf"data\.{key}"):
+        check_data_keys(config)
+
+
+def test_the_configuration_reads_a_folder_with_all_keys_of_masks(tmp_path):
+    written(tmp_path / "in", "a/x/p{}.png", "a/y/p{}.png", 12)
+    changes = {"path": f"{tmp_path}/in", "cache": f"{tmp_path}/cache", "image_size": "16"}
+    changes |= {
+        "pairs": "x/{}.png,y/{}.png",
+        "groups": r"p\d",
+        "large": "tiles",
+        "classes": "no,yes",
+    }
+    config = read("configs/masks.py", [(f"data.{key}", value) for key, value in changes.items()])
+    built = build(config)
+    (domain,) = built.internal.domains
+    assert built.internal.classes == ("no", "yes")
+    assert set(whole(domain).names) == {f"a/p{digit}" for digit in range(1, 10)}
+    assert domain.train.labels[MASK].shape[1:] == (16, 16)
+    assert any("0 no, 255 yes" in note for note in built.notes)
+
+
+def test_masks_in_an_archive_are_renumbered_by_name_and_black_and_white_ones_are_refused(tmp_path):
+    path = tmp_path / "own.npz"
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    masks = np.random.default_rng(0).choice(np.array([0, 1, 2, 255], np.uint8), (2, 8, 8))
+    np.savez(path, a__images=images, a__labels=masks, classes=np.array(["rest", "disc", "cup"]))
+    source = npz.load_npz(path, classes=("rest", "cup", "disc"))
+    assert source.classes == ("rest", "cup", "disc")
+    table = np.arange(256)
+    table[[1, 2]] = 2, 1
+    assert np.array_equal(source.pools[0].labels[MASK], table[masks])
+    np.savez(path, a__images=images, a__labels=np.uint8(255) * (masks == 1))
+    with pytest.raises(ValueError, match=r"own\.npz"):
+        npz.load_npz(path)
+    np.savez(path, a__images=images, a__labels=masks[:, :4])
+    with pytest.raises(ValueError, match="a__labels"):
+        npz.load_npz(path)
