@@ -3,9 +3,9 @@
     python benchmarks/population.py --json
 
 It runs FedBN on configs/population.py: 64 clients a round with 16 samples each, whose own parts are
-on the disk. Each population trains in a process of its own, with the same program as a run. The
-claim is that time, device and host memory do not grow with the population, and that the disk grows
-with the number of clients that have trained.
+in the host's memory. Each population trains in a process of its own, with the same program as a
+run. The claim is that time and device memory do not grow with the population, and that host memory
+grows with the rows alone.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import json
 import resource
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,12 +25,12 @@ import jax
 
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.training.population import RowStore, start_held
+from fedjax_bn.training.population import start_population
 from fedjax_bn.training.rounds import open_rounds
 from machine import announce
 
 CONFIG = Path(__file__).parents[1] / "configs" / "population.py"
-FIGURES = ("round_seconds", "device_megabytes", "host_megabytes", "disk_megabytes")
+FIGURES = ("round_seconds", "device_megabytes", "host_megabytes", "rows_megabytes")
 
 
 def main() -> None:
@@ -68,57 +67,28 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     """Trains some rounds with one population; returns median seconds and peak memory."""
     changes = {"data.num_clients": population, "clients_per_round": options.cohort}
     changes |= {"method": options.method, "model": options.model, "rounds": options.rounds}
-    changes |= {"population": "disk", "adaptations": "running"}
+    changes |= {"population": "host", "adaptations": "running"}
     changes["eval_clients"] = min(100, population)  # more than all clients is an error
     config = read(str(CONFIG), [(key, str(value)) for key, value in changes.items()])
     experiment, keys, start = prepare(config)
-    with tempfile.TemporaryDirectory() as folder:
-        begin = start_held(experiment, start, Path(folder))
-        held = begin()
-        seconds, cpu = [], []
-        with timed_store() as store_seconds, device_bytes() as most:
-            step = open_rounds(experiment, keys, held).compile(held)
-            for _ in range(options.rounds):
-                began, used = time.perf_counter(), time.process_time()
-                held, _ = step(held)
-                seconds.append(time.perf_counter() - began)
-                cpu.append(time.process_time() - used)
-        disk = held.store.taken_bytes()
-        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    state, seconds, cpu = start_population(experiment, start)(), [], []
+    with device_bytes() as most:
+        step = open_rounds(experiment, keys, state).compile(state)
+        for _ in range(options.rounds):
+            began, used = time.perf_counter(), time.process_time()
+            state, _ = step(state)
+            seconds.append(time.perf_counter() - began)
+            cpu.append(time.process_time() - used)
+    rows = sum(leaf.nbytes for leaf in jax.tree.leaves(state.rows))
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "round_seconds": median(seconds[1:]),
         "fastest_seconds": min(seconds[1:]),
         "cpu_seconds": median(cpu[1:]),
-        "store_seconds": median(store_seconds[2:]),
         "device_megabytes": round(most[0] / 2**20, 2),
         "host_megabytes": round(host / 2**10, 1),
-        "disk_megabytes": round(disk / 2**20, 2),
+        "rows_megabytes": round(rows / 2**20, 2),
     }
-
-
-@contextmanager
-def timed_store() -> Iterator[list[float]]:
-    """Yields a list that gets the seconds of reading and writing rows, one number each round."""
-    spent, real = [0.0], {name: getattr(RowStore, name) for name in ("read", "write")}
-
-    def timed(name: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            began = time.perf_counter()
-            result = real[name](*arguments)
-            spent[-1] += time.perf_counter() - began
-            if name == "write":
-                spent.append(0.0)
-            return result
-
-        return call
-
-    try:
-        for name in real:
-            setattr(RowStore, name, timed(name))
-        yield spent
-    finally:
-        for name, function in real.items():
-            setattr(RowStore, name, function)
 
 
 @contextmanager
@@ -147,17 +117,14 @@ def device_bytes() -> Iterator[list[int]]:
 
 def show(found: dict[str, dict[str, Any]]) -> None:
     """Prints the table."""
-    print(
-        "| clients | s a round (least) | CPU-s a round | rows read and written, s | device MB | "
-        "host MB | disk MB |"
-    )
-    print("|---:" * 7 + "|")
+    print("| clients | s a round (least) | CPU-s a round | device MB | host MB | rows MB |")
+    print("|---:" * 6 + "|")
     for name, one in found.items():
         print(
             f"| {int(name):,} | {one['round_seconds']:.3f} ({one['fastest_seconds']:.3f}) | "
-            f"{one['cpu_seconds']:.3f} | {one['store_seconds']:.4f} | "
+            f"{one['cpu_seconds']:.3f} | "
             f"{one['device_megabytes']:.1f} | {one['host_megabytes']:,.0f} | "
-            f"{one['disk_megabytes']:.1f} |"
+            f"{one['rows_megabytes']:.1f} |"
         )
 
 

@@ -19,8 +19,9 @@ from fedjax_bn.engine.privacy import Privacy, epsilon
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods import fedbn
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.build import build, sample_input
+from fedjax_bn.run.experiment.build import build
 from fedjax_bn.training.evaluation.evaluate import evaluator
+from fedjax_bn.training.start import sample_input
 
 EPOCHS, RATE, DELTA = 5, 0.1, 1e-5
 WITHOUT = 1e9  # a clip that is longer than any update

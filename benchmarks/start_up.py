@@ -25,7 +25,6 @@ sys.path.append(str(ROOT))
 FUNCTIONS = {
     "data, network": "prepare",
     "initial state": "checkpoint.resume",
-    "data plots": "write_data_plots",
     "batches": "open_rounds",
 }
 STARTS = ("first start", "later start")
@@ -74,6 +73,7 @@ def one_start(began: float, file: str) -> None:
     start = here()
     from fedjax_bn import main
     from fedjax_bn.run import commands, train
+    from fedjax_bn.training import rounds
 
     assert commands
     parts.end("imports", start)
@@ -89,7 +89,7 @@ def one_start(began: float, file: str) -> None:
         Path(file).write_text(json.dumps(parts.seconds))
         raise SystemExit(0)
 
-    train.round_record = after_the_round
+    rounds.round_record = after_the_round
     main.command()
 
 

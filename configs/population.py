@@ -17,7 +17,7 @@ quantiles and means by scanner.
     rows on the device, as of few        --config.population=device
 
 Small: --config.data.num_clients=200 --config.clients_per_round=16 --config.rounds=60
---config.population=disk
+--config.population=host
 It takes four CPU minutes. The unseen scanner ends at 85.6 % with statistics of its batches or by
 TsmoBN. The clients end at 13 %: one that has trained five times, a step each, has running
 statistics that are still mostly those of the start.

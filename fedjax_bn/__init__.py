@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         task,
         tasks,
     )
-    from fedjax_bn.simulation import load_run, simulate
+    from fedjax_bn.run.load_run import load_run
+    from fedjax_bn.simulation import simulate
 
 __version__ = "0.2.0"
 
@@ -57,10 +58,12 @@ __all__ = [
     "tasks",
 ]
 
+_FUNCTIONS = {"load_run": "run.load_run", "simulate": "simulation"}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("load_run", "simulate"):
-        return getattr(importlib.import_module(f"{__name__}.simulation"), name)
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,6 @@ from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.run.config.file import Changes, read, split_changes
-from fedjax_bn.training.stop import endure, listen, lost_output
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,8 +35,9 @@ class _Parser(argparse.ArgumentParser):
 
 def command() -> None:
     """Runs the command of `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main`."""
-    endure()
-    listen()
+    for stream in (sys.stdout, sys.stderr):
+        # Names outside the terminal's encoding are printed as escapes.
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)
     package = str(Path(__file__).parents[1])
     # `python -m` puts the current folder first, from which a file could then hide a library.
     if sys.path[0] == os.getcwd() != package and not sys.flags.safe_path:
@@ -50,8 +50,6 @@ def command() -> None:
     if options.command == "train" or trusted or any(code):
         sys.path.append("")
     run(options, changes)
-    if reason := lost_output():
-        fail(f"the output cannot be written ({reason}): its end is lost, give it room or another")
 
 
 def main(argv: list[str]) -> None:
@@ -174,12 +172,11 @@ def _train(options: argparse.Namespace, changes: Changes) -> None:
     config = read(options.config, changes)
     from fedjax_bn.report.page import write_report
     from fedjax_bn.run.commands import train_all
-    from fedjax_bn.training.together import join, together
+    from fedjax_bn.training.together import join
 
     join(options.distributed)
     name = file_name(Path(options.config.partition(":")[0]).stem)
-    with together():
-        train_all(config, Path(options.workdir or f"runs/{name}"), write_report)
+    train_all(config, Path(options.workdir or f"runs/{name}"), write_report)
 
 
 def _config_command(options: argparse.Namespace, changes: Changes) -> None:

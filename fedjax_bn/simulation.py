@@ -8,24 +8,23 @@
     )
     print(result)
 
-It runs the program of the command line (`fedjax_bn.run`) and returns the same numbers for the same
-data. `load_run(WORKDIR)` returns the `Result` of a run that the command line has finished.
+It runs the loop of the command line (`training.loop`) and returns the same numbers for the same
+data. A second call with the same method, and data of the same shapes, compiles nothing.
+`load_run(WORKDIR)` returns the `Result` of a run that the command line has finished.
 """
 
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.arguments import ranges
+from fedjax_bn.arguments.ranges import Rounds, RoundsOr0, Seed, bounded
 from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.duplicates import duplicate_notes
@@ -35,33 +34,31 @@ from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
-from fedjax_bn.run.config.keys import base, check
-from fedjax_bn.run.config.trust import recorded_code
-from fedjax_bn.run.experiment.build import sample_input
-from fedjax_bn.run.experiment.read_values import read_values
-from fedjax_bn.run.experiment.start import make_keys, make_start
-from fedjax_bn.run.files import finished
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, confusion, require_classifier
-from fedjax_bn.training import score_tables, workdir
+from fedjax_bn.training import score_tables
+from fedjax_bn.training.availability import Participation
+from fedjax_bn.training.callbacks.evaluation import Scores, Selection
+from fedjax_bn.training.callbacks.patience import Patience
+from fedjax_bn.training.callbacks.profile import Profile, require_folder
+from fedjax_bn.training.callbacks.progress import Progress
 from fedjax_bn.training.evaluation.evaluate import evaluator, served_variables, variables_of_client
-from fedjax_bn.training.experiment import Experiment
-from fedjax_bn.training.logs import progress
-from fedjax_bn.training.population import Held
-from fedjax_bn.training.profile import profiled, require_folder
+from fedjax_bn.training.evaluation.personalization import personalization_of
+from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Plan
+from fedjax_bn.training.loop import train
+from fedjax_bn.training.population import PopulationState
+from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import (
     Record,
     have_trained,
-    out_of_patience,
-    require_usable,
-    round_record,
     samples_a_round,
-    select_round,
     summarize,
 )
-from fedjax_bn.training.rounds import open_rounds
+from fedjax_bn.training.rounds import open_rounds, recorded
+from fedjax_bn.training.start import make_keys, make_start, sample_input
 
+_VALIDATION = 0.1  # of each class, as `config.data.validation`
 Samples = tuple[np.ndarray, Any]
 # A client's samples, or a dict of them with "train" and optionally "validation" and "test".
 ClientSamples = Samples | Mapping[str, Samples]
@@ -72,15 +69,15 @@ class Result(NamedTuple):
 
     Attributes:
       method: the method that was trained.
-      state: the federation after the selected round; of a run whose clients' rows are on the disk,
-        the `Held` that reads them.
+      state: the federation after the selected round; of a run whose clients' rows are on the
+        host, a `PopulationState`.
       clients: the clients' names, in the order of the state's rows.
       summary: the record that the command line writes as `summary.json`.
       history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
     """
 
     method: FederatedMethod
-    state: FederatedState | Held
+    state: FederatedState | PopulationState
     clients: tuple[str, ...]
     summary: Record
     history: list[Record]
@@ -156,19 +153,20 @@ class Result(NamedTuple):
         return score_tables.comparison([{"method": "simulated"} | self.summary])
 
 
+@bounded
 def simulate(
     method: FederatedMethod,
     *,
     clients: Mapping[str, ClientSamples],
     unseen: Mapping[str, ClientSamples] | None = None,
     adaptations: Sequence[str] = ("running",),
-    rounds: int = 20,
-    batch_size: int = 32,
-    eval_every: int = 5,
-    patience: int = 0,
-    seed: int = 0,
+    rounds: Rounds = 20,
+    batch_size: ranges.Samples = 32,
+    eval_every: Rounds = 5,
+    patience: RoundsOr0 = 0,
+    seed: Seed = 0,
     variables: Variables | None = None,
-    callback: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Any] = (),
     profile: tuple[int, str | os.PathLike[str]] | None = None,
     show_progress: bool = True,
 ) -> Result:
@@ -193,7 +191,8 @@ def simulate(
       patience: if above 0, rounds without a better validation accuracy before training stops.
       seed: the seed of all random numbers.
       variables: the model's first variables, for example pretrained; random by default.
-      callback: called with the record of each round.
+      callbacks: are called after each round, with its state and its record, to which they may add
+        entries, such as a metric of your own: see `training.loop.train`.
       profile: (round, folder): `jax.profiler` writes its trace of that round, counted from 1, into
         the folder; docs/speed.md shows how to look at it.
       show_progress: whether a progress bar is printed to standard error, and before it a note if
@@ -206,18 +205,10 @@ def simulate(
       RuntimeError: another trace of `jax.profiler` runs in the profiled round.
     """
     profiled_round, profile_folder = _profile(profile)
-    config = base()
-    config.update(
-        rounds=rounds,
-        batch_size=batch_size,
-        local_epochs=method.local_epochs,
-        eval_every=eval_every,
-        patience=patience,
-        seed=seed,
-        profile=profiled_round,
-        adaptations=tuple(adaptations),
-    )
-    check(config)
+    if not 0 <= profiled_round <= rounds:
+        raise ValueError(
+            f"profile={profile!r} is not one of the rounds 1 to {rounds}: give one of them"
+        )
     if profiled_round:
         require_folder(profile_folder)
     if method.learned is None:
@@ -236,15 +227,23 @@ def simulate(
     count = task.segments or 1 + highest
     # The method has its own preprocessing: the source's mean and deviation are not used.
     data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
-    internal, new = make_clients(
-        data, target=tuple(unseen), validation=config.data.validation, seed=seed
-    )
+    internal, new = make_clients(data, target=tuple(unseen), validation=_VALIDATION, seed=seed)
     if show_progress:
         for note in duplicate_notes(internal, new):
             print(note, file=sys.stderr)
-    chosen = {text: choose_adaptation(text, model, config.adapt_batch_size) for text in adaptations}
-    values = read_values(config, method, len(internal.domains))
-    experiment = Experiment(model, method, internal, new, prepare, chosen, (), task=task, **values)
+    choices = {
+        # Kept, so that a second call does not compile the same adaptation again.
+        text: made_once(("adaptation", text, model), partial(choose_adaptation, text, model))
+        for text in adaptations
+    }
+    experiment = Experiment(
+        *(model, method, internal, new, prepare, choices, ()),
+        participation=Participation(),
+        work=LocalWork(batch_size, 0, (method.local_epochs,)),
+        plan=Plan("simulated", seed, rounds, patience),
+        evaluation=Evaluation(seed=seed, personalization=personalization_of(method, seed)),
+        task=task,
+    )
     if task.classifies:
         _check_outputs(experiment, pools)
     keys = make_keys(seed)
@@ -252,62 +251,20 @@ def simulate(
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(experiment)
     records: list[Record] = []
-    with ExitStack() as stack:
-        watchers = [callback] if callback else []
-        if show_progress:
-            pace = samples_a_round(experiment), experiment.task.score.name
-            watchers.append(stack.enter_context(progress("round", rounds, 0, *pace)))
-        round = open_rounds(experiment, keys, state).compile(state)
-        while len(records) < rounds and not out_of_patience(records, patience):
-            number = len(records) + 1
-            with profiled(number, profiled_round, profile_folder):
-                start = time.perf_counter()
-                state, metrics = jax.block_until_ready(round(state))
-                metrics = jax.device_get(metrics)
-                seconds = time.perf_counter() - start
-            records.append(round_record(names, metrics, number, seconds))
-            require_usable(records[-1], metrics, names, config.on_nonfinite)
-            if number == rounds or number % eval_every == 0:
-                records[-1] |= evaluate(state, have_trained(records, names))
-                if select_round(records) == number:
-                    selected = jax.tree.map(jnp.copy, state)  # the next round donates the state
-            for watch in watchers:
-                watch(records[-1])
+    selection = Selection(records)
+    after = [*callbacks, selection]
+    if show_progress:
+        pace = samples_a_round(experiment), experiment.task.score.name
+        after.append(Progress("round", rounds, 0, *pace))
+    around = [
+        Profile(profiled_round, profile_folder),
+        Scores(lambda state: evaluate(state, have_trained(records, names)), eval_every, rounds),
+        Patience(patience, records),
+    ]
+    round = recorded(open_rounds(experiment, keys, state).compile(state), experiment)
+    train(round, state, rounds=rounds, records=records, callbacks=(*around, *after))
     summary = summarize(experiment, records, 0.0)
-    return Result(method, selected, tuple(names), summary, records)
-
-
-def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:
-    """Returns a finished run of the command line, at its selected round, without its data.
-
-        run = load_run("runs/quickstart")
-        probabilities = run.predict(images, client="blueprint")  # as `evaluate --internal` tests it
-        variables = run.variables("blueprint")
-
-    Images have the stored form of the training images: `run.method.learned.prepare` standardizes
-    them with the run's constants.
-
-    Args:
-      folder: the run's workdir.
-      trust: whether to import code that the workdir names, such as a model of one's own, also from
-        the folder where the run was started; without it only from folders on `PYTHONPATH`.
-
-    Raises:
-      arguments.errors.WorkdirError, arguments.errors.CheckpointError: the folder holds no
-        finished run, or a damaged one.
-      ValueError: the run names code that is not trusted, or something that does not exist.
-    """
-    folder = Path(folder)
-    about = finished.read_about(folder)
-    config = finished.remembered(about, trust)
-    config.mesh.update(clients=1, batch=0)  # one device; the run's machine had others
-    config.adaptations = ()
-    with recorded_code(folder, about, trust=trust):
-        experiment, state, number = finished.restore(folder, config, about["form"])
-    lines = folder / "metrics.jsonl"  # what a Flower server has served has none
-    history = workdir.read_lines(lines, number) if lines.exists() else []
-    summary = workdir.read_json(folder / "summary.json", workdir.SUMMARY)
-    return Result(experiment.method, state, tuple(about["form"]["clients"]), summary, history)
+    return Result(method, selection.state, tuple(names), summary, records)
 
 
 def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:

@@ -32,11 +32,11 @@ from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients, read_data  # noqa: E402
 from fedjax_bn.run.experiment.method import OPTIMIZERS  # noqa: E402
 from fedjax_bn.run.experiment.read_values import read_values  # noqa: E402
-from fedjax_bn.run.experiment.start import make_keys  # noqa: E402
 from fedjax_bn.run.files import finished  # noqa: E402
 from fedjax_bn.training import workdir  # noqa: E402
 from fedjax_bn.training.evaluation.evaluate import internal_evaluator  # noqa: E402
 from fedjax_bn.training.rounds import open_rounds  # noqa: E402
+from fedjax_bn.training.start import make_keys  # noqa: E402
 
 
 def batch_norm_only(

@@ -46,9 +46,9 @@ from fedjax_bn.flower.site import (
     sent_personal,
 )
 from fedjax_bn.run.experiment.method import weighs_by_validation
-from fedjax_bn.run.experiment.start import check_shapes, partition_table
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.training.evaluation.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.training.start import check_shapes, partition_table
 
 
 class _Task:

@@ -19,13 +19,14 @@ from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed, sent_personal
-from fedjax_bn.run.experiment import start as starting
 from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.read_values import choose_participation
+from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files.finished import dataset_of
 from fedjax_bn.task import Task
 from fedjax_bn.training.availability import Participation, read_trace
+from fedjax_bn.training.start import Keys, batches_of_one, make_start, partition_table
 
 PyTree = Any
 _Add = Callable[[Any, Accepted], Any]
@@ -77,7 +78,7 @@ class Host(NamedTuple):
 
     config: ConfigDict
     run: Run
-    keys: starting.Keys
+    keys: Keys
     alone: Callable[[], FederatedState]
     start: Callable[[], Kept]
     order: Order
@@ -116,11 +117,11 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     def make(config: ConfigDict) -> Experiment:
         # `prepare` traces the server's step with as many uploads as a round has.
-        drawn = who._replace(on_disk=False)
+        drawn = who._replace(on_host=False)
         return assemble(config, internal, ())._replace(participation=drawn)
 
-    experiment, keys, one = starting.prepare(alone, make, clients=count)
-    rows = starting.make_start(experiment, keys, rows=count, clients=count)
+    experiment, keys, one = prepare(alone, make, clients=count)
+    rows = make_start(experiment, keys, rows=count, clients=count)
 
     def start() -> Kept:
         state = one()
@@ -133,7 +134,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     like = jax.eval_shape(one)
     own = jax.eval_shape(lambda state: own_of(state, 0), like)
-    batches = starting.batches_of_one(experiment)
+    batches = batches_of_one(experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
     personal = sent_personal(own.personal) if run.serve_unseen else ()
@@ -142,14 +143,14 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     sent = traffic(method, like, batches)
     notes = (
         *experiment.notes,
-        starting.partition_table(experiment, jax.eval_shape(rows)),
+        partition_table(experiment, jax.eval_shape(rows)),
         "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
     )
     if method.adding:
         add, step = _by_sums(method.adding, count, upload, personal)
     else:
         add, step = _by_stack(method.checked_server, upload, personal)
-    served = starting.make_start(experiment, keys, rows=1, clients=1)
+    served = make_start(experiment, keys, rows=1, clients=1)
     known = config, run, keys, served, start, order, form, upload, personal, notes, who
     return Host(*known, experiment.task, add, step)
 

@@ -13,10 +13,10 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from logging import WARNING
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import (
@@ -35,7 +35,7 @@ from fedjax_bn.flower.messages import Hello, Order, Reply, content_of
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.run.files.finished import impossible
 from fedjax_bn.training import workdir
-from fedjax_bn.training.workdir import FINISHED, NUMBER, TEXT, misfit
+from fedjax_bn.training.workdir import Record
 
 _AGAIN = 60.0  # seconds until a refused node is asked again, at least
 _SHARE = 10  # nodes that never answer take a part of 1 / _SHARE of the time at most
@@ -111,12 +111,18 @@ def read_clients(place: Path, clients: int) -> Met:
             f"{place} has rounds, but no {_FILE} with the names of their clients: give back that "
             "file, or begin a new federation in another workdir"
         )
-    form = {f"{k}?": {"name": TEXT, "key": TEXT, "size?": NUMBER} for k in range(clients)}
-    found = workdir.read_json(path, form) if path.exists() else {}
-    each = {k: found[str(k)] for k in range(clients) if str(k) in found}
-    keys = {k: one["key"] for k, one in each.items() if one["key"]}
-    sizes = {k: one["size"] for k, one in each.items() if "size" in one}
-    return Met(sizes=sizes, names={k: one["name"] for k, one in each.items()}, keys=keys)
+    content = workdir.read_json(path) if path.exists() else {}
+    entries = {k: content[str(k)] for k in range(clients) if str(k) in content}
+    try:
+        keys = {k: entry["key"] for k, entry in entries.items() if entry["key"]}
+        sizes = {k: entry["size"] for k, entry in entries.items() if "size" in entry}
+        names = {k: entry["name"] for k, entry in entries.items()}
+    except (KeyError, TypeError) as error:
+        raise WorkdirError(
+            f"{path} has a client without its name or key ({error}): give back that file as it "
+            "was, or begin a new federation in another workdir"
+        ) from error
+    return Met(sizes=sizes, names=names, keys=keys)
 
 
 def write_clients(place: Path, met: Met, clients: int) -> Met:
@@ -236,9 +242,34 @@ def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
         form = json.loads(hello.form) | {"dataset": "federation", "clients": ["one"]}
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its form of samples is not a JSON object: {hello.form:.80}") from error
-    wrong = misfit(form, FINISHED["form"], "its form of samples") or impossible(form)
+    wrong = _wrong_entry(form) or impossible(form)
     if wrong or form["num_classes"] > _MOST_CLASSES:
         raise ValueError(
             f"no samples have the form that it gives for its own ({wrong or 'num_classes'})"
         )
     return client, hello
+
+
+def _wrong_entry(form: Record) -> str:
+    """Returns the entry of a client's form of samples that has another type than its own, or "".
+
+    A client chooses this form, so nothing of it is used before it is checked.
+    """
+
+    def of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda value: isinstance(value, list) and all(map(kind, value))
+
+    def is_count(value: Any) -> bool:
+        return type(value) is int and 0 < value < 2**31
+
+    def is_number(value: Any) -> bool:
+        return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str)
+
+    needed = {"num_classes": is_count, "shape": of(is_count), "dtype": is_text}
+    needed |= {"mean": of(is_number), "std": of(is_number)}
+    further = {"classes": of(is_text), "boxes": is_count, "masks": of(is_text)}
+    checks = needed | {name: further[name] for name in further.keys() & form.keys()}
+    return next((name for name, holds in checks.items() if not holds(form.get(name))), "")

@@ -38,14 +38,19 @@ from fedjax_bn.run.files.ownership import claim, owned
 from fedjax_bn.run.train import resume
 from fedjax_bn.sharing import OWN
 from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.callbacks.checkpoints import Checkpoints
+from fedjax_bn.training.callbacks.evaluation import Scores
+from fedjax_bn.training.callbacks.lines import Lines
+from fedjax_bn.training.callbacks.patience import Patience
 from fedjax_bn.training.experiment import privacy_notes
+from fedjax_bn.training.loop import train
 from fedjax_bn.training.machine import describe_machine
 from fedjax_bn.training.records import Record, out_of_patience, select_round
-from fedjax_bn.training.workdir import CLAIM, NUMBER, TEXT
+from fedjax_bn.training.workdir import CLAIM
 
 _SAME = ("clients", "serve_unseen")  # keys of the run config that a restart must not change
 _POLL = 2.0  # seconds between two searches for clients that are not connected yet
-_ABOUT = CLAIM | {"sizes": {"longest": NUMBER}, "samples": TEXT}
+_ABOUT = (*CLAIM, "sizes", "samples")  # of config.json
 
 
 def server_app(folder: str | Path = ".") -> ServerApp:
@@ -113,7 +118,8 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         digest = digest_of(to_named({"frozen": kept.state.frozen}))
         host = host._replace(order=host.order._replace(frozen=digest))
         _say_start(host, records, promised)
-        kept, records = _loop(grid, host, place, met, kept, records)
+        if not out_of_patience(records, config.patience):
+            kept = _play_rounds(grid, host, place, met, kept, records)
         summary = _summary(host, records)
         log(INFO, _write_served(host, place, folder, kept, summary))
         # Last, because a folder with summary.json counts as finished; `fedjax-bn report` reads it.
@@ -203,30 +209,27 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
         log(INFO, "continuing from round %s of %s", len(records), host.config.rounds)
 
 
-def _loop(
+def _play_rounds(
     grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
-) -> tuple[Kept, list[Record]]:
-    """Plays the rounds that are left, and writes each to the disk before the next begins."""
+) -> Kept:
+    """Plays the rounds that are left, whose records are appended; returns the last state."""
     config, write = host.config, lambda met: write_clients(place, met, host.run.clients)
-    with checkpoint.open_both(place, len(records)) as (latest, selected):
-        while len(records) < config.rounds and not out_of_patience(records, config.patience):
-            kept, record, met = play(grid, host, met, kept, write)
-            number = record["round"]
-            if number == config.rounds or number % config.eval_every == 0:
-                record |= evaluate(grid, host, met, kept)
-            records.append(record)
-            # The record is synced before the checkpoint of its round. So after a power cut the file
-            # can have more records than the checkpoint has rounds, but not fewer; `resume` drops
-            # the surplus.
-            workdir.append_line(place / "metrics.jsonl", record)
-            if "validation" in record and select_round(records) == number:
-                checkpoint.save(selected, number, kept)
-                checkpoint.settle(selected)
-            workdir.sync(place / "metrics.jsonl")
-            checkpoint.save(latest, number, kept)
-            checkpoint.settle(latest)
+
+    def round(kept: Kept) -> tuple[Kept, Record]:
+        nonlocal met
+        kept, record, met = play(grid, host, met, kept, write)
+        return kept, record
+
+    callbacks = (
+        Scores(lambda kept: evaluate(grid, host, met, kept), config.eval_every, config.rounds),
+        Patience(config.patience, records),
+        Lines(place, records, {}),
+        # On the disk before the next round, in which clients delete what they had before this one.
+        Checkpoints(place, 1, records, wait=True),
+    )
+    kept = train(round, kept, rounds=config.rounds, records=records, callbacks=callbacks)
     checkpoint.delete_earlier(place)
-    return kept, records
+    return kept
 
 
 def _summary(host: Host, records: Sequence[Record]) -> Record:

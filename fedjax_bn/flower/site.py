@@ -34,9 +34,10 @@ from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Node
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build
 from fedjax_bn.run.experiment.method import what_validates
-from fedjax_bn.run.experiment.start import Keys, prepare
+from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.sharing import MEASURED, OWN, Variables, without
 from fedjax_bn.state import Broadcast
+from fedjax_bn.training.start import Keys
 from fedjax_bn.training.stream import megabytes
 from fedjax_bn.training.workdir import write_atomically
 

@@ -27,7 +27,7 @@ from fedjax_bn.report.finished_runs import (
     spell,
 )
 from fedjax_bn.run.config.file import packaged_configs, read
-from fedjax_bn.training.client_logs import read_distances
+from fedjax_bn.training.callbacks.client_logs import read_distances
 from fedjax_bn.training.workdir import read_arrays
 
 _DISTANCES = (

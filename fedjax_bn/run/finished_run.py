@@ -30,7 +30,6 @@ from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, bui
 from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.experiment.read_values import read_evaluation
-from fedjax_bn.run.experiment.start import data_hash
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.new_data import read_new, stretched
@@ -41,8 +40,9 @@ from fedjax_bn.training.evaluation.answers import Keep, packed, predictions_of
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.training.evaluation.scoring import as_stored
-from fedjax_bn.training.population import Held
+from fedjax_bn.training.population import PopulationState
 from fedjax_bn.training.records import Record
+from fedjax_bn.training.start import data_hash
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 _Content = bytes | str | Callable[[], bytes]  # of a file; a function draws a picture
@@ -261,7 +261,7 @@ def _training_data(config: ConfigDict, trained: ConfigDict, about: Record) -> Ex
 
 
 def _served_scores(
-    experiment: Experiment, built: Experiment, state: FederatedState | Held
+    experiment: Experiment, built: Experiment, state: FederatedState | PopulationState
 ) -> Record:
     """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
@@ -279,7 +279,7 @@ def _served_scores(
 
 def _plots(
     experiment: Experiment,
-    state: FederatedState | Held,
+    state: FederatedState | PopulationState,
     tested: Dataset,
     request: Request,
     dataset: str,

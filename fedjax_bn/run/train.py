@@ -1,64 +1,58 @@
-"""The loop over rounds: resume, round, evaluate, select, log, save."""
+"""Trains one method in a workdir: resume, the rounds and what happens between them, summary."""
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from fedjax_bn.arguments.errors import CheckpointError, InterruptedRun
+from fedjax_bn.arguments.errors import InterruptedRun
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
-from fedjax_bn.run.experiment.start import (
-    Keys,
-    data_hash,
-    partition_table,
-    prepare,
-    starting_record,
-)
+from fedjax_bn.run.experiment.start import prepare, starting_record
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.ownership import check_claim, claim, owned
 from fedjax_bn.training import checkpoint, workdir
-from fedjax_bn.training.client_logs import log_batch_norms, log_masks
+from fedjax_bn.training.callbacks.checkpoints import Checkpoints
+from fedjax_bn.training.callbacks.client_logs import ClientLogs
+from fedjax_bn.training.callbacks.evaluation import Scores
+from fedjax_bn.training.callbacks.lines import Lines, Warnings
+from fedjax_bn.training.callbacks.patience import Patience
+from fedjax_bn.training.callbacks.profile import Profile
+from fedjax_bn.training.callbacks.progress import Progress
+from fedjax_bn.training.callbacks.stop import StopRequests
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
+from fedjax_bn.training.callbacks.wandb import Wandb
 from fedjax_bn.training.data_plots import write_data_plots
 from fedjax_bn.training.evaluation.answers import Keep, write_answers
-from fedjax_bn.training.evaluation.evaluate import Evaluate, evaluator, unseen_evaluator
+from fedjax_bn.training.evaluation.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.training.evaluation.per_sample import draw_boxes, draw_masks, shows_boxes
 from fedjax_bn.training.experiment import Experiment, Plan, privacy_notes
-from fedjax_bn.training.logs import show_pictures, watchers
+from fedjax_bn.training.loop import Round, train
 from fedjax_bn.training.machine import describe_machine, difference
 from fedjax_bn.training.mesh import form_on, mesh_note
-from fedjax_bn.training.population import Held, disk_note, start_held
-from fedjax_bn.training.profile import profiled
+from fedjax_bn.training.population import population_note, start_population
 from fedjax_bn.training.records import (
     Record,
     have_trained,
     out_of_patience,
-    require_usable,
-    round_record,
-    select_round,
+    samples_a_round,
     summarize,
-    warnings_of,
 )
-from fedjax_bn.training.rounds import open_rounds
-from fedjax_bn.training.stop import saying, stop_requests
-from fedjax_bn.training.together import (
-    any_asked,
-    by_first,
-    first,
-    held_by_first,
-    require_same,
-    together,
-)
+from fedjax_bn.training.rounds import open_rounds, recorded
+from fedjax_bn.training.start import Keys, data_hash, partition_table
+from fedjax_bn.training.together import by_first, first, held_by_first, require_same
 from fedjax_bn.training.workdir import SUMMARY
 
 
 def run(
-    config: ConfigDict, folder: Path, say: Callable[[str], None] = print, modules: bool = True
+    config: ConfigDict,
+    folder: Path,
+    say: Callable[[str], None] = print,
+    modules: bool = True,
 ) -> Record:
     """Trains one method and returns its summary; a run that was stopped continues.
 
@@ -79,7 +73,7 @@ def run(
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)
     plan = experiment.plan
-    start = start_held(experiment, start, folder)
+    start = start_population(experiment, start)
     promised = plan.privacy(plan.rounds)
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
@@ -102,9 +96,9 @@ def run(
 
     # 3. Otherwise this process (the first, if there are several) owns the folder until it ends, and
     # continues from the latest checkpoint, if there is one.
-    if note := by_first(lambda: disk_note(experiment, start)):
+    if note := population_note(start):
         say(note)
-    with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
+    with held_by_first(owned(folder)):
         if note := by_first(lambda: claim(folder, plan.keys, about, plan.follows)):
             say(note)
         if note := by_first(lambda: difference(folder, about)):
@@ -128,12 +122,6 @@ def resume(
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
     state = checkpoint.resume(folder, start, recorded, mesh)
-    for kind in ("latest", "selected") if isinstance(state, Held) else ():
-        # New rows must not overwrite those that a checkpoint names.
-        with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            for step in by_first(partial(checkpoint.steps, manager)):
-                with suppress(CheckpointError):  # no run can continue from it
-                    state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
     records = by_first(lambda: workdir.read_lines(path, int(state.round)))
     by_first(lambda: workdir.keep_lines(path, records))
     return state, records
@@ -171,10 +159,9 @@ def _finish(
     if not _complete(plan, records):  # else only the summary is missing
         say(f"compiling a round of {plan.method}")
         began = time.perf_counter()
-        round = rounds.compile(state)
+        round = recorded(rounds.compile(state), experiment)
         compile_seconds = time.perf_counter() - began
-        evaluate = evaluator(experiment)
-        records = _loop(experiment, evaluate, folder, say, round, state, records)
+        _train_rounds(experiment, folder, say, round, state, records)
     spent = plan.privacy(len(records))
     summary = summarize(experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < plan.rounds:
@@ -194,12 +181,13 @@ def _finish(
     by_first(lambda: checkpoint.delete_earlier(folder))
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     # Pictures need all clients' models where one process can read them.
-    if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
+    by_client = isinstance(form, FederatedState) and jax.process_count() == 1
+    if shows_boxes(experiment) and by_client:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
-        show_pictures(folder, "boxes", len(records))
+        _show(folder, "boxes", len(records))
     if experiment.task.segments:
         by_first(lambda: draw_masks(experiment, folder))
-        by_first(lambda: show_pictures(folder, "masks", len(records)))
+        by_first(lambda: _show(folder, "masks", len(records)))
     return summary
 
 
@@ -208,77 +196,55 @@ def _complete(plan: Plan, records: list[Record]) -> bool:
     return len(records) >= plan.rounds or out_of_patience(records, plan.patience)
 
 
-def _loop(
+def _show(folder: Path, picture: str, rounds: int) -> None:
+    """Shows a plot of a finished run in TensorBoard, as one of its last round."""
+    with TensorBoard(folder, rounds, pictures=picture):
+        pass
+
+
+def _train_rounds(
     experiment: Experiment,
-    evaluate: Evaluate,
     folder: Path,
     say: Callable[[str], None],
-    round: Callable,
-    state: FederatedState,
+    round: Round,
+    state: Any,
     records: list[Record],
-) -> list[Record]:
-    """Runs the remaining rounds while there is patience, and returns the records of all rounds.
+) -> None:
+    """Runs the remaining rounds, whose records are appended.
 
-    A run that is killed between two writes, also by a power cut, continues exactly, because they
-    have this order:
-
-    1. the line of the round, and what its report needs;
-    2. the selected checkpoint, once the disk has all lines and events;
-    3. the latest checkpoint, once the disk has the selected one too.
+    Raises:
+      InterruptedRun: Ctrl-C or SIGTERM, after the round's state was saved.
     """
-    plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
-    opened = checkpoint.open_both(folder, len(records))
-    watching = watchers(experiment, folder, len(records))
-    with (
-        opened as (latest, selected),
-        watching as (report, settle),
-        stop_requests() as stop_requested,
-    ):
-        while not _complete(plan, records):
-            number = len(records) + 1
-            with profiled(number, plan.profile, folder / "profile"):
-                start = time.perf_counter()
-                state, metrics = jax.block_until_ready(round(state))
-                metrics = jax.device_get(metrics)
-                seconds = time.perf_counter() - start
-            record = round_record(names, metrics, number, seconds, plan.clients_named)
-            require_usable(record, metrics, names, plan.on_nonfinite)
-            for warning in warnings_of(record):
-                say(warning)
-            answers: Keep = {}
-            if number == plan.rounds or number % plan.eval_every == 0:
-                record |= evaluate(state, have_trained([*records, record], names), answers)
+    plan, done, answers = experiment.plan, len(records), {}
+    names = [domain.name for domain in experiment.internal.domains]
+    score_all = evaluator(experiment)
 
-            records.append(record)
-            last = by_first(lambda: _complete(plan, records))
-            record |= log_masks(experiment, folder, state, last)
-            if first():
-                workdir.append_line(folder / "metrics.jsonl", record)
-            is_selected = "accuracy" in record and select_round(records) == number
-            if first() and is_selected:
-                write_answers(folder, answers, plan.predictions)
-            for moment, due in (("first", number == 1), ("selected", is_selected)):
-                if due:
-                    log_batch_norms(experiment, folder, state, moment)
-            report(record)
+    def evaluate(state: Any) -> Record:
+        answers.clear()
+        return score_all(state, have_trained(records, names), answers)
 
-            stop = any_asked(stop_requested())
-            saving = [("selected", selected)] * ("validation" in record and is_selected)
-            if last or stop or number % plan.checkpoint_every == 0:
-                saving.append(("latest", latest))
-            for kind, manager in saving:
-                # A run that continues from here will not write these again.
-                checkpoint.settle(selected)
-                settle()
-                if first():
-                    workdir.sync(folder / "metrics.jsonl")
-                if isinstance(state, Held):
-                    state.store.keep(kind, state.slots)
-                checkpoint.save(manager, number, state)
-            if stop:
-                checkpoint.settle(latest)
-                raise InterruptedRun(
-                    f"stopped after round {number} of {plan.rounds}, which is saved in {folder}: "
-                    "give the same command to continue"
-                )
-    return records
+    shown: list[Any] = []
+    if first():
+        events = TensorBoard(folder, done)
+        samples, score = samples_a_round(experiment), experiment.task.score.name
+        shown = [events, Progress(plan.method, plan.rounds, done, samples, score)]
+        shown += [Wandb(plan, folder)] if plan.wandb else []
+    stop = StopRequests()
+    # Their order makes a kill at any moment exact, see `training.loop.train`.
+    callbacks = (
+        Profile(plan.profile, folder / "profile"),
+        Warnings(say),
+        Scores(evaluate, plan.eval_every, plan.rounds),
+        Patience(plan.patience, records),
+        ClientLogs(experiment, folder, records),
+        Lines(folder, records, answers, plan.predictions),
+        *shown,
+        stop,
+        Checkpoints(folder, plan.checkpoint_every, records, [e.flush for e in shown[:1]]),
+    )
+    train(round, state, rounds=plan.rounds, records=records, callbacks=callbacks)
+    if stop.asked:
+        raise InterruptedRun(
+            f"stopped after round {len(records)} of {plan.rounds}, which is saved in {folder}: "
+            "give the same command to continue"
+        )

@@ -26,7 +26,7 @@ from fedjax_bn.serving.program import Program, export
 from fedjax_bn.sharing import Variables
 from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
 from fedjax_bn.training.experiment import Experiment
-from fedjax_bn.training.population import Held
+from fedjax_bn.training.population import PopulationState
 from fedjax_bn.training.workdir import Record
 
 
@@ -188,7 +188,7 @@ def _as_clients_predict(statistics: Callable[..., Any] | None) -> str:
 
 
 def _notes(
-    experiment: Experiment, state: FederatedState | Held, private: bool, client: str
+    experiment: Experiment, state: FederatedState | PopulationState, private: bool, client: str
 ) -> Iterator[str]:
     """Yields what the user should know about the model; raises ConfigError for a detector."""
     if not (experiment.task.classifies or experiment.task.segments):
@@ -198,10 +198,10 @@ def _notes(
         )
     if experiment.evaluation.personalization:
         yield (
-            "evaluate lets clients adapt to labelled samples first (personalize.samples); "
+            "evaluate lets clients adapt to labelled samples first (personalize_samples); "
             "the served model is the one before that"
         )
-    personal = (state.state if isinstance(state, Held) else state).personal
+    personal = (state.state if isinstance(state, PopulationState) else state).personal
     if private and (leaves := len(jax.tree.leaves(personal))):
         model = f"the model of {shown(client)} with its" if client else "the clients' mean of"
         yield (

@@ -26,7 +26,7 @@ from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
 
-_MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the disk
+_MOST_ON_DEVICE = 1000  # clients; with more, population=auto uses the host
 
 
 class Participation(NamedTuple):
@@ -37,26 +37,26 @@ class Participation(NamedTuple):
       draw: "uniform", or "by_size" in proportion to their samples.
       dropout: probability that a drawn client drops out of the round.
       trace: as `read_trace` returns it.
-      on_disk: whether the clients' own parts are kept on the disk, see `run.training.population`.
+      on_host: whether the clients' own parts are kept on the host, see `training.population`.
     """
 
-    drawn: int
-    draw: str
-    dropout: float
-    trace: np.ndarray | None
-    on_disk: bool
+    drawn: int = 0
+    draw: str = "uniform"
+    dropout: float = 0.0
+    trace: np.ndarray | None = None
+    on_host: bool = False
 
 
-def kept_on_disk(population: str, drawn: int, clients: int) -> bool:
-    """Returns whether the clients' own parts are kept on the disk.
+def kept_on_host(population: str, drawn: int, clients: int) -> bool:
+    """Returns whether the clients' own parts are kept on the host.
 
     Args:
-      population: the key; `auto` uses the disk for more than 1000 clients if some sit out.
+      population: the key; `auto` uses the host for more than 1000 clients if some sit out.
       drawn: clients of a round; 0 for all.
       clients: K.
     """
     large = clients > _MOST_ON_DEVICE and 0 < drawn < clients
-    return population == "disk" or (population == "auto" and large)
+    return population == "host" or (population == "auto" and large)
 
 
 class Cohort(NamedTuple):

@@ -7,7 +7,6 @@ not notice a flipped bit, and its parallel readers print tracebacks of damage th
 import hashlib
 import re
 import shutil
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,7 +23,6 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
 from fedjax_bn.arguments.errors import CheckpointError, WorkdirError
-from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.training.mesh import form_on
 from fedjax_bn.training.together import by_first
@@ -50,13 +48,6 @@ def open_folder(folder: Path, keep: int) -> Folder:
       CheckpointError: the folder cannot be listed, because a checkpoint in it is damaged.
     """
     folder = folder.absolute()
-    for path in folder.rglob("*"):
-        # Orbax would never return from a named pipe or a device.
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise CheckpointError(
-                f"{path}, in a checkpoint, must be a regular file: delete that checkpoint, or give "
-                "another --workdir"
-            )
     options = ocp.Context()
     # Compression hardly shrinks weights, and takes longer than the rest of a save.
     options.array.saving.use_compression = False
@@ -75,7 +66,7 @@ def open_folder(folder: Path, keep: int) -> Folder:
         )
     except (ValueError, OSError) as error:
         raise CheckpointError(
-            f"a checkpoint in {folder} is damaged ({_shortened(error)}): delete the newest folder "
+            f"a checkpoint in {folder} is damaged ({error}): delete the newest folder "
             "there and run again, or give another --workdir"
         ) from error
 
@@ -167,13 +158,6 @@ def resume(
     return start()
 
 
-def saved(folder: Path) -> str:
-    """Returns a message on which rounds of a workdir are saved."""
-    if rounds := _rounds(folder, "latest"):
-        return f"rounds 1 to {rounds[-1]} are saved in {folder}"
-    return f"no round is saved in {folder} yet"
-
-
 def save(manager: Folder, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 
@@ -219,7 +203,7 @@ def _faults_named(manager: Folder) -> Iterator[None]:
         # The system's own error may be the cause of Orbax's error, or a part of its text.
         words = "No space left on device|Read-only file system|Disk quota exceeded|File too large"
         found, cause = re.search(words, str(error)), error
-        reason = found[0] if found else _shortened(error)
+        reason = found[0] if found else str(error)
         while cause := cause.__cause__ or cause.__context__:
             reason = getattr(cause, "strerror", None) or reason
         raise WorkdirError(
@@ -250,7 +234,7 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
             "the code and the keys of the run's first start to continue, or another --workdir"
         )
     with _damage_named(folder):
-        # By names, because an earlier version's state lacks fields that are empty here.
+        # By names, because Orbax describes named tuples and dataclasses as dicts.
         tree = _with_leaves(_form(manager, folder), like)
         return _with_leaves(like, _loaded(manager, folder, tree))
 
@@ -262,7 +246,7 @@ def _damage_named(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         raise CheckpointError(
-            f"the checkpoint {folder} is damaged ({_shortened(error)}): delete that folder and run "
+            f"the checkpoint {folder} is damaged ({error}): delete that folder and run "
             "again to continue from an earlier checkpoint or from the start"
         ) from error
 
@@ -280,9 +264,7 @@ def all_arrays(folder: Path) -> PyTree:
 def _shapes(manager: Folder, folder: Path) -> PyTree:
     """Returns a checkpoint's tree of nested dicts, whose leaves have shape and dtype."""
     sums = folder / CHECKSUMS
-    lines = read_text(sums).splitlines(keepends=True) if sums.exists() else ["none"]
-    # Version 0.2 wrote a comment into the first line.
-    if "".join(line for line in lines if line[0] != "#") != _checksums(folder):
+    if not sums.exists() or sums.read_text() != _checksums(folder):
         raise ValueError("its checksums do not match")
     return _form(manager, folder)
 
@@ -295,7 +277,9 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
     """Returns the arrays of a checkpoint in the dtypes and at the places of `like`."""
     device = SingleDeviceSharding(jax.local_devices()[0])
 
-    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    def placed(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):  # stays on the host
+            return leaf
         # Orbax's own description of a leaf has no `sharding`.
         place = getattr(leaf, "sharding", None) or device
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
@@ -341,10 +325,6 @@ def _with_leaves(tree: PyTree, leaves: PyTree) -> PyTree:
     """Returns `tree` with the leaves of another tree that have the same names."""
     found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(leaves)}
     return jax.tree.map_with_path(lambda path, _: found[_name(path)], tree)
-
-
-def _shortened(error: Exception) -> str:
-    return textwrap.shorten(str(error) or repr(error), 120)
 
 
 def _add_checksums(folder: Path) -> None:

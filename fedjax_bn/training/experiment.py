@@ -1,6 +1,7 @@
 """Defines `Experiment`, all that a run needs, and reads a configuration's values into it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -47,23 +48,23 @@ class Plan(NamedTuple):
     """
 
     method: str
-    model: str
     seed: int
     rounds: int
-    patience: int
-    eval_every: int
-    checkpoint_every: int
-    on_nonfinite: str
-    clients_named: int
-    predictions: str
-    profile: int
-    wandb: str
-    device_megabytes: int
-    start_from: str
-    pretrained: str
-    keys: Record
-    follows: str
-    privacy: Callable[[int], Record]
+    patience: int = 0
+    eval_every: int = 5
+    checkpoint_every: int = 5
+    on_nonfinite: str = "stop"
+    clients_named: int = 100
+    predictions: str = ""
+    profile: int = 0
+    wandb: str = ""
+    device_megabytes: int = 4000
+    model: str = ""
+    start_from: str = ""
+    pretrained: str = ""
+    keys: Mapping[str, Any] = MappingProxyType({})
+    follows: str = ""
+    privacy: Callable[[int], Record] = lambda rounds: {}
 
 
 class Evaluation(NamedTuple):
@@ -75,14 +76,14 @@ class Evaluation(NamedTuple):
       personalization: how a client adapts first; None if clients do not adapt.
     """
 
-    batch_size: int
-    device_megabytes: int
-    clients: int
-    seed: int
-    eval_unseen: str
-    eval_train_loss: bool
-    validate_with: str
-    personalization: Personalization | None
+    batch_size: int = 500
+    device_megabytes: int = 4000
+    clients: int = 0
+    seed: int = 0
+    eval_unseen: str = "always"
+    eval_train_loss: bool = False
+    validate_with: str = "own"
+    personalization: Personalization | None = None
 
 
 class Experiment(NamedTuple):
@@ -116,7 +117,7 @@ class Experiment(NamedTuple):
     participation: Participation
     work: LocalWork
     plan: Plan
-    evaluation: Evaluation
+    evaluation: Evaluation = Evaluation()
     mesh: Mesh | None = None
     task: Task = classification()
     validates: str = ""

@@ -62,7 +62,7 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
     parts = ("versions", "devices", "machine")
     there, here = ({k: m.get(k) for k in parts} for m in (old, about))
     changes = [
-        f"{key} ({before:.60} there, {now:.60} now)"
+        f"{key} ({before} there, {now} now)"
         for key, before, now in _leaves_of_both(there, here)
         if before != now
     ]

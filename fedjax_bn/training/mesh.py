@@ -4,6 +4,7 @@ Rows of clients are spread over the mesh's axis "clients"; every device has a co
 there are several processes, each reads and places only the rows of its own devices.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -93,19 +94,21 @@ def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
     """Returns the state's `jax.ShapeDtypeStruct`s, with the sharding of each leaf on a mesh.
 
-    A state without a row for each client, a `Held`, has a copy on every device.
+    Of a population's state every device has a copy, without the rows, which stay on the host.
     """
     form = jax.eval_shape(lambda state: state, state)
+    if dataclasses.is_dataclass(form):  # a `PopulationState`
+        # As arrays without memory, by which `checkpoint.restore` knows what NumPy holds.
+        host = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), form)
+        return dataclasses.replace(host, state=_placed(form.state, copies_on(mesh)))
     if mesh is None:
         return form
-    by_client = isinstance(form, FederatedState)
-    spread = (
-        shardings_of(form, mesh) if by_client else jax.tree.map(lambda _: copies_on(mesh), form)
-    )
+    return jax.tree.map(_placed, form, shardings_of(form, mesh))
+
+
+def _placed(form: PyTree, sharding: NamedSharding | None) -> PyTree:
     return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        form,
-        spread,
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), form
     )
 
 

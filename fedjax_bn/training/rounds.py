@@ -3,13 +3,14 @@
 On a mesh, batches are padded with rows up to a multiple of the mesh's clients axis. Padding rows
 have the number K, which no client has. Each device gets and holds only its own clients' rows.
 
-If the clients' own parts are on the disk (`population`), the device holds what the clients share
-and the rows of one cohort; padding rows repeat those of the population's last client. The batches
-of the next cohort are read while this one trains. Its rows are read afterwards, because a client
-may be in both cohorts. Each process reads the rows of its own devices, and the first writes all.
+If the clients' own parts are in the host's memory (`population`), the device holds what the clients
+share and the rows of one cohort; padding rows repeat those of the population's last client. The
+batches of the next cohort are read while this one trains. Its rows are taken afterwards, because a
+client may be in both cohorts. Each process has the rows of all clients.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -27,8 +28,9 @@ from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.state import unseen_personal
-from fedjax_bn.training.availability import draw_cohort
-from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.availability import Participation, draw_cohort
+from fedjax_bn.training.experiment import Experiment, LocalWork
+from fedjax_bn.training.loop import Round
 from fedjax_bn.training.mesh import (
     clients_of,
     copies_on,
@@ -39,9 +41,10 @@ from fedjax_bn.training.mesh import (
     place_rows,
     shardings_of,
 )
-from fedjax_bn.training.population import PARTS, Held, rows_of_clients
+from fedjax_bn.training.population import PARTS, AnyState, PopulationState
+from fedjax_bn.training.programs import form_of, made_once
+from fedjax_bn.training.records import Record, require_usable, round_record
 from fedjax_bn.training.stream import forms_of, megabytes, stream_rounds
-from fedjax_bn.training.together import by_first
 
 # The metrics of clients that were not drawn for a round.
 _ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True, "norm": np.nan}
@@ -63,6 +66,30 @@ class Rounds(NamedTuple):
     compile: Callable[[Any], Callable[[Any], tuple]]
 
 
+def recorded(round: Callable[[Any], tuple], experiment: Experiment) -> Round:
+    """Returns `round(state) -> (state, record)`, the round that `training.loop.train` runs.
+
+    Args:
+      round: `round(state) -> (state, metrics)`, as `Rounds.compile` returns it.
+      experiment: the run's.
+
+    Raises:
+      NotFiniteError, RiskError: by the round, see `records.require_usable`.
+    """
+    plan, names = experiment.plan, [domain.name for domain in experiment.internal.domains]
+
+    def make(state: Any) -> tuple[Any, Record]:
+        number, start = int(state.round) + 1, time.perf_counter()
+        state, metrics = jax.block_until_ready(round(state))
+        metrics = jax.device_get(metrics)
+        seconds = time.perf_counter() - start
+        record = round_record(names, metrics, number, seconds, plan.clients_named)
+        require_usable(record, metrics, names, plan.on_nonfinite)
+        return state, record
+
+    return make
+
+
 class _Drawn(NamedTuple):
     """The clients drawn for a round, and their samples.
 
@@ -79,29 +106,63 @@ class _Drawn(NamedTuple):
     present: dict[str, jax.Array]
 
 
-def _drawing_of(experiment: Experiment) -> Callable[[Any, jax.Array], _Drawn]:
-    """Returns `draw(keys, number) -> _Drawn`, a pure function of the round's number from 0."""
-    mesh, sample = experiment.mesh, experiment.sampler()
-    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
-    total, longest = len(sizes), int(sizes.max())
+class Drawing(NamedTuple):
+    """Draws the clients and the samples of a round; equal for all runs of the same sizes.
 
-    def draw(keys: Any, number: jax.Array) -> _Drawn:
-        cohort = draw_cohort(experiment.participation, sizes, keys.participation, number)
+    Attributes:
+      participation: who takes part, without the trace.
+      work: what a client does in a round.
+      smallest, longest: numbers of samples of the smallest and the largest client.
+      mesh: the devices; None for one.
+    """
+
+    participation: Participation
+    work: LocalWork
+    smallest: int
+    longest: int
+    mesh: Mesh | None
+
+    def __call__(self, facts: "Facts", keys: Any, number: jax.Array) -> _Drawn:
+        """Returns what is drawn for a round, a pure function of its number from 0."""
+        total = len(facts.sizes)
+        sample = self.work.sampler(self.smallest, self.longest)
+        participation = self.participation._replace(trace=facts.trace)
+        cohort = draw_cohort(participation, facts.sizes, keys.participation, number)
         client = cohort.client
         rows = jnp.arange(total, dtype=jnp.int32) if client is None else client
-        missing = padded(len(rows), mesh) - len(rows)
+        missing = padded(len(rows), self.mesh) - len(rows)
         rows = jnp.pad(rows, (0, missing), constant_values=total)
         key = jax.random.fold_in(keys.data, number)
-        samples = sample(jnp.asarray(sizes, jnp.int32)[rows], rows, longest, key)
+        samples = sample(facts.sizes[rows], rows, self.longest, key)
         # Padding rows have no client, so none of their samples is valid.
         samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
-        present = jax.tree.map(lambda one: jnp.pad(one, (0, missing)), cohort.entries())
+        present = jax.tree.map(lambda leaf: jnp.pad(leaf, (0, missing)), cohort.entries())
         return _Drawn(client, rows, samples, present)
 
-    return draw
+
+class Facts(NamedTuple):
+    """What a drawing needs to know of the clients, as arguments of its program.
+
+    Attributes:
+      sizes: i32[K], their training samples.
+      trace: as `availability.read_trace` returns it; None for none.
+    """
+
+    sizes: jax.Array
+    trace: jax.Array | None
 
 
-def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held) -> Rounds:
+def drawing_of(experiment: Experiment) -> tuple[Drawing, Facts]:
+    """Returns how the clients and samples of a run's rounds are drawn, and of what."""
+    sizes = [len(domain.train.images) for domain in experiment.internal.domains]
+    participation = experiment.participation
+    trace = None if participation.trace is None else jnp.asarray(participation.trace)
+    participation = participation._replace(trace=None)
+    drawing = Drawing(participation, experiment.work, min(sizes), max(sizes), experiment.mesh)
+    return drawing, Facts(jnp.asarray(sizes, jnp.int32), trace)
+
+
+def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     """Puts the training data on the device if they fit, and otherwise opens a stream.
 
     Both ways train on the same samples in the same order. A population's data are always streamed.
@@ -114,12 +175,12 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
     Raises:
       ConfigError: validation samples that training needs do not fit on the device.
     """
-    if isinstance(state, Held):
-        return _open_stored(experiment, keys, state)
+    if isinstance(state, PopulationState):
+        return _open_cohorts(experiment, keys, state)
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
     over, limit = clients_of(mesh), experiment.plan.device_megabytes
     needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
-    draw, kept = _drawing_of(experiment), {}
+    (drawing, facts), kept = drawing_of(experiment), {}
     if why := experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
         if (more := _padded_megabytes(validation, mesh)) > limit:
@@ -130,26 +191,28 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
             )
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
         kept = {"validation": place_rows(read, padded(len(splits), mesh), over)}
-    placed = place_copies(keys, mesh)
-    program = partial(_compile_round, experiment, draw, placed, kept)
+    common = place_copies((facts, keys), mesh)
+    program = partial(_compile_round, experiment.method, drawing, mesh)
     if needed <= limit:
         read = partial(client_rows, splits, max(len(split.images) for split in splits))
         data = place_rows(read, padded(len(splits), mesh), over)
 
-        def feed(drawn: _Drawn, data: Any) -> Batches:
-            own = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
-            return point_to(own, drawn.samples)
-
         def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
-            run = program(feed, state, data)
-            return lambda state: run(state, data)
+            run = program(True, state, data, kept, common)
+            return lambda state: run(state, data, kept, common)
 
         note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
-        like = jax.eval_shape(lambda data: feed(draw(keys, state.round), data), data) | kept
-        return Rounds(note, jax.tree.map(_one_row, like), compile)
+        like = jax.eval_shape(
+            lambda data: _gathered(drawing(facts, keys, state.round), data, mesh), data
+        )
+        return Rounds(note, jax.tree.map(_one_row, like | kept), compile)
 
     # `[1:3]` are `rows` and `samples`.
-    drawn_rows = partial(jax.jit(lambda keys, number: draw(keys, number)[1:3]), keys)
+    draw = made_once(("draw", drawing), lambda: jax.jit(drawing.__call__))
+
+    def drawn_rows(number: int) -> tuple[jax.Array, Draw]:
+        return draw(facts, keys, number)[1:3]
+
     shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
     rows = own_rows(shape[0], over)
     stream = stream_rounds(splits, drawn_rows, int(state.round), experiment.plan.rounds, rows)
@@ -159,9 +222,9 @@ def open_rounds(experiment: Experiment, keys: Any, state: FederatedState | Held)
         first = next(batches, None)
         if first is None:  # the last round is done
             return lambda state: (state, {})
-        run = program(lambda drawn, data: data, state, first)
+        run = program(False, state, first, kept, common)
         waiting = [first]
-        return lambda state: run(state, waiting.pop() if waiting else next(batches))
+        return lambda state: run(state, waiting.pop() if waiting else next(batches), kept, common)
 
     note = (
         f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
@@ -190,23 +253,32 @@ def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
     return splits[0].images[:1].nbytes * longest * each / 2**20
 
 
-def _compile_round(
-    experiment: Experiment,
-    draw: Callable[[Any, jax.Array], _Drawn],
-    keys: Any,
-    kept: Batches,
-    feed: Callable[[_Drawn, Any], Batches],
-    state: FederatedState,
-    data: Any,
-) -> Callable[[FederatedState, Any], tuple]:
-    """Compiles sampling, look-up, augmentation and a round as one program, `run(state, data)`."""
-    method, mesh, num_clients = experiment.method, experiment.mesh, len(experiment.internal.domains)
+def _gathered(drawn: _Drawn, data: Any, mesh: Mesh | None) -> Batches:
+    """Returns the batches of a round from data of all clients on the device."""
+    return point_to(
+        data if drawn.client is None else _rows_on(data, drawn.rows, mesh), drawn.samples
+    )
 
-    def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
-        drawn = draw(keys, state.round)
-        batches = feed(drawn, data) | drawn.present
+
+def _compile_round(
+    method: FederatedMethod, drawing: Drawing, mesh: Mesh | None, resident: bool, *arguments: Any
+) -> Callable[..., tuple]:
+    """Compiles drawing, look-up, augmentation and a round as one program.
+
+    Args:
+      method, drawing, mesh: of the run.
+      resident: whether `data` has all samples of all clients, or the batches of the next round.
+      *arguments: of the program: state, data, what each client keeps for its training, and facts
+        and keys. These are arguments, so that runs with other seeds use the same program.
+    """
+
+    def round(state: FederatedState, data: Any, kept: Batches, common: tuple) -> tuple:
+        facts, keys = common
+        drawn = drawing(facts, keys, state.round)
+        batches = (_gathered(drawn, data, mesh) if resident else data) | drawn.present
         if drawn.client is None:
             return method.round(state, batches | kept, keys.method)
+        num_clients = len(facts.sizes)
         batches |= _rows_on(kept, drawn.rows, mesh)
         batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
         after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
@@ -216,19 +288,21 @@ def _compile_round(
             of_all[name] = everybody.at[drawn.client].set(metrics[name])
         return put_rows(state, after, drawn.client), of_all
 
-    spread = None if mesh is None else (shardings_of(state, mesh), copies_on(mesh))
-    program = jax.jit(round, donate_argnums=0, out_shardings=spread)
-    # Keys are arguments, so that runs with other seeds find this program in JAX's cache.
-    compiled = compile_quickly(program.lower(state, data, kept, keys))
-    return lambda state, data: compiled(state, data, kept, keys)
+    def compile() -> Callable[..., tuple]:
+        spread = None if mesh is None else (shardings_of(arguments[0], mesh), copies_on(mesh))
+        program = jax.jit(round, donate_argnums=0, out_shardings=spread)
+        return compile_quickly(program.lower(*arguments))
+
+    return made_once(("round", method.round, drawing, resident, form_of(arguments)), compile)
 
 
-def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
-    """Returns the rounds of a population whose clients' own parts are on the disk."""
+def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> Rounds:
+    """Returns the rounds of a population whose clients' own parts are on the host."""
     domains, mesh, over = experiment.internal.domains, experiment.mesh, clients_of(experiment.mesh)
     splits, num_clients, lock = [d.train for d in domains], len(domains), threading.Lock()
-    draw = jax.jit(_drawing_of(experiment))
-    known = lru_cache(4)(lambda number: jax.device_get(draw(keys, number)))
+    drawing, facts = drawing_of(experiment)
+    draw = partial(made_once(("draw", drawing), lambda: jax.jit(drawing.__call__)), facts, keys)
+    known = lru_cache(4)(lambda number: jax.device_get(draw(number)))
 
     def drawn(number: int) -> _Drawn:
         with lock:  # many threads ask, and each round is drawn once
@@ -242,57 +316,61 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
         chosen, size = [domains[k].validation for k in client], experiment.evaluation.batch_size
         return {"validation": validation_batches(chosen, size, longest=longest)}
 
-    shape = jax.eval_shape(draw, keys, held.round).samples.index.shape
-    own, done = own_rows(shape[0], over), int(held.round)
-    streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, own)
+    shape = jax.eval_shape(draw, state.round).samples.index.shape
+    local, done = own_rows(shape[0], over), int(state.round)
+    streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, local)
 
-    def compile(held: Held) -> Callable[[Held], tuple[Held, dict[str, np.ndarray]]]:
-        """Returns the next round as `round(held) -> (held, metrics [N])`."""
+    def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
+        """Returns the next round as `round(state) -> (state, metrics [N])`."""
         waiting = next(streamed, None)
         if waiting is None:  # the last round is done
-            return lambda held: (held, {})
+            return lambda state: (state, {})
         key = place_copies(keys.method, mesh)
 
-        def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
+        def inputs(state: PopulationState, batches: Batches) -> tuple[np.ndarray, tuple]:
             """Returns the next cohort's numbers, and the arguments of the compiled round."""
-            client, numbers, _, present = drawn(int(held.round))
-            mine = np.minimum(numbers[own], num_clients - 1)  # padding rows have the number N
-            batches = batches | {name: leaf[own] for name, leaf in present.items()}
-            batches |= {"client": numbers[own]} | validation(mine)
-            here = rows_of_clients(held, mine, _PADDED), batches
-            rows, batches = place_own(own, len(numbers), over, here)
-            rows |= place_copies(rows_of_clients(held, client, _WHOLE), mesh)
-            return client, (held.state, rows, batches, key)
+            client, numbers, _, present = drawn(int(state.round))
+            clients = np.minimum(numbers[local], num_clients - 1)  # padding rows have the number N
+            batches = batches | {name: leaf[local] for name, leaf in present.items()}
+            batches |= {"client": numbers[local]} | validation(clients)
+            parts = state.rows_of(clients, _PADDED), batches
+            rows, batches = place_own(local, len(numbers), over, parts)
+            rows |= place_copies(state.rows_of(client, _WHOLE), mesh)
+            return client, (state.state, rows, batches, key)
 
-        copies, first = copies_on(mesh), inputs(held, waiting)[1]
-        by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
-        program = jax.jit(
-            partial(_stored_round, experiment.method, num_clients),
-            static_argnums=0,
-            donate_argnums=(1, 2),
-            out_shardings=None if mesh is None else (copies, by_row, copies),
+        arguments = inputs(state, waiting)[1]
+
+        def compiled(*arguments: Any) -> Callable[..., tuple]:
+            copies = copies_on(mesh)
+            by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, copies)
+            program = jax.jit(
+                partial(cohort_round, experiment.method, num_clients, len(state.cohort)),
+                donate_argnums=(0, 1),
+                out_shardings=None if mesh is None else (copies, by_row, copies),
+            )
+            return compile_quickly(program.lower(*arguments))
+
+        sizes = num_clients, len(state.cohort)
+        program = made_once(
+            ("cohort", experiment.method.round, mesh, sizes, form_of(arguments)),
+            partial(compiled, *arguments),
         )
-        compiled = compile_quickly(program.lower(len(held.client), *first))
-        del first  # it was only for lowering; each round places its own rows
 
-        def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
+        def round(state: PopulationState) -> tuple[PopulationState, dict[str, np.ndarray]]:
             nonlocal waiting
             batches, waiting = waiting if waiting is not None else next(streamed), None
-            client, given = inputs(held, batches)
-            state, rows, metrics = compiled(*given)
-            several = jax.process_count() > 1  # each has rows that the first does not see
+            client, arguments = inputs(state, batches)
+            common, rows, metrics = program(*arguments)
+            several = jax.process_count() > 1  # each has rows that the others do not see
             rows, metrics = jax.device_get(gathered((rows, metrics), mesh if several else None))
             # Clients that sat out, or whose update is not finite, keep their rows.
             trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
-            new = jax.tree.map(lambda x: x[trained], rows)
-            slots = held.store.new_slots(np.asarray(held.slots), client[trained])
-            # No process reads rows of the next round before these are written.
-            by_first(lambda: held.store.write(slots, client[trained], new))
+            state.put_rows(client[trained], jax.tree.map(lambda leaf: leaf[trained], rows))
             of_all = {"server_finite": metrics["server_finite"]}
             for name, value in _absent(metrics):
                 of_all[name] = np.full(num_clients, value, metrics[name].dtype)
                 of_all[name][client] = metrics[name]
-            return Held(state, held.first, client, slots, held.store), of_all
+            return PopulationState(common, state.rows, client, state.trained), of_all
 
         return round
 
@@ -301,7 +379,7 @@ def _open_stored(experiment: Experiment, keys: Any, held: Held) -> Rounds:
     return Rounds(note, like, compile)
 
 
-def _stored_round(
+def cohort_round(
     method: FederatedMethod,
     num_clients: int,
     drawn: int,
@@ -312,7 +390,8 @@ def _stored_round(
 ) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
     """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
 
-    The state has the form of `Held.state`; `rows` are part -> tree [P, ...], with padding rows.
+    The state has the form of `PopulationState.state`; `rows` are part -> tree [P, ...], with
+    padding rows.
     """
     before = state.personal
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)

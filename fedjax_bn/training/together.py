@@ -1,24 +1,20 @@
-"""Runs several processes as one: how they find each other, agree, and end.
+"""Runs several processes as one: how they find each other, and what only the first one does.
 
 With the flag --distributed this process is one of several. JAX finds the others on SLURM (one
 task per GPU), under Open MPI and on Cloud TPUs; elsewhere three variables name them.
 
 All processes compute; only process 0 writes to the workdir and prints. The others receive from it
-what the workdir holds, and its errors (`by_first`). A process that fails ends at once; if one is
-lost, a collective fails in the others, or JAX ends them because no heartbeat arrives. The same
-command continues from the last checkpoint.
+what the workdir holds, and its errors (`by_first`). If a process is lost, JAX ends the others, by a
+collective that fails or because its heartbeat stops. The same command continues from the last
+checkpoint.
 """
 
 import hashlib
 import json
 import os
-import signal
-import socket
 import sys
-import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -28,31 +24,26 @@ from jax.experimental import multihost_utils
 
 from fedjax_bn.arguments import errors
 from fedjax_bn.arguments.errors import ConfigError
-from fedjax_bn.training import stop
 
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_ADDRESS, _COUNT, _NUMBER = _VARIABLES
 # Variables that srun and mpirun set to the number of tasks that they started.
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-_HEARTBEAT = 60  # seconds without a heartbeat, after which JAX ends the other processes
-_GRACE = 4.0  # seconds in which the others can end before process 0 does
 
 
-def join(wanted: bool | None, timeout: int = 300) -> None:
+def join(distributed: bool | None, timeout: int = 300) -> None:
     """Connects this process with the others of its run, before any other call of JAX.
 
     Args:
-      wanted: the flag. True: connect. False: train alone, whatever started it. None: train alone,
-        but raise if a launcher has started several processes, which would share a workdir.
+      distributed: the flag. True: connect. False: train alone, whatever started it. None: train
+        alone, but raise if a launcher has started several processes, which would share a workdir.
       timeout: seconds to wait for the others.
 
     Raises:
-      ConfigError: the variables do not fit together, JAX knows no launcher here, or the others
-        cannot be reached.
+      ConfigError: a variable is missing, or JAX cannot connect the processes.
     """
-    if wanted:
-        _connect(_read_place(os.environ), timeout)
-    elif wanted is None:
+    if distributed:
+        _connect(timeout)
+    elif distributed is None:
         there = os.environ
         found = [f"{name}={there[name]}" for name in _TASKS if there.get(name, "1") != "1"]
         found += [f"{name}={there[name]}" for name in _VARIABLES if name in there]
@@ -63,89 +54,36 @@ def join(wanted: bool | None, timeout: int = 300) -> None:
             )
 
 
-def _read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Reads the coordinator's address, the number of processes and this one's; None if not set."""
-    given = {name: environment[name] for name in _VARIABLES if environment.get(name)}
-    if not given:
-        return None
-    if missing := [name for name in _VARIABLES if name not in given]:
+def _connect(timeout: int) -> None:
+    """Calls `jax.distributed.initialize` with the three variables, or lets JAX find a launcher."""
+    place = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
+    if place and len(place) < len(_VARIABLES):
         raise ConfigError(
-            f"{' and '.join(given)} is set, but not {' and '.join(missing)}: set all three, "
-            f"{_ADDRESS} to HOST:PORT of process 0, or none where JAX knows the launcher"
+            f"{' and '.join(place)} is set, but not all of {', '.join(_VARIABLES)}: set all three, "
+            "the first to HOST:PORT of process 0, or none where JAX knows the launcher"
         )
-    host, _, port = given[_ADDRESS].rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"{_ADDRESS}={given[_ADDRESS]!r} must be HOST:PORT of process 0")
-    for name in (_COUNT, _NUMBER):
-        if not given[name].isdecimal():
-            raise ConfigError(f"{name}={given[name]!r} must be a whole number")
-    count, number = int(given[_COUNT]), int(given[_NUMBER])
-    if number >= count:
-        raise ConfigError(
-            f"{_NUMBER}={number} must be at least 0 and below {_COUNT}={count}: count from 0"
-        )
-    return given[_ADDRESS], count, number
-
-
-def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
-    """Calls `jax.distributed.initialize` after checks for faults on which JAX ends the process."""
-    address, count, number = place or (None, None, None)
-    if address:
-        _reach(address, number == 0, timeout)
+    options: dict[str, Any] = {"initialization_timeout": timeout}
+    if place:
+        address, count, number = place.values()
+        options |= {"coordinator_address": address, "num_processes": int(count)}
+        options["process_id"] = int(number)
+        # Otherwise JAX asks Kubernetes for what the variables already set.
+        options["cluster_detection_method"] = "deactivate"
     try:
-        jax.distributed.initialize(
-            address,
-            count,
-            number,
-            # Otherwise JAX asks Kubernetes for what the variables already set.
-            cluster_detection_method="deactivate" if place else None,
-            initialization_timeout=timeout,
-            heartbeat_timeout_seconds=_HEARTBEAT,
-        )
-    except ValueError as error:
+        jax.distributed.initialize(**options)
+    except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--distributed: JAX finds no launcher that it knows ({error}): set {_ADDRESS}, "
-            f"{_COUNT} and {_NUMBER}, as launch/local.sh does, or leave --distributed out to train "
-            "alone"
+            f"--distributed: JAX cannot connect the processes ({error}): set "
+            f"{', '.join(_VARIABLES)}, as launch/local.sh does, start all processes, or leave "
+            "--distributed out to train alone"
         ) from error
-    # JAX has just replaced the handler in C; this sets Python's again, which requests a stop.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-    _meet()
+    sys.excepthook = _end_at_once
 
 
-def _reach(address: str, here: bool, timeout: int) -> None:
-    """Raises ConfigError if process 0 cannot listen at its port, or does not answer in time."""
-    host, _, port = address.rpartition(":")
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            if here:
-                return socket.create_server(("", int(port))).close()
-            return socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-        except (OSError, OverflowError) as error:
-            if here:
-                raise ConfigError(
-                    f"process 0 cannot listen at {address} ({error}): give another port in "
-                    f"{_ADDRESS}"
-                ) from error
-            if time.monotonic() > end:
-                raise ConfigError(
-                    f"process 0 did not answer at {address} within {timeout} s ({error}): see "
-                    f"whether it was started, and whether {_ADDRESS} names its host"
-                ) from error
-        time.sleep(0.2)
-
-
-def _meet() -> None:
-    """Connects all devices now; later, one may be busy for longer than the others wait."""
-    counts = Counter(device.process_index for device in jax.devices())
-    if len(set(counts.values())) > 1:  # `multihost_utils` has a less clear message
-        raise ConfigError(
-            f"the processes have {', '.join(str(counts[i]) for i in sorted(counts))} devices: give "
-            "all as many, by JAX_LOCAL_DEVICE_IDS or by the launcher's options"
-        )
-    if len(counts) > 1:
-        multihost_utils.sync_global_devices("fedjax_bn")
+def _end_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Ends this process with a traceback; a normal exit would wait for those that wait for it."""
+    traceback.print_exception(kind, error, trace)
+    leave(1)
 
 
 def _several() -> bool:
@@ -228,34 +166,12 @@ def require_same(what: str, value: Any) -> None:
         )
 
 
-@contextmanager
-def together() -> Iterator[None]:
-    """Ends this process at once on an error in the block, so that no other waits for it."""
-    try:
-        yield
-    except errors.UserError:
-        raise  # `main.fail` prints it, and leaves
-    except Exception:
-        if not _several():
-            raise
-        traceback.print_exc()
-        _go_last()
-        stop.end(f"this process failed, or one that it waited for is lost{number()}", 1)
-
-
 def leave(status: int) -> None:
     """Ends this process after a fault if it is one of several, else does nothing.
 
     A normal exit would let `jax.distributed` wait for the processes that wait for this one.
     """
     if _several():
-        _go_last()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
-
-
-def _go_last() -> None:
-    """Lets process 0 end last: as soon as its service is gone, JAX aborts the others."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if first():
-        time.sleep(_GRACE)

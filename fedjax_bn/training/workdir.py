@@ -1,168 +1,33 @@
-"""Writes and reads the files of a run, and defines the forms of their JSON.
+"""Writes and reads the files of a run.
 
 A file is written beside its place, synced to the disk, and then renamed. Lines of metrics.jsonl are
 appended, and synced before a checkpoint depends on them (`sync`). So after a power cut the files
-from which a run continues are whole, and later lines and checkpoints are dropped. Edited or damaged
-JSON is refused with an error message.
+from which a run continues are whole, and later lines and checkpoints are dropped. A reader names
+what it needs and a file lacks.
 """
 
 import json
 import os
-import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import WorkdirError
-from fedjax_bn.data.regular_files import Refused, read_regular, read_text
+from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 
 Record = dict[str, Any]  # the content of a JSON file: of a round, a run or an evaluation
-_MOST_LINES = 2**30  # bytes of metrics.jsonl
-_OF_CLIENTS = {"loss", "weights", "accuracy", "validation", "unseen", "mask_l1"}  # by client
-_WRITING = RLock()  # held while a file is written, so that a process can end between two writes
 
-# The form of a JSON value: a _Kind, a list of one form, or a dict from key to form. A key that ends
-# with "?" may be missing; "*" means any further names.
-Form = Any
-
-
-class _Kind(NamedTuple):
-    """What a single value must be."""
-
-    word: str
-    holds: Callable[[Any], bool]
-
-
-def _is_number(value: Any) -> bool:
-    """Returns whether it is a float, NaN (a client without samples) included, or a 64-bit int."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**63)
-
-
-_ANY = _Kind("anything", lambda value: True)
-TEXT = _Kind("text", lambda value: type(value) is str)
-NUMBER = _Kind("a number", _is_number)
-_FLAG = _Kind("true or false", lambda value: type(value) is bool)
-_OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
-_COUNT = _Kind("a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31)
-_INDEX = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**31)
-_MANY = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**63)  # pixels
-_ACCURACY = {"mean": NUMBER, "*": NUMBER}
-_UNSEEN = {"*": {"*": NUMBER}}
-_MEASURES = {"*": {"*": _OR_NOTHING}}  # of internal clients
-_UNSEEN_MEASURES = {"*": _MEASURES}
-_BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
-_OBJECT = {"*": _ANY}
-
-CLAIM = {
-    "config": _OBJECT,
-    "data": TEXT,
-    "notes?": [TEXT],
-    "versions?": {"*": TEXT},
-    "devices?": [TEXT],
-    "machine?": _OBJECT,
-    "started_in?": TEXT,
-    "*": _ANY,
-}
-FINISHED = CLAIM | {
-    "form": {
-        "dataset": TEXT,
-        "clients": [TEXT],
-        "num_classes": _COUNT,
-        "shape": [_COUNT],
-        "dtype": TEXT,
-        "mean": [NUMBER],
-        "std": [NUMBER],
-        "classes?": [TEXT],
-        "boxes?": _COUNT,
-        "masks?": [TEXT],
-    }
-}
-SUMMARY = {
-    "method": TEXT,
-    "dataset": TEXT,
-    "seed": NUMBER,
-    "rounds": _COUNT,
-    "selected_round": _COUNT,
-    "tested_on?": {"*": TEXT},
-    "accuracy": _BOTH,
-    "last_round": _BOTH,
-    "seconds_per_round": NUMBER,
-    "compile_seconds": NUMBER,
-    "samples_per_second": NUMBER,
-    "score?": TEXT,
-    "measures?": {"internal": _MEASURES, "unseen": _UNSEEN_MEASURES},
-    "traffic?": {"*": NUMBER},
-    "*": _ANY,
-}
-_SPLIT = {"samples": _INDEX, "classes": [_MANY]}
-DATA = {
-    "classes": [TEXT],
-    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test?": _SPLIT}},
-    "unseen": {"*": {"test": _SPLIT}},
-    "boxes": _FLAG,
-    "masks?": _FLAG,
-    "number": _COUNT,
-}
-_RECORD = {
-    "round": _COUNT,
-    "loss": {"*": _OR_NOTHING},
-    "weights": {"*": _OR_NOTHING},
-    "seconds": NUMBER,
-    "accuracy?": _ACCURACY,
-    "validation?": _ACCURACY,
-    "unseen?": _UNSEEN,
-    "mask_l1?": _ACCURACY,
-    "measures?": _MEASURES,
-    "unseen_measures?": _UNSEEN_MEASURES,
-    "norm?": {"*": _OR_NOTHING},
-    "far_norms?": {"*": _OR_NOTHING},
-    "not_finite?": [TEXT],
-    "clients?": [_INDEX],
-    "left_out?": {"*": TEXT},
-    "refused?": {"*": TEXT},
-    "*": _ANY,
-}
-
-
-def misfit(value: Any, form: Form, place: str = "it") -> str:
-    """Returns what is wrong with a value read from JSON; "" if it has the form."""
-    if isinstance(form, _Kind):
-        return "" if form.holds(value) else f"{place} must be {form.word}"
-    if isinstance(form, list):
-        if not isinstance(value, list):
-            return f"{place} must be a list"
-        named = ((f"{place}[{i}]", one, form[0]) for i, one in enumerate(value))
-    else:
-        if not isinstance(value, dict):
-            return f"{place} must be an object"
-        keys = {key.rstrip("?") for key in form} - {"*"}
-        missing = [key for key in form if key not in value and key[-1:] not in "?*"]
-        if missing:
-            return f"{place} has no {missing[0]!r}"
-        further = form.get("*")
-        named = (
-            (f"{place}[{key[:40]!r}]", one, form.get(key, form.get(f"{key}?", further)))
-            for key, one in value.items()
-            if key in keys or further is not None
-        )
-    return next(filter(None, (misfit(one, of, name) for name, one, of in named)), "")
-
-
-@contextmanager
-def no_write_under_way(seconds: float) -> Iterator[None]:
-    """Waits at most `seconds` until no file is being written, and lets no new write start."""
-    held = _WRITING.acquire(timeout=seconds)
-    try:
-        yield
-    finally:
-        if held:
-            _WRITING.release()
+# The keys that readers need of a run's files.
+CLAIM = ("config", "data")
+FINISHED = (*CLAIM, "form")
+SUMMARY = ("method", "dataset", "seed", "rounds", "selected_round", "accuracy", "last_round")
+DATA = ("classes", "clients", "unseen", "boxes", "number")
 
 
 @contextmanager
@@ -188,7 +53,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.partial")
-    with _WRITING, faults_named(path):
+    with faults_named(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "wb") as file:
@@ -214,7 +79,7 @@ def write_picture(path: Path, draw: Callable[[], bytes]) -> None:
     except Exception as error:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        reason = f"{type(error).__name__}: {error}"
         warnings.warn(f"the picture {path} is not drawn ({reason})", stacklevel=2)
 
 
@@ -237,20 +102,36 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path, form: Form = _OBJECT) -> dict[str, Any]:
-    """Reads a JSON file of a run, by default any object.
+def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a JSON file of a run.
+
+    Args:
+      path: of the file.
+      needs: keys that it must have.
 
     Raises:
-      WorkdirError: the file is missing, not a regular file, damaged, or of another form.
+      WorkdirError: the file is missing or damaged, it has no object with these keys, or another
+        version of this library wrote it.
     """
     try:
         content = json.loads(read_text(path))
-        if wrong := misfit(content, form):
-            raise ValueError(wrong)
-        return content
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        if missing := [key for key in needs if key not in content]:
+            raise ValueError(f"it has no {missing[0]!r}")
     except (OSError, ValueError, RecursionError) as error:
-        remedy = "move that folder away or give another --workdir"
-        raise WorkdirError(f"cannot read {path} ({_reason(error)}): {remedy}") from error
+        raise WorkdirError(
+            f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move that folder "
+            "away or give another --workdir"
+        ) from error
+    versions = content.get("versions")
+    version = versions.get("fedjax_bn") if isinstance(versions, dict) else None
+    if version not in (None, __version__):
+        raise WorkdirError(
+            f"{path} was written by version {version} of fedjax_bn, and this is {__version__}: use "
+            "that version, or give another --workdir"
+        )
+    return content
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -268,12 +149,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def not_readable(path: Path, why: Exception) -> WorkdirError:
     """Returns the error for a file that a report can do without."""
     return WorkdirError(
-        f"cannot read {path} ({_reason(why)}): move it away, and the report leaves it out"
+        f"cannot read {path} ({getattr(why, 'strerror', None) or why}): move it away, and the "
+        "report leaves it out"
     )
-
-
-def _reason(error: Exception) -> str:
-    return textwrap.shorten(getattr(error, "strerror", None) or str(error), 120)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
@@ -283,7 +161,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
       WorkdirError: the line could not be written; no part of it stays.
     """
     data = (json.dumps(record) + "\n").encode()
-    with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:
+    with faults_named(path), open(path, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
             while data:  # a disk that is nearly full writes a part of it
@@ -301,17 +179,10 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
       WorkdirError: lines of those rounds are missing.
     """
     records = {record["round"]: record for record in reversed(_whole_lines(path))}
-
-    def names(part: Any) -> Any:
-        return {k: names(one) for k, one in part.items()} if isinstance(part, dict) else None
-
     for number in range(1, rounds + 1):
-        record = records.get(number, {})
-        # Clients' names may have been edited. Only parts that both records have are compared.
-        both = _OF_CLIENTS & record.keys() & records.get(1, {}).keys()
-        if not record or any(names(record[key]) != names(records[1][key]) for key in both):
+        if number not in records:
             raise WorkdirError(
-                f"{path} is damaged at round {number} of the {rounds} that the checkpoint has: "
+                f"{path} has no line of round {number} of the {rounds} that the checkpoint has: "
                 f"move {path.parent} away and start again, or give another --workdir"
             )
     return [records[number] for number in range(1, rounds + 1)]
@@ -332,17 +203,17 @@ def keep_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the records of rounds, in the order of their lines."""
-    found = []
+    records = []
     for line in _lines_of(path):
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError, RecursionError):  # a power cut may leave a part of a line
             record = json.loads(line)
-            if not misfit(record, _RECORD):
-                found.append(record)
-    return found
+            if isinstance(record, dict) and isinstance(record.get("round"), int):
+                records.append(record)
+    return records
 
 
 def _lines_of(path: Path) -> list[bytes]:
     try:
-        return read_regular(path, _MOST_LINES).splitlines() if path.exists() else []
-    except (OSError, Refused) as error:
+        return path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
         raise WorkdirError(f"cannot read {path} ({error.strerror}): move it away") from error

@@ -14,7 +14,7 @@ from fedjax_bn.data.sets import folders, npz
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.datasets import DATASETS, describe_datasets
-from fedjax_bn.run.experiment.start import data_hash
+from fedjax_bn.training.start import data_hash
 from trees import shade_of, write_shade, write_tree
 
 DOMAINS, CLASSES = ("day", "dusk", "night"), ("ant", "bee")

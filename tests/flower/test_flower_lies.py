@@ -32,7 +32,6 @@ from fedjax_bn.flower.messages import (
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import Run, run_of
-from fedjax_bn.training.workdir import NUMBER, misfit
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of
 
@@ -74,7 +73,7 @@ HUGE = "é\n\u202e" * 400_000
         (saying(0, HELLO._replace(form=HUGE)), "is not a JSON object"),
         (saying(0, HELLO._replace(form="[" * 10**6)), "is not a JSON object"),
         (saying(0, HELLO._replace(form=FORM.replace("3", "2147483647", 1))), "(num_classes)"),
-        (saying(0, HELLO._replace(form=FORM.replace("[6]", "[1e400]"))), "must be a whole number"),
+        (saying(0, HELLO._replace(form=FORM.replace("[6]", "[1e400]"))), "(shape)"),
         (saying(0, change=lambda c: c.pop("about")), "but it holds nothing"),
         (saying(0, change=lambda c: c.update(header=MetricRecord())), "but it holds nothing"),
         (lambda message: Message(Error(3, HUGE), reply_to=message), "it failed: "),
@@ -221,7 +220,7 @@ def test_a_name_like_a_domains_leaves_records_whole(monkeypatch):
     host = SimpleNamespace(order=order, run=RUN, config=config, form=FORM)
     met = Met(members, names={0: "x/y", 1: "a", 2: "b"})
     found = rounds.evaluate(grid, host, met, SimpleNamespace(taken=np.ones(3), round=1))
-    assert misfit(found["accuracy"], {"mean": NUMBER, "*": NUMBER}) == ""
+    assert all(isinstance(score, float) for score in found["accuracy"].values())
 
 
 def arrays_of(reply):

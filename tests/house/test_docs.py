@@ -44,14 +44,11 @@ LONG = {"docs/tutorial.md", "docs/index.md"} | {
     )
 }
 SMALLER = {"DigitCNN": "SmallCNN", "rounds=20": "rounds=1"}
-HAS_CALLBACKS = "callbacks" in inspect.signature(fedjax_bn.simulate).parameters
 PYTHON = [
     pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
     for name, blocks in BLOCKS.items()
     # tests/house/test_readme.py and the test of python.md below check more of those
-    if blocks
-    and name not in ("README.md", "docs/python.md")
-    and (HAS_CALLBACKS or name != "docs/howto/own_metric.md")
+    if blocks and name not in ("README.md", "docs/python.md")
 ]
 
 

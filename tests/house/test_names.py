@@ -22,8 +22,9 @@ from fedjax_bn.report.comparison import text_files
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.results import Cell, Row, Table
 from fedjax_bn.tasks.figures import in_lines, on_plot, png
-from fedjax_bn.training import data_plots, logs
+from fedjax_bn.training import data_plots
 from fedjax_bn.training import score_tables as tables
+from fedjax_bn.training.callbacks.tensorboard import scalars_of
 from fedjax_bn.training.evaluation.answers import Answers, Kept, predictions_of
 
 ODD = (
@@ -190,7 +191,7 @@ def test_a_split_of_names_that_are_no_text_has_a_fingerprint():
 def test_every_tag_of_tensorboard_is_a_column_of_its_own():
     names = [*ODD, "a b", "a_b"]
     record = {"round": 1, "loss": dict.fromkeys(names, 1.0)}
-    tags = [tag for tag, _ in logs._scalars(record)]
+    tags = [tag for tag, _ in scalars_of(record)]
     assert len(set(tags)) == len(tags) == len(set(names))
     assert all(tag.encode().decode() == tag for tag in tags)
 

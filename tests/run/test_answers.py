@@ -28,7 +28,7 @@ from fedjax_bn.report.intervals import (
 )
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.task import accuracy, classification, confusion
-from fedjax_bn.training.client_logs import _distances, log_batch_norms, read_distances
+from fedjax_bn.training.callbacks.client_logs import _distances, log_batch_norms, read_distances
 from fedjax_bn.training.evaluation.answers import (
     Answers,
     Kept,

@@ -6,9 +6,6 @@ import shutil
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
 from test_resume import assert_same_end, finished, longer, straight, tiny
 
@@ -112,36 +109,6 @@ def test_a_checkpoint_of_another_model_is_refused(straight):
     like = like._replace(shared=longer(like.shared))
     with pytest.raises(CheckpointError, match=r"another model, method or sharing rule \(.* there"):
         runs.saved(straight, like)
-
-
-def state_of_0_2():
-    """What `checkpoints_of_0_2` holds; fedjax_bn 0.2 saved it by Orbax's first interface."""
-    kernel = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
-    return {
-        "round": jnp.asarray(3, jnp.int32),
-        "shared": {"dense": {"kernel": kernel, "bias": None}},
-        "optimizer": optax.sgd(0.1, momentum=0.9).init({"kernel": jnp.full(3, 0.5, jnp.bfloat16)}),
-        "personal": {"norm": {"mean": jnp.asarray([[0.25], [-1.5]])}},
-        "memory": (),
-        "finite": jnp.asarray([True, False]),
-    }
-
-
-def test_a_checkpoint_of_0_2_is_read_and_its_run_goes_on(tmp_path):
-    folder, expected = tmp_path / "checkpoints" / "latest", state_of_0_2()
-    shutil.copytree(runs.ROOT / "tests" / "support" / "checkpoints_of_0_2", folder)
-    like = jax.eval_shape(state_of_0_2)
-    jax.tree.map(np.testing.assert_array_equal, runs.saved(tmp_path, like), expected)
-    new = {"frozen": ()}  # a field that this version adds
-    later = runs.saved(tmp_path, like | new)
-    jax.tree.map(np.testing.assert_array_equal, later, expected | new)
-    with checkpoint.open_both(tmp_path, rounds_done=3) as (latest, _):
-        checkpoint.save(latest, 4, expected | {"round": jnp.asarray(4, jnp.int32)})
-        checkpoint.settle(latest)
-        assert checkpoint.steps(latest) == [3, 4]
-    assert runs.saved(tmp_path, like)["round"] == 4
-    with pytest.raises(CheckpointError, match="of another model"):
-        runs.saved(tmp_path, like | {"finite": like["round"]}, round=3)
 
 
 def test_the_library_uses_only_the_interface_of_orbax_that_stays():

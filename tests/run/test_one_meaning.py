@@ -17,8 +17,8 @@ from fedjax_bn.models import DigitCNN, SmallCNN
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build
 from fedjax_bn.run.experiment.method import local_optimizer
-from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.experiment.task import choose_loading
+from fedjax_bn.training.start import initial_variables, make_keys, make_start
 from method_table import METHODS
 
 RUN = Path(build.__file__).parents[1]
@@ -55,7 +55,7 @@ def built_both_ways(name, monkeypatch):
     method = METHODS[name](experiment.model, local_optimizer(config), **given)
 
     def start():
-        variables = build.initial_variables(experiment, keys.model)
+        variables = initial_variables(experiment, keys.model)
         return method.init(keys.method, variables, len(data().domains))
 
     return (experiment.method, make_start(experiment, keys)), (method, start)

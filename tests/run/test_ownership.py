@@ -16,7 +16,8 @@ from fedjax_bn.report.page import write_report
 from fedjax_bn.run import commands
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.files import ownership
-from fedjax_bn.training import logs, workdir
+from fedjax_bn.training import workdir
+from fedjax_bn.training.callbacks.progress import Progress
 
 OWNER = f"process {os.getpid()} on {socket.gethostname()}"
 
@@ -45,19 +46,19 @@ def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothi
     tmp_path, monkeypatch
 ):
     folder, refused = tmp_path / "run", []
-    real = logs._in_words
+    real = Progress.on_round_end
 
-    def meanwhile(record, *rest):
-        if record["round"] == 2 and not refused:
+    def meanwhile(progress, round, *rest):
+        if round == 2 and not refused:
             refused.append("")
             before = runs.lines_written(folder)
             with pytest.raises(WorkdirError) as error:
                 runs.run(folder)
             refused[:] = [str(error.value)]
             assert runs.lines_written(folder) == before
-        return real(record, *rest)
+        return real(progress, round, *rest)
 
-    monkeypatch.setattr(logs, "_in_words", meanwhile)
+    monkeypatch.setattr(Progress, "on_round_end", meanwhile)
     runs.run(folder)
     assert [line["round"] for line in runs.lines(folder)] == [1, 2, 3, 4, 5, 6]
     assert OWNER in refused[0]

@@ -21,6 +21,7 @@ from fedjax_bn.training.evaluation.personalization import (
     check_labelled,
     set_aside,
 )
+from fedjax_bn.training.start import initial_variables
 from method_table import METHODS
 
 HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
@@ -113,7 +114,7 @@ def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(f
     how = HOW._replace(seed=config.seed)
     built = built._replace(evaluation=built.evaluation._replace(personalization=how))
     key = jax.random.key(0)
-    variables = experiment.initial_variables(built, key)
+    variables = initial_variables(built, key)
     state = jax.jit(built.method.init, static_argnums=2)(key, variables, 3)
     random = np.random.default_rng(0)
     noisy = jax.tree.map(

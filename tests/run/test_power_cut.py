@@ -15,7 +15,8 @@ import pytest
 import runs
 from fedjax_bn.arguments.errors import CheckpointError
 from fedjax_bn.run import train
-from fedjax_bn.training import checkpoint, logs
+from fedjax_bn.training import checkpoint
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.records import select_round
 
 Image = dict[str, bytes]  # path -> content of what a run continues from
@@ -62,15 +63,12 @@ class Disk:
                 if path.is_file() and "-tmp" not in str(path):
                     files[str(path.relative_to(self.folder))] = path
         killed = {name: path.read_bytes() for name, path in files.items()}
-        # tensorstore, which writes a population's rows, waits for the disk itself.
-        rows = {name: killed[name] for name in files if name.startswith("population")}
         cut = {name: self.contents.get(path.stat().st_ino, b"") for name, path in files.items()}
-        cut |= rows
         torn = dict(killed)
         if lines := torn.get("metrics.jsonl"):
             waited_for = cut["metrics.jsonl"]
             torn["metrics.jsonl"] = lines[: max(len(lines) - 9, len(waited_for))]
-        named = {name: cut[name] for name, path in files.items() if self.known(path)} | rows
+        named = {name: cut[name] for name, path in files.items() if self.known(path)}
         for image in (killed, torn, cut, named):
             self.images.setdefault(frozenset(image.items()), image)
 
@@ -105,7 +103,7 @@ def watch(monkeypatch, disk: Disk) -> None:
     for name in ("replace", "rename", "unlink", "remove", "rmdir"):
         monkeypatch.setattr(os, name, before(getattr(os, name)))
     monkeypatch.setattr(os, "fsync", before(os.fsync, disk.wait))
-    monkeypatch.setattr(logs, "_write_events", before(logs._write_events))
+    monkeypatch.setattr(TensorBoard, "on_round_end", before(TensorBoard.on_round_end))
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import types
 
 import jax
-import numpy as np
 import pytest
 
 import runs
 from federations import assert_close
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.run import train
 from fedjax_bn.training import population
 from fedjax_bn.training import together as processes
@@ -98,7 +94,7 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "all"])
 def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both, way):
-    """Of rows on the disk the first process writes what both read."""
+    """Each process has the rows of all clients on its host."""
     changes = TRAINED | WAYS[way] | {"rounds": 3}
     pair = both(tmp_path / "two", 3, way)
     runs.run(tmp_path / "one", **changes)
@@ -113,34 +109,25 @@ def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both,
 
 
 def models_in(folder, changes):
-    """All that clients have of their own in the newest checkpoint, from memory or the disk."""
+    """All that clients have of their own in the newest checkpoint."""
     config = runs.config(**changes)
     experiment, _, begin = train.prepare(config)
-    state = runs.saved(folder, population.start_held(experiment, begin, folder)())
-    if isinstance(state, population.Held):
-        return population.rows_of_clients(state, np.arange(4))
+    state = runs.saved(folder, population.start_population(experiment, begin)())
+    if isinstance(state, population.PopulationState):
+        return state.rows
     return state.personal, state.memory
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tmp_path, both, lost):
-    """By a collective or a save that fails, or by JAX, which aborts the others in the end."""
+    """By a collective or a save that fails, or by JAX's heartbeat, which aborts it in the end."""
     folder = tmp_path / "run"
     pair = both(folder, 5000)
     runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 900)
     pair[lost].send_signal(signal.SIGKILL)
-    began = time.monotonic()
-    said = pair[1 - lost].communicate(timeout=100)[1]
-    assert time.monotonic() - began < 90
-    status = pair[1 - lost].returncode
-    assert status in (1, 2, -signal.SIGABRT), said  # 2: a save that failed for want of the other
-    if status == 1:
-        assert "one that it waited for is lost" in said.splitlines()[-1]
-        assert said.endswith(
-            "are saved in " + str(folder) + ": give the same command to continue\n"
-        )
-
+    said = pair[1 - lost].communicate(timeout=300)[1]
+    assert pair[1 - lost].returncode, said
     state, records = resumed(folder)
     assert int(state.round) == len(records) > 0
 
@@ -206,10 +193,3 @@ def test_two_processes_learn_what_the_first_does_its_errors_and_whether_they_agr
     for number in "01":
         right = [True, True, [False, True], None, differs]
         assert (tmp_path / f"said{number}").read_text() == f"{right}\n"
-
-
-def test_processes_with_unequal_numbers_of_devices_are_refused(monkeypatch):
-    devices = [types.SimpleNamespace(process_index=i) for i in (0, 1, 1)]
-    monkeypatch.setattr("jax.devices", lambda: devices)
-    with pytest.raises(ConfigError, match="the processes have 1, 2 devices: give all as many"):
-        processes._meet()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, check, flatten, override
 from fedjax_bn.run.files.finished import configuration
 from fedjax_bn.run.files.ownership import claim
-from fedjax_bn.training.profile import profiled
+from fedjax_bn.training.callbacks.profile import Profile
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,15 @@ def test_a_run_writes_the_trace_of_one_round_once(tmp_path):
     train_on(rounds=5)
     assert not any("profile" in text for text in said)
     assert traces(folder) == ["round_2", "round_4"]
+
+
+@contextmanager
+def profiled(round, chosen, folder):
+    """The block as a round of a run that profiles a chosen one."""
+    with Profile(chosen, folder) as callback:
+        callback.on_round_begin(round)
+        yield
+        callback.on_round_end(round, None, {})
 
 
 def test_a_killed_round_leaves_no_trace_and_the_next_one_is_whole(tmp_path):

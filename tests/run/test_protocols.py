@@ -25,10 +25,16 @@ from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import MODELS
 from fedjax_bn.state import Received
 from fedjax_bn.training import checkpoint, workdir
+from fedjax_bn.training.callbacks.checkpoints import Checkpoints
+from fedjax_bn.training.callbacks.evaluation import Scores
+from fedjax_bn.training.callbacks.lines import Lines
+from fedjax_bn.training.callbacks.patience import Patience
 from fedjax_bn.training.evaluation import evaluate
 from fedjax_bn.training.evaluation.personalization import Personalization
 from fedjax_bn.training.evaluation.scoring import SplitBatches, score_clients
+from fedjax_bn.training.loop import train as train_rounds
 from fedjax_bn.training.records import have_trained, out_of_patience, select_round
+from fedjax_bn.training.start import initial_variables
 
 
 class Slope(nn.Module):
@@ -140,7 +146,7 @@ def fedbn_run(monkeypatch):
     def prepared(**changes):
         config = runs.config(method="fedbn", adaptations=("running",), **changes)
         built = experiment.build(config)
-        variables = experiment.initial_variables(built, jax.random.key(0))
+        variables = initial_variables(built, jax.random.key(0))
         state = built.method.init(jax.random.key(0), variables, 3)
         return config, built, noisy(state)
 
@@ -250,42 +256,41 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("killed", [3, 6, 7, None])
-def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
-    tmp_path, monkeypatch, killed
-):
+def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(tmp_path, killed):
     """Killed within a round, or behind the last one, before its summary."""
     means = (10, 30, 20, 50, 40, 45, 50, 90, 95)  # no better one in rounds 5, 6 and 7
-    config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
-    runs.install(monkeypatch)
-    built = train.prepare(config)[0]
-    monkeypatch.setattr(train, "log_masks", lambda *given: {})
-    monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
 
-    def evaluate(state, *_):
+    def evaluate(state):
         score = {"mean": float(means[int(state["round"]) - 1])}
         return {"accuracy": score, "validation": score}
 
-    def loop(dies):
+    def resumed(dies):
         def round(state):
             number = int(state["round"]) + 1
             if number == dies:
                 raise Killed
-            ones, every = np.ones(3), np.ones(3, bool)
-            metrics = {"loss": ones, "weights": ones / 3, "finite": every, "risk": ones}
-            metrics["server_finite"] = np.bool_(True)
-            return {"round": np.asarray(number, np.int32)}, metrics
+            record = {"round": number, "loss": {}, "weights": {}, "seconds": 0.0}
+            return {"round": np.asarray(number, np.int32)}, record
 
         lines, first = tmp_path / "metrics.jsonl", {"round": np.asarray(0, np.int32)}
         state = checkpoint.resume(tmp_path, lambda: first, workdir.rounds_recorded(lines))
         records = workdir.read_lines(lines, int(state["round"]))
         workdir.keep_lines(lines, records)
-        return train._loop(built, evaluate, tmp_path, print, round, state, records)
+        callbacks = (
+            Scores(evaluate, 1, 9),
+            Patience(3, records),
+            Lines(tmp_path, records, {}),
+            Checkpoints(tmp_path, 2, records),
+        )
+        if not out_of_patience(records, 3):
+            train_rounds(round, state, rounds=9, records=records, callbacks=callbacks)
+        return records
 
     if killed:
         with pytest.raises(Killed):
-            loop(killed)
+            resumed(killed)
     for _ in range(2):  # the second time nothing is left to do
-        records = loop(8)
+        records = resumed(8)
         assert [record["round"] for record in records] == list(range(1, 8))
         assert select_round(records) == 4
         assert runs.steps(tmp_path, "selected") == [4]

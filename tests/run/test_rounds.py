@@ -57,12 +57,12 @@ def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(ste
     config = runs.config(local_steps=steps, rounds=3, clients_per_round=cohort)
     experiment, keys, _ = prepare(config, traced=False)
     splits = [domain.train for domain in experiment.internal.domains]
-    data, drawing = stack_clients(splits), rounds._drawing_of(experiment)
-    draw = jax.jit(lambda number: drawing(keys, number)[1:3])
+    data, (drawing, facts) = stack_clients(splits), rounds.drawing_of(experiment)
+    draw = jax.jit(lambda number: drawing(facts, keys, number)[1:3])
 
     @jax.jit
     def gathered(number):
-        client, chosen = drawing(keys, number)[1:3]
+        client, chosen = drawing(facts, keys, number)[1:3]
         resident = point_to(rows_of(data, client), chosen)
         return resident, jax.vmap(lambda a, index: a[index])(resident["source"], resident["image"])
 

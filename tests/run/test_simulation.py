@@ -1,6 +1,7 @@
 """The short path: arrays to accuracies, with the numbers of the command line."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -41,6 +42,16 @@ def counted_from_1():
     return images, labels + 1
 
 
+class Records(NamedTuple):
+    """A user's callback: it sees rounds, and adds a metric of the state."""
+
+    seen: list
+
+    def on_round_end(self, round, state, metrics):
+        self.seen.append(round)
+        metrics["largest"] = float(max(abs(x).max() for x in jax.tree.leaves(state.shared)))
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     return tmp_path_factory.mktemp("runs") / "profiled"
@@ -56,7 +67,7 @@ def result(profiled):
         clients=clients,
         unseen=unseen,
         adaptations=ADAPTATIONS,
-        callback=records.append,
+        callbacks=[Records(records)],
         profile=(2, profiled),
         **OPTIONS,
     )
@@ -78,8 +89,8 @@ def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_p
     records, ours = result
     for key in ("accuracy", "last_round", "selected_round", "measures"):
         assert ours.summary[key] == summary[key]
-    assert [record["round"] for record in records] == [1, 2, 3]
-    assert records == ours.history
+    assert records == [record["round"] for record in ours.history] == [1, 2, 3]
+    assert all(record["largest"] > 0 for record in ours.history)
 
 
 def test_its_table_says_which_samples_the_scores_are_of(result):
@@ -144,7 +155,7 @@ def test_given_parts_are_used_as_they_are():
         ({"unseen": arrays(("ant",))}, "'ant' is both a client and unseen"),
         ({"adaptations": ["tsmobm"]}, "tsmobn"),
         ({"rounds": 0}, "rounds=0"),
-        ({"profile": (4, "profiled")}, "profile=4 is above config.rounds=3"),
+        ({"profile": (4, "profiled")}, "profile=.* rounds 1 to 3"),
         ({"profile": 2}, r"profile=2 is not \(round, folder\): give both"),
         ({"profile": (2, None)}, r"profile=\(2, None\) is not \(round, folder\)"),
         ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
@@ -163,3 +174,31 @@ def test_what_does_not_suit_is_refused_before_anything_compiles(changes, said):
     given = {"clients": arrays()} | OPTIONS | changes
     with pytest.raises(ValueError, match=said):
         simulate(fedbn(MLP(num_classes=3), optax.sgd(0.05)), **given)
+
+
+def test_a_second_call_with_the_same_method_and_shapes_compiles_nothing(result):
+    """Other seeds and samples, of the same number, use the programs of the first call."""
+    names = []
+
+    def count(event, seconds, **rest):
+        if event.endswith("backend_compile_duration"):
+            names.append(event)
+
+    method, clients = result[1].method, arrays()
+    unseen = {"dog": clients.pop("dog")}
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        again = simulate(
+            method,
+            clients={
+                name: (images[::-1], labels[::-1]) for name, (images, labels) in clients.items()
+            },
+            unseen=unseen,
+            adaptations=ADAPTATIONS,
+            **OPTIONS | {"seed": 6},
+        )
+    finally:
+        if hasattr(jax.monitoring, "unregister_event_duration_listener"):  # jax 0.7 has none
+            jax.monitoring.unregister_event_duration_listener(count)
+    assert names == []
+    assert again.history != result[1].history

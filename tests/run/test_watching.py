@@ -6,7 +6,6 @@ import shutil
 import sys
 import termios
 import types
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,7 +14,10 @@ import runs
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data import messages
 from fedjax_bn.run import train
-from fedjax_bn.training import logs, workdir
+from fedjax_bn.training import workdir
+from fedjax_bn.training.callbacks import progress
+from fedjax_bn.training.callbacks.progress import Progress
+from fedjax_bn.training.callbacks.wandb import Wandb
 from fedjax_bn.training.rounds import Rounds
 
 
@@ -31,7 +33,7 @@ def record(number: int, **more: object) -> dict:
 def clock_of(monkeypatch, *moments: float) -> list[float]:
     """A clock for `progress` that stands at the last of the list's moments."""
     now = list(moments)
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now[-1])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[-1])
     return now
 
 
@@ -39,7 +41,7 @@ def test_in_a_file_rounds_are_plain_lines_with_loss_accuracy_pace_and_time_left(
     monkeypatch, capsys
 ):
     now = clock_of(monkeypatch, 0.0)
-    with logs.progress("fedbn", 8, 4, samples=1000) as tell:
+    with Progress("fedbn", 8, 4, samples=1000) as shown:
         for moment, done in (
             (2.0, record(5)),  # too early for a line
             (4.0, record(6, accuracy={"mean": 61.24})),
@@ -47,7 +49,7 @@ def test_in_a_file_rounds_are_plain_lines_with_loss_accuracy_pace_and_time_left(
             (80.0, record(8)),
         ):
             now.append(moment)
-            tell(done)
+            shown.on_round_end(done["round"], None, done)
     told = capsys.readouterr().err
     assert told.splitlines() == [
         "fedbn: round 6 of 8, loss 0.375, accuracy 61.2 %, 2,000 samples/s, 1 s left",
@@ -60,11 +62,11 @@ def test_the_time_left_counts_neither_start_up_nor_compiling(monkeypatch, capsys
     """Round 1 ends after 300 s of start-up, the first evaluation compiles for 100 s."""
     now = clock_of(monkeypatch, 0.0)
     told = []
-    with logs.progress("fedbn", 100, 0, samples=1000) as tell:
+    with Progress("fedbn", 100, 0, samples=1000) as shown:
         for number, moment in enumerate((300, 301, 302, 402, 403, 404, 405, 407), 1):
             now.append(float(moment))
             evaluated = {"accuracy": {"mean": 50.0}} if number % 4 == 0 else {}
-            tell(record(number, **evaluated))
+            shown.on_round_end(number, None, record(number, **evaluated))
             told += capsys.readouterr().err.splitlines()
     assert [line.rpartition(", ")[2] for line in told] == [
         "50 s left",  # the round's own 0.5 s
@@ -73,8 +75,10 @@ def test_the_time_left_counts_neither_start_up_nor_compiling(monkeypatch, capsys
     ]
 
 
-def test_a_round_without_clients_has_no_loss_and_no_pace():
-    assert logs._in_words(record(1) | {"loss": {"ant": None}}, 9, "mAP50") == "no client took part"
+def test_a_round_without_clients_has_no_loss_and_no_pace(capsys):
+    with Progress("fedbn", 1, 0, samples=9) as shown:
+        shown.on_round_end(1, None, record(1) | {"loss": {"ant": None}})
+    assert "no client took part, 0 s left" in capsys.readouterr().err
 
 
 def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
@@ -83,9 +87,9 @@ def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
     with os.fdopen(there, "w") as terminal, os.fdopen(here, "rb") as seen:
         monkeypatch.setattr(sys, "stderr", terminal)
         now = clock_of(monkeypatch, 0.0)
-        with logs.progress("fedbn", 800, 4, samples=1000, score="accuracy") as tell:
+        with Progress("fedbn", 800, 4, samples=1000, score="accuracy") as shown:
             now.append(1000.0)  # of compiling
-            tell(record(5, accuracy={"mean": 61.24}))
+            shown.on_round_end(5, None, record(5, accuracy={"mean": 61.24}))
         terminal.flush()
         last = seen.readline().decode().strip().split("\r")[-1]
     assert "5/800" in last
@@ -96,8 +100,10 @@ def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(7.6, "8 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
 )
-def test_a_duration_is_said_as_people_say_it(seconds, text):
-    assert logs._duration(seconds) == text
+def test_a_duration_is_said_as_people_say_it(seconds, text, capsys):
+    with Progress("fedbn", 2, 0, samples=9) as shown:
+        shown.on_round_end(1, None, record(1, accuracy={"mean": 1.0}) | {"seconds": seconds})
+    assert f", {text} left" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +164,10 @@ def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", fake)
     records = [{"round": number, "loss": {"ant": number / 2}} for number in (1, 2)]
     config = runs.config(wandb="hospitals", rounds=2)
-    monkeypatch.setattr(logs, "progress", lambda *given: nullcontext(lambda record: None))
-    experiment = train.prepare(config)[0]
-    with logs.watchers(experiment, tmp_path, 0) as (report, _):
+    plan = train.prepare(config)[0].plan
+    with Wandb(plan, tmp_path) as callback:
         for one in records:
-            report(one)
+            callback.on_round_end(one["round"], None, one)
     (options,) = calls
     assert options["project"] == "hospitals"
     assert options["resume"] == "allow"

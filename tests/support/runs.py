@@ -21,7 +21,8 @@ from fedjax_bn.run import train
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.training import checkpoint, data_plots, logs
+from fedjax_bn.training import checkpoint, data_plots
+from fedjax_bn.training.callbacks.tensorboard import scalars_of
 from fedjax_bn.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
@@ -240,7 +241,7 @@ def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """The same from metrics.jsonl."""
     tags: dict[str, list] = {}
     for line in lines(folder):
-        for tag, value in logs._scalars(line):
+        for tag, value in scalars_of(line):
             tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
     return tags
 

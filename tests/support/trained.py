@@ -11,8 +11,7 @@ from fedjax_bn.arguments import errors
 from fedjax_bn.run import train
 from fedjax_bn.run.experiment.build import DATASETS
 from fedjax_bn.training import data_plots
-from fedjax_bn.training.stop import listen
-from fedjax_bn.training.together import join, together
+from fedjax_bn.training.together import join
 
 TRAINED = {
     "rounds": 2,
@@ -25,14 +24,14 @@ TRAINED = {
 }
 # Three of four clients train, so that a row is padding.
 COHORT = {"target": "", "adaptations": (), "clients_per_round": 3}
-DISK = COHORT | {"population": "disk"}
+HOST = COHORT | {"population": "host"}
 WAYS = {
     "all": {},
     "adapting": {"adaptations": ("running", "tsmobn")},
     "sampled": COHORT | {"eval_clients": 3},
-    "disk": DISK | {"method": "scaffold", "eval_clients": 3},
-    "disk, adapting": DISK | {"method": "perfedavg", "personalize_samples": 3},
-    "disk, validating": DISK | {"local_selection": 2, "participation__dropout": 0.3},
+    "host": HOST | {"method": "scaffold", "eval_clients": 3},
+    "host, adapting": HOST | {"method": "perfedavg", "personalize_samples": 3},
+    "host, validating": HOST | {"local_selection": 2, "participation__dropout": 0.3},
 }
 
 
@@ -40,14 +39,12 @@ def run() -> None:
     """Trains as the last arguments say: a folder, the number of rounds, and one of `WAYS`."""
     folder, rounds, way = sys.argv[-3:]
     logging.set_verbosity(logging.FATAL)  # as `main.main` does
-    listen()
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
     data_plots.samples = lambda domains, **how: b""
     config = runs.config(**TRAINED | WAYS[way] | {"mesh.clients": 0, "rounds": int(rounds)})
     try:
-        with together():
-            train.run(config, Path(folder))
+        train.run(config, Path(folder))
     except errors.UserError as error:
         main.fail(str(error))
 

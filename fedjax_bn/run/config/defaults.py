@@ -173,10 +173,10 @@ _KEYS = {
         0, "Number of clients that are drawn to take part in a round. 0 for all.", StepsOr0
     ),
     "population": _name(
-        "Where the clients' own parts of the state are: with disk only those of clients that are "
-        "drawn for a round are on the device. auto is disk for more than 1000 clients of which "
+        "Where the clients' own parts of the state are: with host only those of clients that are "
+        "drawn for a round are on the device. auto is host for more than 1000 clients of which "
         "some take part.",
-        *("auto", "device", "disk"),
+        *("auto", "device", "host"),
     ),
     "participation.draw": _name(
         "How the clients of a round are drawn: with equal chances, or with chances by their "

@@ -6,7 +6,6 @@ A run reads the configuration's values from the resulting `Experiment`.
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn import sharing
@@ -19,7 +18,7 @@ from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.devices import check_strategy
-from fedjax_bn.engine.images import Prepare, standardize
+from fedjax_bn.engine.images import standardize
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics, calls
 from fedjax_bn.run.config.keys import check, choice_of
@@ -39,11 +38,12 @@ from fedjax_bn.run.experiment.task import (
     model_maker,
 )
 from fedjax_bn.tasks.detection import Recipe
-from fedjax_bn.training.availability import kept_on_disk, read_trace
+from fedjax_bn.training.availability import kept_on_host, read_trace
 from fedjax_bn.training.evaluation.personalization import check_labelled
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import choose_mesh
 from fedjax_bn.training.population import refuse_ensemble
+from fedjax_bn.training.start import sample_input
 
 _MOST_DRAWS = 2**28  # samples in a round: 2 GB of numbers
 HOLD_OUT = (
@@ -153,13 +153,13 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
                 f"config.{key}={config[key]} is more than the {total} clients there are: use 0 for "
                 "all of them"
             )
-    if config.population == "disk" and not 0 < drawn < total:
+    if config.population == "host" and not 0 < drawn < total:
         raise ConfigError(
-            "config.population='disk' keeps clients off the device that sit out, but with "
+            "config.population='host' keeps clients off the device that sit out, but with "
             f"clients_per_round={drawn} all {total} take part: lower clients_per_round, or set "
             "population=device"
         )
-    if kept_on_disk(config.population, drawn, total):
+    if kept_on_host(config.population, drawn, total):
         refuse_ensemble(config.adaptations)
     longest = max(len(domain.train.images) for domain in domains)
     samples = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
@@ -182,18 +182,6 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
                 f"{key} needs validation samples, but client {without[0]!r} of {internal.name} has "
                 f"none: {HOLD_OUT}, or {remedy}"
             )
-
-
-def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
-    """Returns the random variables from which all clients start."""
-    images = sample_input(experiment.internal, experiment.prepare, 2)
-    return calls.initial_variables(experiment.model, key, images)
-
-
-def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:
-    """Returns zeros in the form that the model reads, f[B, ...]."""
-    images = dataset.domains[0].train.images
-    return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
 
 
 def _check_batch_sizes(experiment: Experiment) -> None:

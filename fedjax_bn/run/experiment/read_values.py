@@ -1,6 +1,5 @@
 """Reads a configuration's values into the fields of `training.experiment.Experiment`."""
 
-import inspect
 from functools import partial
 from typing import Any
 
@@ -9,11 +8,10 @@ from ml_collections import ConfigDict
 from fedjax_bn.arguments.errors import as_config_errors
 from fedjax_bn.engine.privacy import epsilon
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.method import follows_rounds, local_epochs, what_validates
-from fedjax_bn.training.availability import Participation, kept_on_disk
-from fedjax_bn.training.evaluation.personalization import Personalization
+from fedjax_bn.training.availability import Participation, kept_on_host
+from fedjax_bn.training.evaluation.personalization import personalization_of
 from fedjax_bn.training.experiment import Evaluation, LocalWork, Plan
 from fedjax_bn.training.workdir import Record
 
@@ -24,8 +22,8 @@ def choose_participation(config: ConfigDict, num_clients: int) -> Participation:
     It does not read the trace; `read_trace` does.
     """
     keys, drawn = config.participation, config.clients_per_round
-    disk = kept_on_disk(config.population, drawn, num_clients)
-    return Participation(drawn, keys.draw, keys.dropout, None, disk)
+    host = kept_on_host(config.population, drawn, num_clients)
+    return Participation(drawn, keys.draw, keys.dropout, None, host)
 
 
 def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -> dict[str, Any]:
@@ -49,10 +47,7 @@ def read_values(config: ConfigDict, method: FederatedMethod, num_clients: int) -
 
 def read_evaluation(config: ConfigDict, method: FederatedMethod) -> Evaluation:
     """Returns how clients are tested; an empty `personalize_samples` takes the method's samples."""
-    usual = inspect.signature(personalize).parameters["inner_rate"].default
-    samples, rate = method.personalize or (0, usual)
-    samples = samples if config.personalize_samples is None else config.personalize_samples
-    adapts = Personalization(samples, 1, rate, config.seed) if samples else None
+    adapts = personalization_of(method, config.seed, config.personalize_samples)
     return Evaluation(
         batch_size=config.eval_batch_size,
         device_megabytes=config.data.device_megabytes,

@@ -19,11 +19,11 @@ from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.experiment.build import Experiment, assemble
-from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.training import checkpoint, workdir
 from fedjax_bn.training.mesh import form_on
-from fedjax_bn.training.population import start_held
+from fedjax_bn.training.population import start_population
 from fedjax_bn.training.records import have_trained
+from fedjax_bn.training.start import make_keys, make_start
 from fedjax_bn.training.workdir import FINISHED, Record
 
 
@@ -107,7 +107,7 @@ def restore(
     """
     experiment = assemble(config, dataset_of(form), ())
     start = make_start(experiment, make_keys(config.seed))
-    start = start_held(experiment, start, folder)
+    start = start_population(experiment, start)
     like = form_on(jax.eval_shape(start), experiment.mesh)
     return experiment, *restore_state(folder, like)
 

@@ -170,7 +170,7 @@ def check_claim(workdir: Path, config: Record, about: Record, follows: str = "")
     old = read_json(workdir / "config.json", CLAIM)
     there, here = old["config"], new["config"]
     changes = [
-        f"{key:.40} ({brief(there.get(key))} there, {brief(here.get(key))} now)"
+        f"{key} ({there.get(key)!r} there, {here.get(key)!r} now)"
         for key in sorted({*there, *here} - _MAY_DIFFER - {"rounds"})
         if there.get(key) != here.get(key)
     ]

@@ -44,12 +44,13 @@ from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.personalization import adapted_rows, local_steps, set_aside
 from fedjax_bn.training.experiment import Evaluation, Experiment
 from fedjax_bn.training.mesh import clients_of, copies_on, own_rows, place_own
+from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.workdir import Record
 
 # evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
 # so far, None for all; `keep` is a dict to which answers are added, or None.
 Evaluate = Callable[..., Record]
-_State = FederatedState | population.Held
+_State = FederatedState | population.PopulationState
 _Trained = np.ndarray | None
 _BLOCK = 64  # clients, or batches, at a time, if no cohort sets the number
 _SAMPLE = 5  # which of the generator's streams draws the sample
@@ -91,7 +92,7 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     the answers to the test samples (`answers.measures_by_client`). `keep` takes these
     answers too. Clients without test samples are tested on those that validate.
 
-    A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
+    A sample of clients (`eval_clients`), and clients whose rows are on the host, are evaluated in
     blocks as large as a cohort, so that the device's memory does not grow with their number.
 
     Args:
@@ -104,8 +105,12 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     how, limit = experiment.evaluation, experiment.plan.clients_named
     tested = clients_tested(how, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
-    names, task, size = [domain.name for domain in domains], answering(experiment.task), 0
-    if how.clients or experiment.participation.on_disk:
+    names, task, size = (
+        [domain.name for domain in domains],
+        made_once(("answering", experiment.task), lambda: answering(experiment.task)),
+        0,
+    )
+    if how.clients or experiment.participation.on_host:
         size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
 
     def aside(splits: list[Split]) -> tuple[Sequence[Split], Sequence[Split]]:
@@ -115,7 +120,11 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     # If every client is tested on its validation samples, these are evaluated once.
     once = own and all(domain.test is domain.validation for domain in domains)
     steps = _steps(experiment) if how.personalization else None
-    adapt = adapted_rows(steps, experiment.mesh) if steps else None  # compiled once for all
+    adapt = None
+    if steps:
+        adapt = made_once(
+            ("adapt", steps, experiment.mesh), lambda: adapted_rows(steps, experiment.mesh)
+        )
     labelled, tests = aside([domain.test for domain in domains])
     # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
@@ -123,7 +132,8 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         labelled, rest = aside([domain.validation for domain in domains])
         parts["validation"] = own, _scoring(experiment, size, task, rest, labelled, adapt)
     if train_loss:
-        loss, train = task._replace(score=scoring.mean_loss(task)), [one.train for one in domains]
+        score = made_once(("mean loss", experiment.task), lambda: scoring.mean_loss(task))
+        loss, train = task._replace(score=score), [domain.train for domain in domains]
         parts["train_loss"] = True, _scoring(experiment, size, loss, train)
 
     def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
@@ -185,7 +195,8 @@ def _scoring(
 
 def _steps(experiment: Experiment) -> Callable[..., Variables]:
     how, rule = experiment.evaluation.personalization, experiment.method.statistics
-    return local_steps(how, experiment.model, experiment.prepare, rule)
+    given = how, experiment.model, experiment.prepare, rule
+    return made_once(("steps", *given), lambda: local_steps(*given))
 
 
 def _models_of(
@@ -199,12 +210,12 @@ def _models_of(
 
     Clients that have never trained have what an unseen client receives.
     """
-    if isinstance(state, population.Held):
+    if isinstance(state, population.PopulationState):
         spread = clients_of(mesh)
         here = own_rows(len(client), spread)
-        read = population.rows_of_clients(state, client[here], ("personal",))["personal"]
+        read = state.rows_of(client[here], ("personal",))["personal"]
         rows = place_own(here, len(client), spread, read)
-        known = np.asarray(state.slots)[client] != population.UNTOUCHED
+        known = state.trained[client]
         common = state.state
     else:
         common, rows = state, state.personal
@@ -251,12 +262,14 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     if not experiment.unseen:
         return lambda state, keep=None: {}
     prepare, mesh = experiment.prepare, experiment.mesh
-    choices, task = experiment.adaptations, answering(experiment.task)
+    choices = experiment.adaptations
+    task = made_once(("answering", experiment.task), lambda: answering(experiment.task))
     names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
     parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
     if how := experiment.evaluation.personalization:
         labelled, splits = set_aside(splits, how)
-        steps, adapt = jax.jit(_steps(experiment)), {}
+        one_client = _steps(experiment)
+        steps, adapt = made_once(("adapt unseen", one_client), lambda: jax.jit(one_client)), {}
         for name, one in zip(names, labelled, strict=True):
             given = jax.tree.map(jnp.asarray, (np.asarray(one.images), one.labels))
             adapt[name] = partial(steps, images=given[0], labels=given[1])
@@ -332,9 +345,9 @@ def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
     """Returns what an unseen client receives, with the clients' batch norms for `ensemble`.
 
     Raises:
-      ConfigError: `ensemble` is chosen, but the clients' rows are on the disk.
+      ConfigError: `ensemble` is chosen, but the clients' rows are on the host.
     """
-    if isinstance(state, population.Held):
+    if isinstance(state, population.PopulationState):
         population.refuse_ensemble(choices)
         state = state.state
     variables = global_variables(state)

@@ -17,7 +17,6 @@ from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
-from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.sharing import Variables
 from fedjax_bn.tasks.detection.decode import PREDICTION, detect
 from fedjax_bn.tasks.detection.found_boxes import Picture, found_boxes
@@ -25,6 +24,7 @@ from fedjax_bn.tasks.segmentation import overlays
 from fedjax_bn.training.evaluation.answers import read_answers
 from fedjax_bn.training.evaluation.masks_answered import AnsweredMasks
 from fedjax_bn.training.evaluation.scoring import SplitBatches
+from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.workdir import write_picture
 
 _IMAGES = 6  # of a client

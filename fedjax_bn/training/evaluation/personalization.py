@@ -5,6 +5,7 @@ internal and external clients (sections 4.1.2 and 4.1.3). The labelled samples a
 from the split that is evaluated, and never count in the accuracy.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.division.by_class import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.engine.devices import apart
-from fedjax_bn.federation import FederatedState
+from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.sharing import Variables, join, with_frozen
 
@@ -36,6 +37,21 @@ class Personalization(NamedTuple):
     steps: int
     rate: float
     seed: int
+
+
+def personalization_of(
+    method: FederatedMethod,
+    seed: int,
+    samples: int | None = None,
+    steps: int = 1,
+    rate: float | None = None,
+) -> Personalization | None:
+    """Returns how clients adapt before they are tested; None values are the method's own."""
+    usual = inspect.signature(personalize).parameters["inner_rate"].default
+    own_samples, own_rate = method.personalize or (0, usual)
+    samples = own_samples if samples is None else samples
+    rate = own_rate if rate is None else rate
+    return Personalization(samples, steps, rate, seed) if samples else None
 
 
 def check_labelled(

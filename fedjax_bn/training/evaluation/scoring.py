@@ -29,6 +29,7 @@ from fedjax_bn.state import completed
 from fedjax_bn.task import Score, Task, classification
 from fedjax_bn.training.evaluation.answers import AnyAnswers
 from fedjax_bn.training.mesh import copies_on, over_all, place_copies, place_rows
+from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.stream import megabytes
 
 PyTree = Any
@@ -231,7 +232,10 @@ def score_clients(
       mesh: the devices that hold state and blocks; None for one.
     """
     score = (task or classification()).score
-    judged = _judging(of_clients(model, statistics), prepare, score, mesh)
+    judged = made_once(
+        ("judge clients", model, statistics, prepare, score, mesh),
+        lambda: _judging(of_clients(model, statistics), prepare, score, mesh),
+    )
 
     def score_all(state: FederatedState, blocks: Blocks) -> list[float | AnyAnswers]:
         state = completed(state)
@@ -251,10 +255,16 @@ def score_unseen(
     The other arguments are as in `score_clients`.
     """
     score = (task or classification()).score
-    judged = _judging(adaptation, prepare, score, mesh)
+    judged = made_once(
+        ("judge unseen", adaptation, prepare, score, mesh),
+        lambda: _judging(adaptation, prepare, score, mesh),
+    )
     begin = adaptation.init
     if mesh is not None:  # where `judge` returns the carry, so that `judge` compiles once
-        begin = jax.jit(begin, out_shardings=copies_on(mesh))
+        begin = made_once(
+            ("begin", adaptation, mesh),
+            lambda: jax.jit(adaptation.init, out_shardings=copies_on(mesh)),
+        )
 
     def score_one(variables: Variables, blocks: Blocks) -> float | AnyAnswers:
         nothing = jax.tree.map(lambda leaf: None, variables)

@@ -14,8 +14,8 @@ from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.finished_run import Request
 from fedjax_bn.training import score_tables as tables
+from fedjax_bn.training.callbacks.tensorboard import TensorBoard
 from fedjax_bn.training.evaluation.answers import read_answers
-from fedjax_bn.training.logs import show_pictures
 
 
 @pytest.fixture
@@ -53,8 +53,9 @@ def test_pictures_of_a_finished_run_are_events_of_its_last_round(tmp_path):
     (tmp_path / "plots").mkdir()
     for name in ("masks", "samples"):
         Image.new("RGB", (3, 2)).save(tmp_path / "plots" / f"{name}.png")
-    show_pictures(tmp_path, "not drawn", 7)
-    show_pictures(tmp_path, "masks", 7)
+    for name in ("not drawn", "masks"):
+        with TensorBoard(tmp_path, 7, pictures=name):
+            pass
     assert pictures_of(tmp_path) == [(7, "masks")]
 
 

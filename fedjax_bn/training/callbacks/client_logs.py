@@ -15,19 +15,19 @@ import jax
 import numpy as np
 
 from fedjax_bn.adaptation import running
-from fedjax_bn.data.domain import select
+from fedjax_bn.data.domain import Domain, select
 from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.normalization.calls import in_forward_order
-from fedjax_bn.run.experiment.build import sample_input
 from fedjax_bn.sharing import FROZEN, STATISTICS, filled, join, path_names, without
 from fedjax_bn.training.evaluation.groups import by_client, some_of
 from fedjax_bn.training.evaluation.per_sample import features_of
 from fedjax_bn.training.evaluation.plots import masked_features
 from fedjax_bn.training.experiment import Experiment
 from fedjax_bn.training.mesh import gathered
-from fedjax_bn.training.population import Held, rows_of_clients
-from fedjax_bn.training.records import Record
+from fedjax_bn.training.population import AnyState, PopulationState
+from fedjax_bn.training.records import Record, select_round
+from fedjax_bn.training.start import sample_input
 from fedjax_bn.training.together import first
 from fedjax_bn.training.workdir import (
     not_readable,
@@ -40,6 +40,33 @@ _KINDS = ("mean", "std", "scale", "bias")
 _FOLDER, _PARAMS = "batch_norms", "params"
 _EPSILON = 1e-5  # added to every variance, as in batch norm
 _SAMPLES = 256  # test images of a client whose features are plotted
+
+
+class ClientLogs(NamedTuple):
+    """Writes distances of batch norms and masks; adds `mask_l1` to the record.
+
+    Attributes:
+      experiment: the run's.
+      folder: the workdir.
+      records: the run's, to which the loop appends.
+    """
+
+    experiment: Experiment
+    folder: Path
+    records: list[Record]
+
+    def on_round_end(self, round: int, state: AnyState, metrics: Record) -> None:
+        """Writes what the report needs of this round."""
+        metrics.update(log_masks(self.experiment, self.folder, state))
+        is_selected = "accuracy" in metrics and select_round(self.records) == round
+        for moment, due in (("first", round == 1), ("selected", is_selected)):
+            if due:
+                log_batch_norms(self.experiment, self.folder, state, moment)
+
+    def on_train_end(self, round: int, state: AnyState, metrics: Record) -> None:
+        """Draws masked features."""
+        del round, metrics
+        draw_masks_of(self.experiment, self.folder, state)
 
 
 class Distances(NamedTuple):
@@ -56,9 +83,7 @@ class Distances(NamedTuple):
     values: dict[str, np.ndarray]
 
 
-def log_batch_norms(
-    experiment: Experiment, folder: Path, state: FederatedState | Held, name: str
-) -> None:
+def log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name: str) -> None:
     """Writes `batch_norms/NAME.npz` for a state, if clients keep anything of their batch norms.
 
     At most `clients_named` clients are written, evenly spaced.
@@ -66,13 +91,13 @@ def log_batch_norms(
     Args:
       experiment: the run's.
       folder: the workdir.
-      state: the run's; nothing is written if its clients' rows are on the disk.
+      state: the run's; nothing is written if its clients' rows are on the host.
       name: of the file.
 
     Raises:
       WorkdirError: the file cannot be written.
     """
-    if isinstance(state, Held):
+    if isinstance(state, PopulationState):
         return
     # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
     leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
@@ -154,55 +179,73 @@ def read_distances(folder: Path, name: str) -> Distances | None:
         raise not_readable(path, error) from error
 
 
-def log_masks(
-    experiment: Experiment, folder: Path, state: FederatedState | Held, last: bool = False
-) -> Record:
-    """Writes the masks of a round, and after the last one a picture of their effect on features.
+def log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
+    """Writes the masks of a round.
 
     `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
-    f[C], which an unseen client receives. `plots/masked_features.png` shows the first and the last
-    client. For a population, the clients are those of the round's cohort.
+    f[C], which an unseen client receives. For a population, the clients are those of the round's
+    cohort.
 
     Returns:
       {"mask_l1": {client: L1 norm, "mean": their mean}}; a client's norm is the mean over its masks
       if it has several (FedCD, Fig. 3). With more clients than `clients_named`, or with a cohort,
-      the entry is a summary (`run.evaluation.groups`). {} if there are no masks.
+      the entry is a summary (`training.evaluation.groups`). {} if there are no masks.
     """
     if not state.personal.get(COLLECTION):
         return {}
-    domains, limit = experiment.internal.domains, experiment.plan.clients_named
+    limit = experiment.plan.clients_named
     masks, weights = _masks_of(experiment, state), np.asarray(state.weights)
     mean = {name: (weights[:, None] * mask).sum(0) / weights.sum() for name, mask in masks.items()}
+    domains, state = _with_models(experiment, state)
     names = [domain.name for domain in domains]
-    if isinstance(state, Held):  # the only row in its state is the mean
-        client = np.asarray(state.client)
-        rows = rows_of_clients(state, client, ("personal",))["personal"]
-        domains = [domains[k] for k in client]
-        state = state.state._replace(personal=rows, weights=np.zeros(len(client)))
-        names, limit = [""] * len(names), 0  # each cohort has other names: only a summary is kept
-        masks = _masks_of(experiment, state)
+    if len(names) < len(experiment.internal.domains):
+        # Each cohort has other names, so only a summary is logged.
+        masks, names, limit = _masks_of(experiment, state), [""] * len(names), 0
     if first():
         arrays = {"clients": np.array([domain.name for domain in domains])} | masks
         arrays |= {f"{name}.mean": mean[name] for name in masks}
         _write_npz(folder / "masks" / f"{int(state.round):04}.npz", arrays)
-    if last and FEATURES in masks:
-        two = sorted({0, len(domains) - 1})
-        variables = gathered(client_variables(state), experiment.mesh)
-        if first():
-            features = {}  # name -> f[N, F] before the mask, of test images
-            for k in two:
-                own = take(jax.device_get(jax.tree.map(lambda leaf, k=k: leaf[k], variables)))[0]
-                some = select(domains[k].test, np.arange(len(domains[k].test.images))[:_SAMPLES])
-                given = experiment.model, experiment.prepare, own, some, _SAMPLES
-                features[domains[k].name] = features_of(running, *given)
-            place, shown = folder / "plots" / "masked_features.png", masks[FEATURES][two]
-            write_picture(place, lambda: masked_features(features, shown))
     # FedCD has one mask, of features, unless more layers are named.
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
 
 
-def _masks_of(experiment: Experiment, state: FederatedState | Held) -> dict[str, np.ndarray]:
+def _with_models(
+    experiment: Experiment, state: AnyState
+) -> tuple[tuple[Domain, ...], FederatedState]:
+    """Returns the clients whose models are at hand, those of a cohort or all, and their state."""
+    domains = experiment.internal.domains
+    if not isinstance(state, PopulationState):
+        return domains, state
+    client = np.asarray(state.cohort)
+    rows = state.rows_of(client, ("personal",))["personal"]
+    cohort = state.state._replace(personal=rows, weights=np.zeros(len(client)))
+    return tuple(domains[k] for k in client), cohort
+
+
+def draw_masks_of(experiment: Experiment, folder: Path, state: AnyState) -> None:
+    """Draws what the masks of the first and the last client do to their features, if they do."""
+    if FEATURES not in state.personal.get(COLLECTION, {}):
+        return
+    domains, state = _with_models(experiment, state)
+    masks = _masks_of(experiment, state)[FEATURES]
+    shown = sorted({0, len(domains) - 1})
+    variables = gathered(client_variables(state), experiment.mesh)
+    if not first():
+        return
+    features = {}  # name -> f[N, F] before the mask, of test images
+    for k in shown:
+        model = take(jax.device_get(jax.tree.map(lambda leaf, k=k: leaf[k], variables)))[0]
+        test = domains[k].test
+        split = select(test, np.arange(len(test.images))[:_SAMPLES])
+        features[domains[k].name] = features_of(
+            running, experiment.model, experiment.prepare, model, split, _SAMPLES
+        )
+    picture = folder / "plots" / "masked_features.png"
+    write_picture(picture, lambda: masked_features(features, masks[shown]))
+
+
+def _masks_of(experiment: Experiment, state: AnyState) -> dict[str, np.ndarray]:
     """Returns name -> masks f[K, F] without padding, readable by this process."""
     masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
     return jax.tree.map(lambda leaf: leaf[: len(state.weights)], masks)

@@ -1,0 +1,106 @@
+"""Writes the numbers of rounds, and plots of a run, for TensorBoard."""
+
+import struct
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedjax_bn.arguments.text import shown
+from fedjax_bn.training.records import Record
+from fedjax_bn.training.workdir import faults_named, sync
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class TensorBoard:
+    """Writes a new event file into WORKDIR/events, with the numbers of each round.
+
+    TensorBoard drops events of earlier files for rounds after those done, which this run writes
+    again. The writer is tensorboardX's `EventsWriter`, because the `flush` of its `SummaryWriter`
+    does not wait for what its thread has yet to write.
+
+    Args:
+      folder: the workdir, whose plots are shown too.
+      done: rounds done before.
+      pictures: which plots are shown, as a pattern of their names.
+    """
+
+    def __init__(self, folder: Path, done: int, pictures: str = "*") -> None:
+        self._folder, self._done = folder / "events", done
+        self._plots = sorted((folder / "plots").glob(f"{pictures}.png"))
+
+    def __enter__(self) -> "TensorBoard":
+        with _hidden("torch"):  # tensorboardX would import it, for seconds, to name a type
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+        with faults_named(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Names have the time in seconds, and files are read in the order of their names.
+            self._writer = EventsWriter(str(self._folder / "events"), f".{self._done:08}")
+            start = SessionLog(status=SessionLog.START)
+            step = self._done + 1
+            self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=start))
+            sync(self._folder)
+        self._show_plots()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with faults_named(self._folder):
+            self._writer.close()
+
+    def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
+        """Writes the numbers of the record, with tags such as `accuracy/mnist`."""
+        del state
+        # Not by tensorboardX's `scalar`, which would give "a b" and "a_b" the same tag.
+        for tag, value in scalars_of(metrics):
+            self._write(round, tag=tag, simple_value=value)
+
+    def flush(self) -> None:
+        """Waits until the disk has all events."""
+        with faults_named(self._folder):
+            self._writer.flush()
+
+    def _show_plots(self) -> None:
+        """Writes the plots as events of the last round done."""
+        for path in self._plots:
+            data = path.read_bytes()
+            if data[:8] == _PNG:
+                width, height = struct.unpack(">II", data[16:24])
+                image = {"width": width, "height": height, "colorspace": 4}
+                image["encoded_image_string"] = data
+                self._write(self._done, tag=path.stem, image=image)
+
+    def _write(self, step: int, **value: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        with faults_named(self._folder):
+            event = Event(wall_time=time.time(), step=step, summary={"value": [value]})
+            self._writer.write_event(event)
+
+
+def scalars_of(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
+    """Yields all (tag, number) pairs of a nested record except its round."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from scalars_of(value, f"{prefix}{shown(key)}/")
+        elif isinstance(value, int | float) and prefix + key != "round":
+            yield prefix + shown(key), float(value)
+
+
+@contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """Lets `import name` fail within the block, as if the package were not installed.
+
+    A module that is already imported stays. After the block, the real one can be imported.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # Python's own mark for "not found"
+    try:
+        yield
+    finally:
+        del sys.modules[name]

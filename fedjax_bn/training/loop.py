@@ -1,0 +1,68 @@
+"""The loop over rounds, of which a simulation, the command and the Flower server have one each."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from fedjax_bn.training.records import Record
+
+# `round(state) -> (state, record)`
+Round = Callable[[Any], tuple[Any, Record]]
+
+
+def train(
+    round: Round, state: Any, *, rounds: int, records: list[Record], callbacks: Sequence[Any] = ()
+) -> Any:
+    """Runs the rounds that are left and returns the state after the last one.
+
+    What happens between rounds is a callback: any object with some of the methods
+
+        on_round_begin(round)                   before the round of this number, from 1
+        on_round_end(round, state, metrics)     after it; True asks to stop here
+        on_train_end(round, state, metrics)     after the last round, which may end early
+
+    `metrics` is the round's record, a line of metrics.jsonl: a callback may add entries, which
+    callbacks after it see. The next round donates the arrays of `state`, so a callback that keeps
+    some copies them. A callback that is a context manager too is entered before the first round
+    and left at the end, whatever ended the rounds.
+
+    The order of the callbacks is the order of writes, and a run that is killed between two of them,
+    also by a power cut, continues exactly if it is this one (`run.train`):
+
+    1. what the round's report needs, the line of the round, its events;
+    2. the selected checkpoint, once the disk has all lines and events;
+    3. the latest checkpoint, once the disk has the selected one too.
+
+    So lines may be ahead of the latest checkpoint, and are then dropped, but never behind it.
+
+    Args:
+      round: makes the next round: `round(state) -> (state, record)`.
+      state: before that round.
+      rounds: of the whole run.
+      records: of the rounds before; the records of further rounds are appended.
+      callbacks: in the order in which they are called.
+    """
+    with ExitStack() as stack:
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                stack.enter_context(callback)
+        stop = len(records) >= rounds
+        while not stop:
+            number = len(records) + 1
+            for begin in _hooks(callbacks, "on_round_begin"):
+                begin(number)
+            state, metrics = round(state)
+            records.append(metrics)
+            # A list, because every callback sees the round, whichever asks to stop.
+            asked = [end(number, state, metrics) for end in _hooks(callbacks, "on_round_end")]
+            stop = number >= rounds or any(answer is True for answer in asked)
+            if stop:
+                for end in _hooks(callbacks, "on_train_end"):
+                    end(number, state, metrics)
+    return state
+
+
+def _hooks(callbacks: Iterable[Any], name: str) -> list[Callable[..., Any]]:
+    """Returns the callbacks' methods of this name; a callback may lack it, or have None."""
+    methods = (getattr(callback, name, None) for callback in callbacks)
+    return [method for method in methods if method is not None]

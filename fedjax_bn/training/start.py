@@ -1,0 +1,209 @@
+"""Makes the state before the first round, and checks and describes it.
+
+Functions here take an `Experiment` and its random keys; nothing but `make_start`'s result computes.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.arguments.choices import naming
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.arguments.text import brief
+from fedjax_bn.data.division.partition import fingerprint
+from fedjax_bn.data.domain import Dataset
+from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.engine.backend import for_one_run, on_cpu
+from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.devices import padded
+from fedjax_bn.engine.images import Prepare
+from fedjax_bn.federation import FederatedState, broadcast_of, own_of
+from fedjax_bn.normalization import calls
+from fedjax_bn.sharing import Variables, describe, join, split_like
+from fedjax_bn.training.evaluation.evaluate import trace_adaptations
+from fedjax_bn.training.experiment import Experiment
+from fedjax_bn.training.mesh import copies_on, place_copies, shardings_of
+from fedjax_bn.training.population import AnyState, num_clients
+from fedjax_bn.training.programs import form_of, made_once
+
+_Form = jax.ShapeDtypeStruct
+
+
+class Keys(NamedTuple):
+    """The random keys of a run, all from `config.seed`."""
+
+    model: jax.Array
+    method: jax.Array
+    data: jax.Array
+    participation: jax.Array
+
+
+def make_keys(seed: int) -> Keys:
+    """Returns the random keys of a run, from its `config.seed`."""
+    # Every random number of a run depends on the order of the fields and on their number.
+    return Keys(*jax.random.split(jax.random.key(seed), len(Keys._fields)))
+
+
+def make_start(
+    experiment: Experiment,
+    keys: Keys,
+    fixed: Variables | None = None,
+    rows: int = 0,
+    clients: int = 0,
+) -> Callable[[], FederatedState]:
+    """Returns `start() -> state` before the first round.
+
+    Args:
+      experiment: the run's.
+      keys: its random keys.
+      fixed: the model's collections, with None for leaves that start at random; None if all do.
+      rows: of the state; by default one per client, or a single one if rows are on the host.
+      clients: number of clients in the server's part; by default the experiment's.
+    """
+    clients = clients or len(experiment.internal.domains)
+    rows = rows or (1 if experiment.participation.on_host else clients)
+
+    method, model = experiment.method, experiment.model
+    images = sample_input(experiment.internal, experiment.prepare, 2)
+
+    def begin(keys: Keys, fixed: Variables | None) -> FederatedState:
+        variables = calls.initial_variables(model, keys.model, images)
+        if fixed is not None:
+            variables = join(fixed, split_like(variables, fixed)[1])
+        whole = method.init(keys.method, variables, clients)
+        if rows == clients:
+            return whole
+        # XLA removes the rows of `whole` from the compiled program, because nothing reads them.
+        state = method.init(keys.method, variables, rows)._replace(server=whole.server)
+        own = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
+        return state._replace(personal=own[0], memory=own[1])
+
+    mesh = experiment.mesh
+
+    def compiled() -> Callable[[Keys, Variables | None], FederatedState]:
+        if mesh is None:
+            return for_one_run(begin)
+        # Each device makes its own clients' rows, so no device holds the state of all clients.
+        form = jax.eval_shape(begin, keys, fixed)
+        spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
+        return for_one_run(begin, out_shardings=spread)
+
+    form = form_of((images, fixed))
+    program = made_once(("start", method.init, model, rows, clients, mesh, form), compiled)
+    return partial(program, *place_copies((keys, fixed), mesh))
+
+
+def check_shapes(
+    experiment: Experiment, start: Callable[[], FederatedState], clients: int = 0
+) -> None:
+    """Traces the first state, a client's round and the server's step; nothing is compiled.
+
+    `clients` is K if the state has only one row, else 0.
+
+    Raises:
+      ConfigError: the state is larger than this machine's memory.
+      ValueError: the model, the method and their arguments do not suit each other.
+    """
+    method, plan = experiment.method, experiment.plan
+    with naming(f"config.method={brief(plan.method)} on config.model={brief(plan.model)}"):
+        state = jax.eval_shape(start)
+        rows = state.weights.shape[0]
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+        with suppress(AttributeError, ValueError, OSError):  # no POSIX system
+            limit = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        # On CPU all devices share one machine's memory, which `limit` already counts whole.
+        memory = (limit or math.inf) * (1 if on_cpu() else padded(1, experiment.mesh))
+        if size > memory:
+            raise ConfigError(
+                f"config.model={brief(plan.model)} takes {size / 2**30:.0f} GB for the {rows} "
+                f"clients' state, more than the {memory / 2**30:.0f} GB of this machine: choose a "
+                "smaller model or fewer clients, or, where clients_per_round are not all, "
+                "population=host"
+            )
+        own = jax.eval_shape(lambda state: own_of(state, 0), state)
+        key = jax.eval_shape(jax.random.key, 0)
+        batches = batches_of_one(experiment)
+        _, upload = jax.eval_shape(method.client, broadcast_of(state), own, batches, key)
+        # As many rows and uploads as in a round, because a rule may need some number of them.
+        both, clients = (state.weights, state.weighing), clients or rows
+        both = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape[1:]), leaf.dtype), both)
+        state = state._replace(weights=both[0], weighing=both[1])
+        drawn = experiment.participation.drawn or clients
+        uploads = jax.tree.map(lambda leaf: _Form((drawn, *leaf.shape), leaf.dtype), upload)
+        jax.eval_shape(method.server, state, uploads)
+    trace_adaptations(experiment, state)
+
+
+def batches_of_one(experiment: Experiment) -> Batches:
+    """Returns the shapes of what one client trains on in a round, see `engine.batches`."""
+    domains = experiment.internal.domains
+    longest = max(len(domain.train.images) for domain in domains)
+    draw = experiment.sampler()
+    one, key = _Form((1,), jnp.int32), jax.eval_shape(jax.random.key, 0)
+    drawn = jax.eval_shape(lambda sizes, who, key: draw(sizes, who, longest, key), one, one, key)
+    place, images = drawn.index.shape[1:], domains[0].train.images
+    batches = {
+        "image": _Form(place, jnp.int32),
+        "label": label_forms(domains[0].train, place),
+        "valid": _Form(place, bool),
+        "size": _Form((), jnp.int32),
+        "client": _Form((), jnp.int32),
+        "source": _Form((longest, *images.shape[1:]), images.dtype),
+    }
+    if experiment.validates:  # in the form of `sampling.validation_batches`
+        splits = [domain.validation for domain in domains]
+        longest = max(len(split.images) for split in splits)
+        size = min(experiment.evaluation.batch_size, longest)
+        place = (math.ceil(longest / size), size)
+        batches["validation"] = {
+            "image": _Form((*place, *images.shape[1:]), images.dtype),
+            "label": label_forms(splits[0], place),
+            "valid": _Form(place, bool),
+        }
+    return batches
+
+
+def data_hash(experiment: Experiment) -> str:
+    """Returns the SHA-256 of the data split, unseen clients included, and of the trace if any."""
+    domains = experiment.internal.domains + experiment.unseen
+    data, trace = fingerprint(experiment.internal._replace(domains=domains)), b""
+    if experiment.participation.trace is not None:
+        trace = experiment.participation.trace.tobytes()
+    return hashlib.sha256(data.encode() + trace).hexdigest() if trace else data
+
+
+def partition_table(experiment: Experiment, state: AnyState, modules: bool = True) -> str:
+    """Returns a table of shared, personal and frozen leaves, with counts and bytes of one client.
+
+    Args:
+      experiment: the run's.
+      state: before the next round.
+      modules: whether the table has a line for each module, or only sums.
+    """
+    own = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
+    variables = join(state.shared, own)
+    mask = jax.tree.map(lambda leaf, ours: ours is not None, variables, state.shared)
+    plan = experiment.plan
+    return f"{plan.method} on {plan.model}, {num_clients(state):,} clients\n" + (
+        describe(variables, mask, modules, state.frozen)
+    )
+
+
+def initial_variables(experiment: Experiment, key: jax.Array) -> Variables:
+    """Returns the random variables from which all clients start."""
+    images = sample_input(experiment.internal, experiment.prepare, 2)
+    return calls.initial_variables(experiment.model, key, images)
+
+
+def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:
+    """Returns zeros in the form that the model reads, f[B, ...]."""
+    images = dataset.domains[0].train.images
+    return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)

@@ -1,0 +1,92 @@
+"""The loop over rounds: when callbacks are called, what they see, and when it ends."""
+
+import signal
+from typing import NamedTuple
+
+import pytest
+
+from fedjax_bn.training.callbacks.stop import StopRequests
+from fedjax_bn.training.loop import train
+
+
+class Watcher:
+    """A callback with every hook, which asks to stop in one round."""
+
+    def __init__(self, calls, name, stop=0):
+        self.calls, self.name, self.stop = calls, name, stop
+
+    def __enter__(self):
+        self.calls.append((self.name, "enter"))
+
+    def __exit__(self, *error):
+        self.calls.append((self.name, "exit"))
+
+    def on_round_begin(self, round):
+        self.calls.append((self.name, "begin", round))
+
+    def on_round_end(self, round, state, metrics):
+        self.calls.append((self.name, "end", round, state, dict(metrics)))
+        metrics[self.name] = round
+        return round == self.stop
+
+    def on_train_end(self, round, state, metrics):
+        self.calls.append((self.name, "last", round))
+
+
+class OnlyEnd(NamedTuple):
+    """A user's callback without any other hook."""
+
+    states: list
+
+    def on_round_end(self, round, state, metrics):
+        self.states.append(state)
+
+
+def count(state):
+    return state + 1, {"round": state + 1}
+
+
+def test_callbacks_are_called_in_order_and_see_what_others_added():
+    calls, records, states = [], [{"round": 1}], []
+    callbacks = [Watcher(calls, "a"), Watcher(calls, "b", stop=2), OnlyEnd(states)]
+    assert train(count, 1, rounds=5, records=records, callbacks=callbacks) == 2
+    assert calls == [
+        *(("a", "enter"), ("b", "enter"), ("a", "begin", 2), ("b", "begin", 2)),
+        ("a", "end", 2, 2, {"round": 2}),
+        ("b", "end", 2, 2, {"round": 2, "a": 2}),
+        *(("a", "last", 2), ("b", "last", 2), ("b", "exit"), ("a", "exit")),
+    ]
+    assert records == [{"round": 1}, {"round": 2, "a": 2, "b": 2}]
+    assert states == [2]
+
+
+def test_it_ends_with_the_last_round_and_makes_none_if_all_are_done():
+    records = []
+    assert train(count, 0, rounds=3, records=records) == 3
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert train(lambda state: pytest.fail("a round"), 3, rounds=3, records=records) == 3
+
+
+def test_callbacks_are_left_when_a_round_fails():
+    calls = []
+
+    def fail(state):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(fail, 0, rounds=1, records=[], callbacks=[Watcher(calls, "a")])
+    assert calls == [("a", "enter"), ("a", "begin", 1), ("a", "exit")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_round_and_acts_as_usual_afterwards(number):
+    before, stop = signal.getsignal(number), StopRequests()
+
+    def interrupted(state):
+        if state == 1:
+            signal.raise_signal(number)
+        return count(state)
+
+    assert train(interrupted, 0, rounds=5, records=[], callbacks=[stop]) == 2
+    assert stop.asked
+    assert signal.getsignal(number) is before
