@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         state,
         task,
         tasks,
+        training,
     )
     from fedjax_bn.run.load_run import load_run
     from fedjax_bn.simulation import simulate
@@ -56,6 +57,7 @@ __all__ = [
     "state",
     "task",
     "tasks",
+    "training",
 ]
 
 _FUNCTIONS = {"load_run": "run.load_run", "simulate": "simulation"}

@@ -198,7 +198,7 @@ def _evaluate(options: argparse.Namespace, changes: Changes) -> None:
 
 def _serve(options: argparse.Namespace, changes: Changes) -> None:
     """Writes what an unseen client receives from a finished run, or one client's own model."""
-    from fedjax_bn.serving.serve import run
+    from fedjax_bn.run.serve import run
 
     folders = Path(options.workdir), Path(options.export)
     run(*folders, changes, trust=options.trust, client=options.client)

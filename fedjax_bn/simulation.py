@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,29 +25,25 @@ import numpy as np
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.arguments import ranges
 from fedjax_bn.arguments.ranges import Rounds, RoundsOr0, Seed, bounded
-from fedjax_bn.arguments.text import nearest
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.duplicates import duplicate_notes
 from fedjax_bn.data.domain import check_labels
 from fedjax_bn.data.label_trees import VOLUME, as_labels, has_masks, join
 from fedjax_bn.data.source import PARTS, Pool, Source, numbered_names, parts_of
 from fedjax_bn.engine.inputs import as_images
-from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.calls import initial_variables, shapes_of
-from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import Task, confusion, require_classifier
-from fedjax_bn.training import score_tables
+from fedjax_bn.task import Task, require_classifier
 from fedjax_bn.training.availability import Participation
 from fedjax_bn.training.callbacks.evaluation import Scores, Selection
 from fedjax_bn.training.callbacks.patience import Patience
 from fedjax_bn.training.callbacks.profile import Profile, require_folder
 from fedjax_bn.training.callbacks.progress import Progress
-from fedjax_bn.training.evaluation.evaluate import evaluator, served_variables, variables_of_client
+from fedjax_bn.training.evaluation.evaluate import evaluator
 from fedjax_bn.training.evaluation.personalization import personalization_of
 from fedjax_bn.training.experiment import Evaluation, Experiment, LocalWork, Plan
 from fedjax_bn.training.loop import train
-from fedjax_bn.training.population import PopulationState
 from fedjax_bn.training.programs import made_once
 from fedjax_bn.training.records import (
     Record,
@@ -55,6 +51,7 @@ from fedjax_bn.training.records import (
     samples_a_round,
     summarize,
 )
+from fedjax_bn.training.result import Result
 from fedjax_bn.training.rounds import open_rounds, recorded
 from fedjax_bn.training.start import make_keys, make_start, sample_input
 
@@ -62,95 +59,6 @@ _VALIDATION = 0.1  # of each class, as `config.data.validation`
 Samples = tuple[np.ndarray, Any]
 # A client's samples, or a dict of them with "train" and optionally "validation" and "test".
 ClientSamples = Samples | Mapping[str, Samples]
-
-
-class Result(NamedTuple):
-    """A trained federation. `print(result)` shows its table of accuracies.
-
-    Attributes:
-      method: the method that was trained.
-      state: the federation after the selected round; of a run whose clients' rows are on the
-        host, a `PopulationState`.
-      clients: the clients' names, in the order of the state's rows.
-      summary: the record that the command line writes as `summary.json`.
-      history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
-    """
-
-    method: FederatedMethod
-    state: FederatedState | PopulationState
-    clients: tuple[str, ...]
-    summary: Record
-    history: list[Record]
-
-    @property
-    def accuracy(self) -> Record:
-        """Test accuracies of the selected round in percent; for masks, mean Dice.
-
-        {"internal": {client: percent, "mean": percent}, "unseen": {name: {adaptation: percent}}}.
-        """
-        return self.summary["accuracy"]
-
-    def variables(self, client: str | None = None) -> Variables:
-        """Returns the model of a client, by default the one that an unseen client receives.
-
-        A client's model is the one with which it is tested: its personal leaves and running
-        statistics with the shared leaves, or its own model beside the shared one (`ditto`). A
-        client that has never trained has what an unseen client receives. Where clients adapt to
-        labelled samples before they are tested (`perfedavg`), it is the model before that:
-        `methods.perfedavg.personalize` makes these steps.
-
-        Raises:
-          ValueError: there is no client of that name.
-        """
-        if client is None:
-            return served_variables(self.state)
-        if client not in self.clients:
-            raise ValueError(f"client {client!r} is unknown{nearest(client, self.clients)}")
-        records = self.history[: int(self.state.round)]
-        trained = have_trained(records, list(self.clients)) if records else None
-        return variables_of_client(self.state, self.clients.index(client), trained)
-
-    def predict(
-        self, images: np.ndarray, client: str | None = None, adaptation: str | None = None
-    ) -> np.ndarray:
-        """Returns probabilities f[N, C] of images [N, ...], in the form that training took.
-
-        They are f[N, H, W, C], of each pixel, if the task is segmentation.
-
-        Args:
-          images: stored images; the method's preprocessing is applied.
-          client: whose model predicts; None for the model that an unseen client receives.
-          adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its
-            test (`FederatedMethod.statistics`), an unseen client by "running".
-
-        Raises:
-          ValueError: the client or the adaptation is unknown, or the images do not fit the model.
-        """
-        if adaptation is None and client is None:
-            adaptation = "running"
-        return predictor(self.method, self.variables(client), adaptation)(images)
-
-    def confusion(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        client: str | None = None,
-        adaptation: str | None = None,
-    ) -> np.ndarray:
-        """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
-
-        Args:
-          images, client, adaptation: as in `predict`.
-          labels: whole numbers [N] from 0.
-
-        Raises:
-          ValueError: as in `predict`, or a label is outside the model's classes.
-        """
-        return confusion(self.predict(images, client, adaptation), labels)
-
-    def __str__(self) -> str:
-        """Returns the table of accuracies, or of Dice, as the command line prints it."""
-        return score_tables.comparison([{"method": "simulated"} | self.summary])
 
 
 @bounded

@@ -47,7 +47,7 @@ def require_dropout(model: Any, train: bool) -> list[AbstractContextManager]:
         deterministic = arguments.get("deterministic")
         if deterministic is None:
             deterministic = module.deterministic
-        if deterministic is True and _rate(module) > 0:
+        if deterministic is True and (_rate(module) or 0) > 0:
             raise ValueError(
                 f"the dropout {'/'.join(call.path)!r} of {name_of(network)} is off in training, "
                 f"because its __call__ has no argument {', '.join(TRAINING)}, "

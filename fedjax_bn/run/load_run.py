@@ -5,8 +5,8 @@ from pathlib import Path
 
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.files import finished
-from fedjax_bn.simulation import Result
 from fedjax_bn.training import workdir
+from fedjax_bn.training.result import Result
 
 
 def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Result:

@@ -29,8 +29,7 @@ from fedjax_bn.contrib import harmofl
 from fedjax_bn.engine.privacy import clipped, epsilon, gaussian, with_noise
 from fedjax_bn.federation import broadcast_of, own_of, with_own
 from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, scaffold
-from fedjax_bn.run import train
-from fedjax_bn.serving import serve
+from fedjax_bn.run import serve, train
 from fedjax_bn.sharing import all_but_batch_norm
 
 MODEL, SGD = OneNorm(), optax.sgd(0.1)

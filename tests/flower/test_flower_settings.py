@@ -15,9 +15,9 @@ from fedjax_bn.data.domain import whole
 from fedjax_bn.engine.images import standardize
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run import finished_run as evaluate_finished
+from fedjax_bn.run import serve as serve_command
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import predict
-from fedjax_bn.serving import serve as serve_command
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 

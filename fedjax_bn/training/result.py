@@ -1,0 +1,104 @@
+"""What training returns in Python: the method, its state, its scores, and how it predicts."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_bn.arguments.text import nearest
+from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.serving import predictor
+from fedjax_bn.sharing import Variables
+from fedjax_bn.task import confusion
+from fedjax_bn.training import score_tables
+from fedjax_bn.training.evaluation.evaluate import served_variables, variables_of_client
+from fedjax_bn.training.population import PopulationState
+from fedjax_bn.training.records import Record, have_trained
+
+
+class Result(NamedTuple):
+    """A trained federation. `print(result)` shows its table of accuracies.
+
+    Attributes:
+      method: the method that was trained.
+      state: the federation after the selected round; of a run whose clients' rows are on the
+        host, a `PopulationState`.
+      clients: the clients' names, in the order of the state's rows.
+      summary: the record that the command line writes as `summary.json`.
+      history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
+    """
+
+    method: FederatedMethod
+    state: FederatedState | PopulationState
+    clients: tuple[str, ...]
+    summary: Record
+    history: list[Record]
+
+    @property
+    def accuracy(self) -> Record:
+        """Test accuracies of the selected round in percent; for masks, mean Dice.
+
+        {"internal": {client: percent, "mean": percent}, "unseen": {name: {adaptation: percent}}}.
+        """
+        return self.summary["accuracy"]
+
+    def variables(self, client: str | None = None) -> Variables:
+        """Returns the model of a client, by default the one that an unseen client receives.
+
+        A client's model is the one with which it is tested: its personal leaves and running
+        statistics with the shared leaves, or its own model beside the shared one (`ditto`). A
+        client that has never trained has what an unseen client receives. Where clients adapt to
+        labelled samples before they are tested (`perfedavg`), it is the model before that:
+        `methods.perfedavg.personalize` makes these steps.
+
+        Raises:
+          ValueError: there is no client of that name.
+        """
+        if client is None:
+            return served_variables(self.state)
+        if client not in self.clients:
+            raise ValueError(f"client {client!r} is unknown{nearest(client, self.clients)}")
+        records = self.history[: int(self.state.round)]
+        trained = have_trained(records, list(self.clients)) if records else None
+        return variables_of_client(self.state, self.clients.index(client), trained)
+
+    def predict(
+        self, images: np.ndarray, client: str | None = None, adaptation: str | None = None
+    ) -> np.ndarray:
+        """Returns probabilities f[N, C] of images [N, ...], in the form that training took.
+
+        They are f[N, H, W, C], of each pixel, if the task is segmentation.
+
+        Args:
+          images: stored images; the method's preprocessing is applied.
+          client: whose model predicts; None for the model that an unseen client receives.
+          adaptation: how it predicts, such as "tsmobn:momentum=0.5"; None: a client as in its
+            test (`FederatedMethod.statistics`), an unseen client by "running".
+
+        Raises:
+          ValueError: the client or the adaptation is unknown, or the images do not fit the model.
+        """
+        if adaptation is None and client is None:
+            adaptation = "running"
+        return predictor(self.method, self.variables(client), adaptation)(images)
+
+    def confusion(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        client: str | None = None,
+        adaptation: str | None = None,
+    ) -> np.ndarray:
+        """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
+
+        Args:
+          images, client, adaptation: as in `predict`.
+          labels: whole numbers [N] from 0.
+
+        Raises:
+          ValueError: as in `predict`, or a label is outside the model's classes.
+        """
+        return confusion(self.predict(images, client, adaptation), labels)
+
+    def __str__(self) -> str:
+        """Returns the table of accuracies, or of Dice, as the command line prints it."""
+        return score_tables.comparison([{"method": "simulated"} | self.summary])
