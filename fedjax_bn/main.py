@@ -15,6 +15,7 @@ quickstart, configs/digits.py:method=fedavg,rounds=10. The same command resumes 
 """
 
 import argparse
+import errno
 import os
 import sys
 from pathlib import Path
@@ -62,12 +63,20 @@ def run(options: argparse.Namespace, changes: Changes) -> None:
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     try:
         COMMANDS[options.command](options, changes)
+        sys.stdout.flush()  # a full disk shows itself here at the latest
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:  # if `main` is called without `command`, as in a notebook
         fail("stopped at once: give the same command to continue", 130)
     except UserError as error:
         fail(str(error))
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fail(f"the output cannot be written ({error}): give it room or another place")
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
