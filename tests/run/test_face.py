@@ -37,7 +37,7 @@ INNER = {
     "flower",
     "main",
     "run",
-    "tfds",
+    "training",
 }
 OWN = """
 from functools import partial
