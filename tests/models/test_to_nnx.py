@@ -8,8 +8,9 @@ import pytest
 from flax import nnx
 
 from fedjax_bn.adaptation import running
+from fedjax_bn.contrib import ditto
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.methods import ditto, fedbn
+from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP, from_nnx, to_nnx
 
 

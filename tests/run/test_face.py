@@ -36,7 +36,7 @@ INNER = {
     "flower",
     "main",
     "run",
-    "tfds",
+    "training",
 }
 OWN = """
 from functools import partial

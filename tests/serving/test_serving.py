@@ -217,7 +217,7 @@ def test_a_model_of_ones_own_is_served_by_its_programs(served, tmp_path):
         ({"adapt": "tsmobm"}, "did you mean 'tsmobn'?"),
         ({"adapt": "ensemble"}, "needs the batch norms of every client"),
         ({"data": "{files}/none"}, "none is not there: give images, a folder, or a .npz"),
-        ({"data": "{broken}"}, "1 of 1 images in"),
+        ({"data": "{broken}"}, "1 of 1 images cannot"),
         ({"data": "{larger}"}, "uint8 [9, 8, 3], but the model was trained on uint8 [8, 8, 3]"),
         ({"data": "{floats}"}, "images are float32 [8, 8, 3]"),
         ({"data": "{two}"}, "has the arrays a__images, b__images"),
