@@ -217,7 +217,7 @@ def test_the_workdir_is_runs_and_the_config_files_name_by_default(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "read", lambda source, changes: config())
     folders = []
-    monkeypatch.setattr(commands, "train_all", lambda config, folder: folders.append(folder))
+    monkeypatch.setattr(commands, "train_all", lambda config, folder, _: folders.append(folder))
     assert runs.command("--config", "some/where/mine.py:rounds=2") == 0
     assert folders == [Path("runs/mine")]
 
