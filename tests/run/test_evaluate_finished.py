@@ -206,7 +206,7 @@ def test_flags_of_evaluate_are_refused_in_training(capfd):
 def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, capsys):
     made = []
 
-    def train(config, folder, modules, plots):
+    def train(config, folder, modules):
         """What a run leaves, without training."""
         made.append((folder.relative_to(tmp_path).as_posix(), config.method, config.target))
         scores = {text: float(len(made)) for text in config.adaptations}

@@ -217,7 +217,7 @@ def test_a_model_of_ones_own_is_served_by_its_programs(served, tmp_path):
         ({"adapt": "tsmobm"}, "did you mean 'tsmobn'?"),
         ({"adapt": "ensemble"}, "needs the batch norms of every client"),
         ({"data": "{files}/none"}, "none is not there: give images, a folder, or a .npz"),
-        ({"data": "{broken}"}, "1 of 1 images cannot"),
+        ({"data": "{broken}"}, "1 of 1 images cannot be read"),
         ({"data": "{larger}"}, "uint8 [9, 8, 3], but the model was trained on uint8 [8, 8, 3]"),
         ({"data": "{floats}"}, "images are float32 [8, 8, 3]"),
         ({"data": "{two}"}, "has the arrays a__images, b__images"),
@@ -339,7 +339,7 @@ def test_the_csv_of_predict_is_that_of_evaluate(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workdir={run}"], "serve needs the workdir of a finished run and a folder to write"),
+        (["--workdir={run}"], "required: --export"),
         (["--workdir={run}", "--export={run}"], "is there and not empty: give another --export"),
         (["--workdir={run}", "--export=x", "--config.rounds=3"], "config.rounds is the run's own"),
         (["--workdir={run}", "--export=x", "--config.adaptations=ensemble"], "do not leave"),
