@@ -340,8 +340,7 @@ def test_a_negative_risk_leaves_its_client_out_and_ends_a_round_that_needs_it(ho
 def test_krum_with_too_few_clients_is_refused_before_the_first_round(clients, changes, there):
     changes = f"method=fedavg,model=MLP,mesh.clients=1,weigh=krum:malicious=1{changes}"
     config = config_of("quickstart", changes, ".")
-    message = f"krum with malicious=1 needs at least 5 clients in a round, and there are {there}"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"krum.*\b{there}\b"):
         open_host(config, RUN._replace(clients=clients), ORDER, FORM)
 
 

@@ -188,5 +188,5 @@ def test_a_line_is_printed_by_flower_alone_and_other_loggers_are_heard(monkeypat
     monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(heard)])
     server._say_once()
     logging.getLogger("flwr").warning("round 1")
-    logging.getLogger("absl").warning("the disk is slow")
+    logging.getLogger("disk").warning("the disk is slow")
     assert heard.getvalue() == "the disk is slow\n"

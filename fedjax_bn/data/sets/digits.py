@@ -92,4 +92,7 @@ def load_digits(
             train = stratified_sample(Split(*parts["train"]), size, generator(seed, k))
         domains.append(Domain(name, train, None, Split(*parts["test"])))
     name = "digits_morpho" if set(_MORPHO) & set(digits) else "digits"
-    return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
+    try:
+        return check_dataset(Dataset(name, 10, tuple(domains), _HALF, _HALF))
+    except ValueError as error:  # which does not know the file
+        raise ValueError(f"{path}: {error}") from error
