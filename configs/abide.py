@@ -23,9 +23,7 @@ in percent:
     --config.method=fedavg    (fedprox, singleset)
     subjects, diagnoses and windows (Table 10): launch/pictures.py
 
-The run is small without any change. With 20 subjects a site and the CC200 atlas FedBN has 60.8,
-75.0, 78.0 and 66.6 %, means of three seeds (docs/results/); four people test each site, so these
-numbers are uncertain.
+The run is small without any change.
 """
 
 from ml_collections import ConfigDict

@@ -16,8 +16,6 @@ A small recipe: 200 photographs of raccoons (github.com/datitran/raccoon_dataset
 launch/convert/voc.py PATH` first) shared by two clients, tested on a fifth of them:
 
     --config configs/boxes.py:data.num_clients=2,data.test=0.2,data.validation=0.1
-
-From random weights, with seed 0, FedBN ends at an mAP50 of 57.4 % (58.7 and 56.2).
 """
 
 from ml_collections import ConfigDict

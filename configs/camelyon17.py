@@ -36,8 +36,6 @@ place,
     --config.data.name=scanners --config.data.split= --config.data.validation=0
     --config.data.image_size=28 --config.target=fax --config.model=SmallCNN --config.rounds=30
     --config.eval_every=5 --config.batch_size=16 --config.optimizer.learning_rate=0.05
-It ends after 21 CPU seconds at 43.1 % on the clients' mean, and on the unseen scanner at 17.4 %
-with running statistics, 40.1 with TsmoBN; chance is 10.
 """
 
 from ml_collections import ConfigDict

@@ -45,7 +45,7 @@ as the others, so that cutting them to the smallest (TsmoBN, section 4.1) change
 Differs from the papers: no photograph of a client's validation set is in another client's training
 set.
 
-Small, on a CPU: configs/cifar10_c_small.py, with the figures it gave.
+Small, on a CPU: configs/cifar10_c_small.py.
 """
 
 from ml_collections import ConfigDict

@@ -24,7 +24,7 @@ Table E.5 (100 rounds), accuracy on the unseen client in percent; "running" stat
     samples (Fig. E.1): launch/pictures.py
 
 Small, on a CPU: these images were not at hand. launch/sweeps/unseen.py leaves out one of FedBN's
-digits likewise, with a small network; docs/results/ has the figures.
+digits likewise, with a small network; docs/results/tsmobn.md has the figures.
 """
 
 from ml_collections import ConfigDict

@@ -73,11 +73,8 @@ Small, on a CPU, from random weights:
     --config.local_steps=20 --config.batch_size=32 --config.optimizer.learning_rate=0.03
     --config.optimizer.momentum=0.9 --config.data.validation=0.1 --config.validate_with=own
     --config.baselines=fedavg
-It takes 4.4 CPU minutes and ends at 43.1 % on the clients and 31.3 % on sketches (26.9 without its
-adapter; seed 0), FedAvg at 41.6 and 22.6; one class for everything has 22 and at most 21. Sketches
-with FedAvg go from 9 to 30 % between rounds: docs/results/ has longer runs and all methods.
-FedCD in its own protocol, :protocol=fedcd with the same keys, local_epochs=1 and no
-baselines, takes 1.6 CPU minutes and ends at 41.3 % on the clients and 31.8 % on sketches (seed 0).
+It takes some minutes; docs/results/other.md has ImageNet's weights and all methods. FedCD in its
+own protocol is :protocol=fedcd with the same keys, local_epochs=1 and no baselines.
 """
 
 import re

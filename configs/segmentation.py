@@ -9,11 +9,8 @@ handwriting; scores are the mean Dice of both in percent.
     HarmoFL, which brings amplitudes together      --config.method=harmofl
     a U-Net as in HarmoFL's and FedDG's code       --config.model=UNet
 
-With seed 0 the mean Dice of the clients is 95.5 % with FedBN (eosin 98.8, silver 96.4, azan 97.2,
-fluorescence 89.8), 54.3 % with FedAvg and 97.9 % with SingleSet; that of faded is 0.0 % with
-running statistics for all three, and 82.9, 77.3 and 40.0 % with TsmoBN. FedAvg's averaged
-statistics suit no client. All three together took 224 seconds of CPU time, compilation included.
-More seeds are in docs/results/ (launch/sweeps/segmentation.py).
+Three seeds are in docs/results/other.md (launch/sweeps/segmentation.py): FedAvg's averaged
+statistics suit no client.
 """
 
 from ml_collections import ConfigDict

@@ -11,11 +11,8 @@ narrow TinyDetector finds round signs and reads their digits; scores are mAP50 i
                                        --config.method=fedavg --config.weigh=risk_extrapolation
     a detector four times as large                            --config.model=TinyDetector
 
-Digits are not mirrored: no one writes them so. With seed 0 the mean mAP50 of the clients is 77.7 %
-with FedBN (clear 77.8, night 73.1, fog 78.6, rain 81.3), 77.2 % with FedAvg and 52.4 % with
-SingleSet; that of dusk is 50.8, 28.1 and 0.0 % with running statistics, 82.2, 82.3 and 10.7 % with
-TsmoBN. All three together took 294 seconds of CPU time, compilation included. More seeds, and
-FedCD, are in docs/results/ (launch/sweeps/signs.py).
+Digits are not mirrored: no one writes them so. Three seeds, and FedCD, are in docs/results/fedcd.md
+(launch/sweeps/signs.py).
 """
 
 from ml_collections import ConfigDict

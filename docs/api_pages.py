@@ -141,7 +141,7 @@ def _lines(page: str, found: list[Entry]) -> Iterator[str]:
             paper = group
             yield from (group, "-" * len(group), "")
         if entry.directive == "data":
-            yield f".. py:data:: {entry.module}.{entry.name}"
+            yield from (f".. py:data:: {entry.name}", f"   :module: {entry.module}")
         else:
             yield f".. {entry.directive}:: {entry.module}::{entry.name}"
         yield from ("   :members:", "") if entry.directive == "autoclass" else ("",)
