@@ -2,7 +2,7 @@
 
     python launch/sweeps/unifed_small.py [--only "Table 2"] [--data.cifar10=PATH]     see sweep.py
 
-PATH is CIFAR-10 or a part of it. The runs are those of launch/sweeps/unifed.py, but with
+PATH is the folder of CIFAR-10-C. The runs are those of launch/sweeps/unifed.py, but with
 configs/cifar10_c_small.py: 32 pixels a side, a small network from random weights, severity 5, few
 rounds; two seeds of the internal protocol and one of the external.
 """
