@@ -94,6 +94,18 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Changes]:
     return options, changes
 
 
+def _path(text: str) -> str:
+    """Returns a path; ~ is the home folder, which no shell puts after `--FLAG=`."""
+    path = os.path.expanduser(text)
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):  # it may be written
+        pass
+    except OSError as error:  # such as a name that no file system holds
+        raise argparse.ArgumentTypeError(f"{text!r} is no path ({error.strerror})") from error
+    return path
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; changes of keys are taken out by `split_changes`."""
     everything = _Parser(
@@ -111,13 +123,12 @@ def parser() -> argparse.ArgumentParser:
         about = str(COMMANDS[name].__doc__)
         return commands.add_parser(name, help=about, description=about, allow_abbrev=False)
 
-    path = os.path.expanduser  # no shell puts the home folder for a ~ after `--FLAG=`
     config = "a file or a packaged config, see `fedjax-bn list configs`"
     finished = "folder of the finished run"
     trust = "import the code that the run's config.json names"
     train = add("train")
     train.add_argument("--config", help=f"{config}; --config.KEY=VALUE changes a key")
-    train.add_argument("--workdir", type=path, help="folder of the run; by default runs/CONFIG")
+    train.add_argument("--workdir", type=_path, help="folder of the run; by default runs/CONFIG")
     several = "this process is one of several, see launch/README.md"
     train.add_argument("--distributed", action="store_true", default=None, help=several)
     alone = "this process is alone, whatever its launcher says"
@@ -126,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
     add("config").add_argument("config", metavar="CONFIG", help=config)
 
     evaluate = add("evaluate")
-    evaluate.add_argument("--workdir", type=path, required=True, help=finished)
+    evaluate.add_argument("--workdir", type=_path, required=True, help=finished)
     evaluate.add_argument("--config", default="", help=f"{config}; by default the run's own")
     evaluate.add_argument("--name", default="evaluation", help="name of the files it writes")
     for name, text in (
@@ -139,28 +150,28 @@ def parser() -> argparse.ArgumentParser:
         evaluate.add_argument(f"--{name}", action="store_true", help=text)
 
     serve = add("serve")
-    serve.add_argument("--workdir", type=path, required=True, help=finished)
-    serve.add_argument("--export", type=path, required=True, help="the folder that is written")
+    serve.add_argument("--workdir", type=_path, required=True, help=finished)
+    serve.add_argument("--export", type=_path, required=True, help="the folder that is written")
     whose = "whose own model; by default what an unseen client receives"
     serve.add_argument("--client", default="", metavar="NAME", help=whose)
     serve.add_argument("--trust", action="store_true", help=trust)
 
     predict = add("predict")
-    predict.add_argument("--model", type=path, required=True, help="a folder that serve wrote")
+    predict.add_argument("--model", type=_path, required=True, help="a folder that serve wrote")
     images = "an image or a scan, a folder of them, a .npz, or - for names of files from stdin"
-    predict.add_argument("--data", type=path, required=True, help=images)
+    predict.add_argument("--data", type=_path, required=True, help=images)
     predict.add_argument("--adapt", default="", help="how; by default the first that was served")
     out = "the file to write, by default the standard output, or for masks a new folder"
-    predict.add_argument("--out", type=path, default="", help=out)
+    predict.add_argument("--out", type=_path, default="", help=out)
     larger = "stretch arrays of images of another size to the model's"
     predict.add_argument("--resize", action="store_true", help=larger)
     program = "run the compiled program in the model's folder, which is code"
     predict.add_argument("--trust", action="store_true", help=program)
 
     report = add("report")
-    report.add_argument("folders", nargs="+", type=path, metavar="DIR", help="finished runs")
+    report.add_argument("folders", nargs="+", type=_path, metavar="DIR", help="finished runs")
     page = "the page, with its tables beside it as text"
-    report.add_argument("--out", type=path, default="report.html", help=page)
+    report.add_argument("--out", type=_path, default="report.html", help=page)
     report.add_argument("--baseline", default="", help="method that others are compared with")
 
     add("list").add_argument("names", nargs="*", metavar="KIND [NAME]", help="such as methods")
