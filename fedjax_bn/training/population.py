@@ -109,8 +109,8 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
         if adaptation.partition(":")[0] == ensemble.__name__:
             raise ConfigError(
                 f"config.adaptations has {adaptation!r}, which needs the models of all clients on "
-                "the device, but those of this population are in the host's memory: leave it out, or "
-                "set population=device"
+                "the device, but those of this population are in the host's memory: leave it out, "
+                "or set population=device"
             )
 
 
