@@ -130,22 +130,28 @@ def simulate(
     unseen = unseen or {}
     if twice := sorted(set(clients) & set(unseen)):
         raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
-    pools = tuple(_pool(name, given, task) for name, given in (*clients.items(), *unseen.items()))
+    pools = tuple(
+        _pool(name, samples, task) for name, samples in (*clients.items(), *unseen.items())
+    )
     highest = 0 if task.segments else max((int(p.labels.max(initial=0)) for p in pools), default=0)
     count = task.segments or 1 + highest
     # The method has its own preprocessing: the source's mean and deviation are not used.
     data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
-    internal, new = make_clients(data, target=tuple(unseen), validation=_VALIDATION, seed=seed)
+    internal, unseen_domains = make_clients(
+        data, target=tuple(unseen), validation=_VALIDATION, seed=seed
+    )
     if show_progress:
-        for note in duplicate_notes(internal, new):
+        for note in duplicate_notes(internal, unseen_domains):
             print(note, file=sys.stderr)
     choices = {
         # Kept, so that a second call does not compile the same adaptation again.
-        text: made_once(("adaptation", text, model), partial(choose_adaptation, text, model))
-        for text in adaptations
+        adaptation: made_once(
+            ("adaptation", adaptation, model), partial(choose_adaptation, adaptation, model)
+        )
+        for adaptation in adaptations
     }
     experiment = Experiment(
-        *(model, method, internal, new, prepare, choices, ()),
+        *(model, method, internal, unseen_domains, prepare, choices, ()),
         participation=Participation(),
         work=LocalWork(batch_size, 0, (method.local_epochs,)),
         plan=Plan("simulated", seed, rounds, patience),
@@ -175,15 +181,15 @@ def simulate(
     return Result(method, selection.state, tuple(names), summary, records)
 
 
-def _profile(given: object) -> tuple[int, str | os.PathLike[str]]:
+def _profile(profile: object) -> tuple[int, str | os.PathLike[str]]:
     """Returns round and folder of the option `profile`; (0, "") for None."""
-    if given is None:
+    if profile is None:
         return 0, ""
-    match given:
+    match profile:
         case (int(number), str() | os.PathLike() as folder):
             return number, folder
     raise ValueError(
-        f"profile={given!r} is not (round, folder): give both, as in profile=(2, 'runs/profile')"
+        f"profile={profile!r} is not (round, folder): give both, as in profile=(2, 'runs/profile')"
     )
 
 
@@ -202,26 +208,28 @@ def _check_outputs(experiment: Experiment, pools: Sequence[Pool]) -> None:
             )
 
 
-def _pool(name: str, given: ClientSamples, task: Task) -> Pool:
+def _pool(name: str, samples: ClientSamples, task: Task) -> Pool:
     """Returns a client's samples as a `Pool`, as readers of data sets do."""
-    parts = dict(given) if isinstance(given, Mapping) else {"": given}
+    parts = dict(samples) if isinstance(samples, Mapping) else {"": samples}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")
     pixels, labels, sizes = [], [], {}
-    for part, (images, own) in parts.items():
+    for part, (images, targets) in parts.items():
         place = f"client {name!r} ({part or 'all'})"
         pixels.append(as_images(images, f"the images of {place}"))
-        own = as_labels(own, f"the labels of {place}")
-        if has_masks(own) != bool(task.segments):
-            kind, wanted = ("masks", "") if has_masks(own) else ("no masks", " and masks [N, H, W]")
+        targets = as_labels(targets, f"the labels of {place}")
+        if has_masks(targets) != bool(task.segments):
+            kind, masks_note = (
+                ("masks", "") if has_masks(targets) else ("no masks", " and masks [N, H, W]")
+            )
             raise ValueError(
                 f"{place} has {kind} as labels, and the task of the method scores "
-                f"{task.score.name}: give the method the task of the labels{wanted}, "
+                f"{task.score.name}: give the method the task of the labels{masks_note}, "
                 "task=segmentation(classes) for masks"
             )
         if task.segments:
-            check_labels(own, pixels[-1], task.segments, place)
-        labels.append(own)
+            check_labels(targets, pixels[-1], task.segments, place)
+        labels.append(targets)
         sizes[part] = len(pixels[-1])
     joined, names = join(labels), numbered_names(name, sizes)
     if task.segments and VOLUME in joined:
@@ -231,5 +239,5 @@ def _pool(name: str, given: ClientSamples, task: Task) -> Pool:
         np.concatenate(pixels),
         joined,
         names,
-        parts_of(sizes) if isinstance(given, Mapping) else None,
+        parts_of(sizes) if isinstance(samples, Mapping) else None,
     )

@@ -21,19 +21,19 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def on_plot(text: str, most: int = 40) -> str:
+def on_plot(name: str, limit: int = 40) -> str:
     """Returns a text that labels of matplotlib show literally; a long one loses its middle.
 
     A space before a leading underscore keeps legends from hiding the text.
     """
-    label = shown(text)
-    head = (most - 3) // 2
-    label = label if len(label) <= most else f"{label[:head]}...{label[head + 3 - most :]}"
+    label = shown(name)
+    head = (limit - 3) // 2
+    label = label if len(label) <= limit else f"{label[:head]}...{label[head + 3 - limit :]}"
     return (f" {label}" if label[:1] in ("", "_") else label).replace("$", r"\$")
 
 
-def in_lines(text: str, width: int = 30, most: int = 255) -> str:
-    """Returns a text as `on_plot` does, in lines of `width`; one above `most` loses its middle."""
-    text = text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2) :]}"
-    lines = re.findall(rf".{{1,{width}}}(?: |$)|.{{1,{width}}}", text, re.DOTALL)
+def in_lines(name: str, width: int = 30, limit: int = 255) -> str:
+    """Returns a text as `on_plot` does, in lines of `width`; one above `limit` loses its middle."""
+    name = name if len(name) <= limit else f"{name[: limit // 2]}...{name[-(limit // 2) :]}"
+    lines = re.findall(rf".{{1,{width}}}(?: |$)|.{{1,{width}}}", name, re.DOTALL)
     return "\n".join(on_plot(line.removesuffix(" "), 10 * width) for line in lines)

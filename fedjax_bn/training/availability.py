@@ -75,14 +75,16 @@ class Cohort(NamedTuple):
         return {} if self.participates is None else {"participates": self.participates}
 
 
-def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array) -> Cohort:
+def draw_cohort(
+    participation: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array
+) -> Cohort:
     """Returns the clients of a round; traceable.
 
     Unavailable clients are drawn only if too few are available. By size, a client's probability to
     be drawn next is its share of the samples of all clients not yet drawn.
 
     Args:
-      how: who takes part.
+      participation: who takes part.
       sizes: i[K], training samples of the clients.
       key: the run's, for participation.
       round: i32[], rounds finished.
@@ -90,11 +92,13 @@ def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: ja
     total = len(sizes)
     key = jax.random.fold_in(key, round)
     available = client = None
-    if how.trace is not None:
-        bits = jnp.asarray(how.trace)[jnp.asarray(round, jnp.int32) % how.trace.shape[0]]
+    if participation.trace is not None:
+        bits = jnp.asarray(participation.trace)[
+            jnp.asarray(round, jnp.int32) % participation.trace.shape[0]
+        ]
         available = jnp.unpackbits(bits)[:total].astype(bool)
-    if 0 < how.drawn < total:
-        if how.draw == "by_size":
+    if 0 < participation.drawn < total:
+        if participation.draw == "by_size":
             # Sorting by log size + Gumbel noise equals drawing one by one without replacement.
             draws = jax.random.gumbel(stream(key, "cohort by size"), (total,))
             chances = jnp.log(jnp.asarray(sizes, draws.dtype)) + draws
@@ -104,29 +108,31 @@ def draw_cohort(how: Participation, sizes: np.ndarray, key: jax.Array, round: ja
         if available is not None:  # unavailable clients come last
             ranks = jnp.where(available, ranks, ranks + total)
         # Ascending, so that sums over a cohort do not depend on the order of the draws.
-        client = jnp.sort(jnp.argsort(ranks)[: how.drawn]).astype(jnp.int32)
+        client = jnp.sort(jnp.argsort(ranks)[: participation.drawn]).astype(jnp.int32)
     participates = available
-    if how.dropout:
-        stays = jax.random.uniform(stream(key, "dropout of clients"), (total,)) >= how.dropout
+    if participation.dropout:
+        stays = (
+            jax.random.uniform(stream(key, "dropout of clients"), (total,)) >= participation.dropout
+        )
         participates = stays if available is None else stays & available
     if client is not None and participates is not None:
         participates = participates[client]
     return Cohort(client, participates)
 
 
-def read_trace(text: str, num_clients: int) -> np.ndarray | None:
+def read_trace(file: str, num_clients: int) -> np.ndarray | None:
     """Returns the trace in a file, in the form above, as bits u8[rounds, ceil(K / 8)].
 
     Args:
-      text: the file's path; if it is empty, the result is None.
+      file: the file's path; if it is empty, the result is None.
       num_clients: K.
 
     Raises:
       ConfigError: the file cannot be read, or a round has no client or one that does not exist.
     """
-    if not text:
+    if not file:
         return None
-    path, what = Path(text).expanduser(), f"config.participation.trace={brief(text)}"
+    path, setting = Path(file).expanduser(), f"config.participation.trace={brief(file)}"
     try:
         if path.suffix == ".npz":
             rows = _read_npz(path)
@@ -134,29 +140,29 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
             rows = _rows_of(read_text(path).splitlines(), num_clients)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{what}: {reason}") from error
+        raise ConfigError(f"{setting}: {reason}") from error
     if rows.ndim != 2 or rows.dtype != bool or rows.shape[1] != num_clients or not len(rows):
         raise ConfigError(
-            f"{what}: 'available' is {rows.dtype}{list(rows.shape)}, but it must be bool[rounds, "
-            f"{num_clients}], a column for each client"
+            f"{setting}: 'available' is {rows.dtype}{list(rows.shape)}, but it must be "
+            f"bool[rounds, {num_clients}], a column for each client"
         )
     empty = np.flatnonzero(~rows.any(1))
     if len(empty):
-        raise ConfigError(f"{what}: no client is available in round {empty[0] + 1} of it")
+        raise ConfigError(f"{setting}: no client is available in round {empty[0] + 1} of it")
     # One bit per entry: the whole trace is on the device, and may have millions of entries.
     return np.packbits(rows, axis=1)
 
 
 def _read_npz(path: Path) -> np.ndarray:
     try:
-        there = names_in_npz(path)
-        arrays = read_npz(path, {"available"} & set(there))
+        array_names = names_in_npz(path)
+        arrays = read_npz(path, {"available"} & set(array_names))
     except Refused:
         raise
     except ValueError as error:
         raise ValueError(f"it is damaged ({error.__cause__ or error})") from error
     if not arrays:
-        raise ValueError(f"it holds {first_few(there)}, but no array 'available'")
+        raise ValueError(f"it holds {first_few(array_names)}, but no array 'available'")
     return arrays["available"]
 
 
@@ -169,16 +175,16 @@ def _rows_of(lines: Sequence[str], num_clients: int) -> np.ndarray:
             continue
         row = np.zeros(num_clients, bool)
         for entry in entries:
-            found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", entry, re.ASCII)
-            first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+            match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", entry, re.ASCII)
+            lowest, highest = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if entry == "all":
-                first, last = 0, num_clients - 1
-            if not first <= last < num_clients:
+                lowest, highest = 0, num_clients - 1
+            if not lowest <= highest < num_clients:
                 raise ValueError(
                     f"line {number} has {brief(entry)}; write numbers of clients from 0 to "
                     f"{num_clients - 1}, ranges such as 3-17, or all"
                 )
-            row[first : last + 1] = True
+            row[lowest : highest + 1] = True
         rows.append(row)
     if not rows:
         raise ValueError("no line names a client; write a line a round, such as 0,3,5-9")

@@ -85,13 +85,13 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
     # A killed run saved these rounds, and this one will reach and save them again.
     later = (p for p in place.glob("*/*") if p.name.isdecimal() and int(p.name) > rounds_done)
     by_first(lambda: _delete(later))
-    both = open_folder(place / "latest", keep=2), open_folder(place / "selected", keep=1)
+    managers = open_folder(place / "latest", keep=2), open_folder(place / "selected", keep=1)
     try:
-        yield both
-        for manager in both:
+        yield managers
+        for manager in managers:
             settle(manager)
     finally:
-        for manager in both:
+        for manager in managers:
             with suppress(Exception):  # `settle` has already raised the error of a save
                 manager.close()
 
@@ -130,7 +130,7 @@ def _delete(paths: Iterable[Path]) -> None:
 
 def steps(manager: Folder) -> list[int]:
     """Returns the rounds that have a checkpoint in an open folder, the oldest first."""
-    return [one.step for one in manager.checkpoints]
+    return [checkpoint.step for checkpoint in manager.checkpoints]
 
 
 def resume(
@@ -151,10 +151,14 @@ def resume(
     """
     for kind in ("latest", "selected"):
         with open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            found = by_first(partial(steps, manager))
-            enough = [round for round in found if round <= rounds]
-            if enough or (found and kind == "latest"):
-                return restore(manager, form_on(jax.eval_shape(start), mesh), max(enough or found))
+            saved_rounds = by_first(partial(steps, manager))
+            usable_rounds = [round for round in saved_rounds if round <= rounds]
+            if usable_rounds or (saved_rounds and kind == "latest"):
+                return restore(
+                    manager,
+                    form_on(jax.eval_shape(start), mesh),
+                    max(usable_rounds or saved_rounds),
+                )
     return start()
 
 
@@ -167,7 +171,7 @@ def save(manager: Folder, round: int, state: PyTree) -> None:
       WorkdirError: as `settle`, for this save or the one before.
     """
 
-    def kept(leaf: Any) -> Any:
+    def without_donation(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return np.array(leaf)
         # On CPU the files would be written from buffers that the next round donates. Orbax itself
@@ -176,8 +180,8 @@ def save(manager: Folder, round: int, state: PyTree) -> None:
 
     settle(manager)
     with _faults_named(manager):
-        tree, again = jax.tree.map(kept, state), round in steps(manager)
-        manager.save_async(round, tree, checkpointable_name=_ITEM, force=True, overwrite=again)
+        tree, exists = jax.tree.map(without_donation, state), round in steps(manager)
+        manager.save_async(round, tree, checkpointable_name=_ITEM, force=True, overwrite=exists)
 
 
 def settle(manager: Folder) -> None:
@@ -198,12 +202,12 @@ def _faults_named(manager: Folder) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for left in folder.glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         # The system's own error may be the cause of Orbax's error, or a part of its text.
         words = "No space left on device|Read-only file system|Disk quota exceeded|File too large"
-        found, cause = re.search(words, str(error)), error
-        reason = found[0] if found else str(error)
+        match, cause = re.search(words, str(error)), error
+        reason = match[0] if match else str(error)
         while cause := cause.__cause__ or cause.__context__:
             reason = getattr(cause, "strerror", None) or reason
         raise WorkdirError(
@@ -225,13 +229,13 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
     Raises:
       CheckpointError: the checkpoint is missing or damaged, or holds other arrays.
     """
-    if not (found := steps(manager)):
+    if not (rounds := steps(manager)):
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
-    folder = Path(manager.directory) / str(found[-1] if round is None else round)
-    if other := by_first(lambda: _difference(manager, folder, like)):
+    folder = Path(manager.directory) / str(rounds[-1] if round is None else round)
+    if difference := by_first(lambda: _difference(manager, folder, like)):
         raise CheckpointError(
-            f"the checkpoint {folder} is of another model, method or sharing rule ({other}): give "
-            "the code and the keys of the run's first start to continue, or another --workdir"
+            f"the checkpoint {folder} is of another model, method or sharing rule ({difference}): "
+            "give the code and the keys of the run's first start to continue, or another --workdir"
         )
     with _damage_named(folder):
         # By names, because Orbax describes named tuples and dataclasses as dicts.
@@ -286,34 +290,36 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
 
     # Orbax reads in threads of its own, which do not see this thread's context `jax.enable_x64` and
     # would convert float64 to float32.
-    here = jax.config.jax_enable_x64
+    context_x64 = jax.config.jax_enable_x64
     with ThreadPoolExecutor(1) as pool:
-        elsewhere = pool.submit(getattr, jax.config, "jax_enable_x64").result()
-    jax.config.update("jax_enable_x64", here)
+        thread_x64 = pool.submit(getattr, jax.config, "jax_enable_x64").result()
+    jax.config.update("jax_enable_x64", context_x64)
     try:
         return manager.load(int(folder.name), jax.tree.map(placed, like), checkpointable_name=_ITEM)
     finally:
-        jax.config.update("jax_enable_x64", elsewhere)
+        jax.config.update("jax_enable_x64", thread_x64)
 
 
 def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
     """Returns how a checkpoint's leaves differ from those of a tree; "" if they do not."""
 
     def leaves(tree: PyTree) -> dict[str, str]:
-        found = {}
+        descriptions = {}
         for path, leaf in jax.tree.leaves_with_path(tree):
             name = _name(path).removeprefix("state/")
             # Padding rows do not count. The shape of `weights` also has the number of clients.
             rows = name.startswith(("personal/", "memory/"))
-            found[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
-        return found
+            descriptions[name] = f"{leaf.dtype}{[*leaf.shape[rows:]]}"
+        return descriptions
 
     with _damage_named(folder):
-        theirs, ours = leaves(_shapes(manager, folder)), leaves(like)
-    for name in sorted({*theirs, *ours}):
-        there, here = (of.get(name, "nothing") for of in (theirs, ours))
-        if there != here:
-            return f"{name} is {there} there and {here} now"
+        saved_leaves, state_leaves = leaves(_shapes(manager, folder)), leaves(like)
+    for name in sorted({*saved_leaves, *state_leaves}):
+        saved, expected = (
+            descriptions.get(name, "nothing") for descriptions in (saved_leaves, state_leaves)
+        )
+        if saved != expected:
+            return f"{name} is {saved} there and {expected} now"
     return ""
 
 
@@ -323,8 +329,8 @@ def _name(path: tuple[Any, ...]) -> str:
 
 def _with_leaves(tree: PyTree, leaves: PyTree) -> PyTree:
     """Returns `tree` with the leaves of another tree that have the same names."""
-    found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(leaves)}
-    return jax.tree.map_with_path(lambda path, _: found[_name(path)], tree)
+    leaf_by_name = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(leaves)}
+    return jax.tree.map_with_path(lambda path, _: leaf_by_name[_name(path)], tree)
 
 
 def _add_checksums(folder: Path) -> None:

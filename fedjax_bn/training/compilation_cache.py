@@ -60,6 +60,6 @@ def _drop_torn(folder: Path) -> None:
     with FileLock(folder / ".lockfile", timeout=60):  # JAX's own
         names = set(os.listdir(folder))
         for name in names:
-            for end, other in ((_ENTRY, _USED), (_USED, _ENTRY)):
-                if name.endswith(end) and name.removesuffix(end) + other not in names:
+            for end, partner in ((_ENTRY, _USED), (_USED, _ENTRY)):
+                if name.endswith(end) and name.removesuffix(end) + partner not in names:
                     (folder / name).unlink()

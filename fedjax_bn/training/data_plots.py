@@ -26,13 +26,13 @@ _CONNECTOMES = "abide"  # the data set whose features are the upper triangles of
 _MOST_SAMPLED = 40  # clients whose images are shown
 
 
-def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> Record:
+def data_facts(internal: Dataset, unseen: Sequence[Domain], limit: int = 100) -> Record:
     """Returns the content of data.json.
 
     Args:
       internal: the clients.
       unseen: the domains without a client; all their samples count as test samples.
-      most: the most clients that are listed; of more, an evenly spaced selection is.
+      limit: the most clients that are listed; of more, an evenly spaced selection is.
 
     Returns:
       {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
@@ -50,7 +50,7 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
         return {"samples": samples, "classes": [int(count) for count in totals]}
 
     number = internal.num_classes
-    shown = [internal.domains[k] for k in some_of(len(internal.domains), most)]
+    shown = [internal.domains[k] for k in some_of(len(internal.domains), limit)]
     return {
         "classes": list(internal.classes or map(str, range(number))),
         "clients": {
@@ -72,13 +72,13 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
 
 
 def write_data_plots(
-    folder: Path, internal: Dataset, unseen: Sequence[Domain], most: int = 100
+    folder: Path, internal: Dataset, unseen: Sequence[Domain], limit: int = 100
 ) -> None:
     """Writes data.json, and plots of the clients' samples and of their class counts.
 
-    An evenly spaced selection of many clients is shown; data.json lists at most `most` clients.
+    An evenly spaced selection of many clients is shown; data.json lists at most `limit` clients.
     """
-    write_json(folder / "data.json", data_facts(internal, unseen, most))
+    write_json(folder / "data.json", data_facts(internal, unseen, limit))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
     options = {"connectomes": True} if internal.name == _CONNECTOMES else {}
     if label_trees.has_masks(internal.domains[0].train.labels):

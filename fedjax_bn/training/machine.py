@@ -58,13 +58,13 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
     Raises:
       WorkdirError: config.json is damaged.
     """
-    old = read_json(workdir / "config.json")
+    recorded = read_json(workdir / "config.json")
     parts = ("versions", "devices", "machine")
-    there, here = ({k: m.get(k) for k in parts} for m in (old, about))
+    recorded_parts, current_parts = ({k: m.get(k) for k in parts} for m in (recorded, about))
     changes = [
-        f"{key} ({before} there, {now} now)"
-        for key, before, now in _leaves_of_both(there, here)
-        if before != now
+        f"{key} ({before} there, {after} now)"
+        for key, before, after in _leaves_of_both(recorded_parts, current_parts)
+        if before != after
     ]
     if not changes:
         return ""
@@ -74,10 +74,12 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
     )
 
 
-def _leaves_of_both(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
+def _leaves_of_both(recorded: Any, current: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
     """Yields (name, text there, text here) of leaves that both have; older runs recorded fewer."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in sorted(there.keys() & here.keys()):
-            yield from _leaves_of_both(there[key], here[key], f"{name}.{key}" if name else key)
-    elif there is not None:
-        yield name.removeprefix("machine."), repr(there), repr(here)
+    if isinstance(recorded, dict) and isinstance(current, dict):
+        for key in sorted(recorded.keys() & current.keys()):
+            yield from _leaves_of_both(
+                recorded[key], current[key], f"{name}.{key}" if name else key
+            )
+    elif recorded is not None:
+        yield name.removeprefix("machine."), repr(recorded), repr(current)

@@ -36,10 +36,10 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     """
     devices = jax.devices()
     clients = clients or max(len(devices) // (batch or 1), 1)
-    what = f"config.mesh.clients={clients}" + (f" with mesh.batch={batch}" if batch else "")
+    setting = f"config.mesh.clients={clients}" + (f" with mesh.batch={batch}" if batch else "")
     if clients * (batch or 1) > len(devices):
         raise ConfigError(
-            f"{what} needs {clients * (batch or 1)} devices of the {len(devices)} that this run "
+            f"{setting} needs {clients * (batch or 1)} devices of the {len(devices)} that this run "
             "has: give 0 for all of them, or fewer"
         )
     if not batch:
@@ -49,7 +49,7 @@ def choose_mesh(clients: int, batch: int, rows: int, batch_size: int) -> Mesh | 
     chosen = np.array(devices[: clients * batch])
     if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
         raise ConfigError(
-            f"{what} takes {chosen.size} devices, none of which is one of process "
+            f"{setting} takes {chosen.size} devices, none of which is one of process "
             f"{min(idle)}: start fewer processes, or give a mesh that has devices of all"
         )
     if chosen.size == 1 and jax.process_count() == 1:
@@ -87,8 +87,8 @@ def mesh_note(mesh: Mesh | None) -> str:
 def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
     """Returns the sharding of each leaf; the clients' own [K, ...] are spread over their axis."""
     spread = jax.tree.map(lambda leaf: copies_on(mesh), state)
-    own = jax.tree.map(lambda leaf: clients_of(mesh), (state.personal, state.memory))
-    return spread._replace(personal=own[0], memory=own[1])
+    client_rows = jax.tree.map(lambda leaf: clients_of(mesh), (state.personal, state.memory))
+    return spread._replace(personal=client_rows[0], memory=client_rows[1])
 
 
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
@@ -131,18 +131,22 @@ def place_rows(
         tree = read(start, stop)
         parts += [[jax.device_put(leaf, d) for leaf in jax.tree.leaves(tree)] for d in devices]
     arrays = [
-        jax.make_array_from_single_device_arrays((rows, *one[0].shape[1:]), sharding, list(one))
-        for one in zip(*parts, strict=True)
+        jax.make_array_from_single_device_arrays(
+            (rows, *shards[0].shape[1:]), sharding, list(shards)
+        )
+        for shards in zip(*parts, strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(tree), arrays)
 
 
-def place_own(own: np.ndarray, rows: int, sharding: NamedSharding | None, tree: PyTree) -> PyTree:
-    """Returns arrays [rows, ...] from NumPy arrays of the rows `own` i64[n], see `own_rows`."""
-    first = {row: position for position, row in enumerate(own.tolist())}
+def place_own(
+    row_numbers: np.ndarray, rows: int, sharding: NamedSharding | None, tree: PyTree
+) -> PyTree:
+    """Returns arrays [rows, ...] from arrays of the rows `row_numbers` i64[n], see `own_rows`."""
+    position_of = {row: position for position, row in enumerate(row_numbers.tolist())}
 
     def read(start: int, stop: int) -> PyTree:
-        place = first[start]
+        place = position_of[start]
         return jax.tree.map(lambda leaf: leaf[place : place + stop - start], tree)
 
     return place_rows(read, rows, sharding)
@@ -160,11 +164,11 @@ def _own_places(
 ) -> list[tuple[tuple[int, int], list[jax.Device]]]:
     """Returns ((start, stop), this process's devices with these rows), in order."""
     # Devices that share a client's batch have the same rows, so a place may have several.
-    where: dict[tuple[int, int], list[jax.Device]] = {}
+    devices_of: dict[tuple[int, int], list[jax.Device]] = {}
     for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
         start, stop, _ = index.indices(rows)
-        where.setdefault((start, stop), []).append(device)
-    return sorted(where.items(), key=lambda item: item[0])
+        devices_of.setdefault((start, stop), []).append(device)
+    return sorted(devices_of.items(), key=lambda item: item[0])
 
 
 def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
@@ -177,8 +181,10 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             numbers = copied(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
-        here = np.asarray(leaf)
-        return jax.make_array_from_callback(here.shape, copies_on(mesh), lambda index: here[index])
+        values = np.asarray(leaf)
+        return jax.make_array_from_callback(
+            values.shape, copies_on(mesh), lambda index: values[index]
+        )
 
     return jax.tree.map(copied, tree)
 

@@ -105,12 +105,12 @@ def start_population(
 
 def refuse_ensemble(adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs the models of all clients at once."""
-    for text in adaptations:
-        if text.partition(":")[0] == ensemble.__name__:
+    for adaptation in adaptations:
+        if adaptation.partition(":")[0] == ensemble.__name__:
             raise ConfigError(
-                f"config.adaptations has {text!r}, which needs the models of all clients on the "
-                "device, but those of this population are in the host's memory: leave it out, or "
-                "set population=device"
+                f"config.adaptations has {adaptation!r}, which needs the models of all clients on "
+                "the device, but those of this population are in the host's memory: leave it out, "
+                "or set population=device"
             )
 
 

@@ -59,13 +59,13 @@ def round_record(
 
 def _far_norms(names: list[str], norms: np.ndarray) -> Record:
     """Returns {"far_norms": {client: multiple of the median norm}}; {} if all norms are near it."""
-    known = norms[~np.isnan(norms)]
-    middle = float(np.median(known)) if len(known) > 2 else 0.0
+    finite = norms[~np.isnan(norms)]
+    middle = float(np.median(finite)) if len(finite) > 2 else 0.0
     far = np.flatnonzero(norms > _FAR * middle) if middle else []
     times = {names[k]: float(norms[k] / middle) for k in far}
     # None, because JSON has no infinite numbers.
-    found = {name: x if np.isfinite(x) else None for name, x in times.items()}
-    return {"far_norms": found} if found else {}
+    multiples = {name: x if np.isfinite(x) else None for name, x in times.items()}
+    return {"far_norms": multiples} if multiples else {}
 
 
 def warnings_of(record: Record) -> list[str]:
@@ -90,13 +90,13 @@ def have_trained(records: list[Record], names: list[str]) -> np.ndarray:
     number = {name: k for k, name in enumerate(names)}
     trained = np.zeros(len(names), bool)
     for record in records:
-        mine = np.ones(len(names), bool)
+        participants = np.ones(len(names), bool)
         if "clients" in record:
-            mine = np.isin(np.arange(len(names)), record["clients"])
+            participants = np.isin(np.arange(len(names)), record["clients"])
         elif names[0] in record["loss"]:
-            mine = np.array([record["loss"].get(name) is not None for name in names])
-        mine[[number[name] for name in record.get("not_finite", ())]] = False
-        trained |= mine
+            participants = np.array([record["loss"].get(name) is not None for name in names])
+        participants[[number[name] for name in record.get("not_finite", ())]] = False
+        trained |= participants
     return trained
 
 
@@ -168,7 +168,7 @@ def out_of_patience(records: list[Record], patience: int) -> bool:
 
 
 def summarize(
-    experiment: Experiment, records: list[Record], compile_seconds: float, **more: Any
+    experiment: Experiment, records: list[Record], compile_seconds: float, **entries: Any
 ) -> Record:
     """Returns the content of summary.json; accuracies are percentages, or mAPs of a detector.
 
@@ -182,7 +182,7 @@ def summarize(
       experiment: the run's.
       records: of all rounds, in order.
       compile_seconds: how long the program of a round took to compile.
-      **more: further entries, such as `traffic={...}`.
+      **entries: further entries, such as `traffic={...}`.
     """
     plan, selected = experiment.plan, select_round(records)
     best, seconds = records[selected - 1], median(record["seconds"] for record in records)
@@ -208,7 +208,7 @@ def summarize(
         "samples_per_second": samples_a_round(experiment) / seconds,
         **({} if experiment.task.classifies else {"score": experiment.task.score.name}),
         **({"stopped_early": len(records) < plan.rounds} if plan.patience else {}),
-        **more,
+        **entries,
     }
 
 

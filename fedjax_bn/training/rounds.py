@@ -180,17 +180,18 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
     over, limit = clients_of(mesh), experiment.plan.device_megabytes
     needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
-    (drawing, facts), kept = drawing_of(experiment), {}
-    if why := experiment.validates:
+    (drawing, facts), validation_rows = drawing_of(experiment), {}
+    if validating_key := experiment.validates:
         validation = [domain.validation for domain in experiment.internal.domains]
-        if (more := _padded_megabytes(validation, mesh)) > limit:
+        if (validation_megabytes := _padded_megabytes(validation, mesh)) > limit:
             raise ConfigError(
-                f"{why} keeps the clients' {more:.0f} MB of validation samples on the device, more "
-                f"than config.data.device_megabytes={limit}: raise it, lower "
+                f"{validating_key} keeps the clients' {validation_megabytes:.0f} MB of "
+                "validation samples on the device, more than "
+                f"config.data.device_megabytes={limit}: raise it, lower "
                 "config.data.validation, or leave that key out"
             )
         read = partial(validation_batches, validation, experiment.evaluation.batch_size)
-        kept = {"validation": place_rows(read, padded(len(splits), mesh), over)}
+        validation_rows = {"validation": place_rows(read, padded(len(splits), mesh), over)}
     common = place_copies((facts, keys), mesh)
     program = partial(_compile_round, experiment.method, drawing, mesh)
     if needed <= limit:
@@ -198,14 +199,14 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
         data = place_rows(read, padded(len(splits), mesh), over)
 
         def compile(state: FederatedState) -> Callable[[FederatedState], tuple]:
-            run = program(True, state, data, kept, common)
-            return lambda state: run(state, data, kept, common)
+            run = program(True, state, data, validation_rows, common)
+            return lambda state: run(state, data, validation_rows, common)
 
         note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
         like = jax.eval_shape(
             lambda data: _gathered(drawing(facts, keys, state.round), data, mesh), data
         )
-        return Rounds(note, jax.tree.map(_one_row, like | kept), compile)
+        return Rounds(note, jax.tree.map(_one_row, like | validation_rows), compile)
 
     # `[1:3]` are `rows` and `samples`.
     draw = made_once(("draw", drawing), lambda: jax.jit(drawing.__call__))
@@ -219,19 +220,21 @@ def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
     batches = map(partial(place_own, rows, shape[0], over), stream)
 
     def compile_streamed(state: FederatedState) -> Callable[[FederatedState], tuple]:
-        first = next(batches, None)
-        if first is None:  # the last round is done
+        first_batches = next(batches, None)
+        if first_batches is None:  # the last round is done
             return lambda state: (state, {})
-        run = program(False, state, first, kept, common)
-        waiting = [first]
-        return lambda state: run(state, waiting.pop() if waiting else next(batches), kept, common)
+        run = program(False, state, first_batches, validation_rows, common)
+        waiting = [first_batches]
+        return lambda state: run(
+            state, waiting.pop() if waiting else next(batches), validation_rows, common
+        )
 
     note = (
         f"{size} of training samples are streamed, because {needed:.0f} MB exceed "
         f"data.device_megabytes={limit}; a round's batches take "
         f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
     )
-    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, kept)
+    like = forms_of(splits[0], shape[1:]) | jax.tree.map(_one_row, validation_rows)
     return Rounds(note, like, compile_streamed)
 
 
@@ -249,8 +252,8 @@ def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
 def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
     """Returns the megabytes of one device's samples, each client padded to the largest."""
     longest = max(len(split.images) for split in splits)
-    each = padded(len(splits), mesh) // padded(1, mesh)
-    return splits[0].images[:1].nbytes * longest * each / 2**20
+    clients_per_device = padded(len(splits), mesh) // padded(1, mesh)
+    return splits[0].images[:1].nbytes * longest * clients_per_device / 2**20
 
 
 def _gathered(drawn: _Drawn, data: Any, mesh: Mesh | None) -> Batches:
@@ -272,14 +275,14 @@ def _compile_round(
         and keys. These are arguments, so that runs with other seeds use the same program.
     """
 
-    def round(state: FederatedState, data: Any, kept: Batches, common: tuple) -> tuple:
+    def round(state: FederatedState, data: Any, validation_rows: Batches, common: tuple) -> tuple:
         facts, keys = common
         drawn = drawing(facts, keys, state.round)
         batches = (_gathered(drawn, data, mesh) if resident else data) | drawn.present
         if drawn.client is None:
-            return method.round(state, batches | kept, keys.method)
+            return method.round(state, batches | validation_rows, keys.method)
         num_clients = len(facts.sizes)
-        batches |= _rows_on(kept, drawn.rows, mesh)
+        batches |= _rows_on(validation_rows, drawn.rows, mesh)
         batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
         after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
         of_all = {"server_finite": metrics["server_finite"]}
@@ -302,11 +305,11 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
     splits, num_clients, lock = [d.train for d in domains], len(domains), threading.Lock()
     drawing, facts = drawing_of(experiment)
     draw = partial(made_once(("draw", drawing), lambda: jax.jit(drawing.__call__)), facts, keys)
-    known = lru_cache(4)(lambda number: jax.device_get(draw(number)))
+    cached_draw = lru_cache(4)(lambda number: jax.device_get(draw(number)))
 
     def drawn(number: int) -> _Drawn:
         with lock:  # many threads ask, and each round is drawn once
-            return known(number)
+            return cached_draw(number)
 
     def validation(client: np.ndarray) -> Batches:
         """Returns {"validation": samples of some clients} if training needs them, else {}."""
@@ -317,8 +320,10 @@ def _open_cohorts(experiment: Experiment, keys: Any, state: PopulationState) -> 
         return {"validation": validation_batches(chosen, size, longest=longest)}
 
     shape = jax.eval_shape(draw, state.round).samples.index.shape
-    local, done = own_rows(shape[0], over), int(state.round)
-    streamed = stream_rounds(splits, lambda n: drawn(n)[1:3], done, experiment.plan.rounds, local)
+    local, rounds_done = own_rows(shape[0], over), int(state.round)
+    streamed = stream_rounds(
+        splits, lambda n: drawn(n)[1:3], rounds_done, experiment.plan.rounds, local
+    )
 
     def compile(state: PopulationState) -> Callable[[PopulationState], tuple]:
         """Returns the next round as `round(state) -> (state, metrics [N])`."""
@@ -401,10 +406,18 @@ def cohort_round(
     # If no client counts, an unseen client receives what it received before.
     counted = weights.sum() > 0
     mean = unseen_personal(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
-    mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
+    mean = jax.tree.map(
+        lambda mean_leaf, before_leaf: jnp.where(counted, mean_leaf, before_leaf[0])[None],
+        mean,
+        before,
+    )
     rows = {part: getattr(after, part) for part in PARTS}
-    kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
-    return kept, rows, {n: x for n, x in metrics.items() if n in _ABSENT or n == "server_finite"}
+    next_state = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
+    return (
+        next_state,
+        rows,
+        {n: x for n, x in metrics.items() if n in _ABSENT or n == "server_finite"},
+    )
 
 
 def _absent(metrics: dict[str, Any]) -> list[tuple[str, Any]]:

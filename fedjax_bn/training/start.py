@@ -77,13 +77,13 @@ def make_start(
         variables = calls.initial_variables(model, keys.model, images)
         if fixed is not None:
             variables = join(fixed, split_like(variables, fixed)[1])
-        whole = method.init(keys.method, variables, clients)
+        full_state = method.init(keys.method, variables, clients)
         if rows == clients:
-            return whole
+            return full_state
         # XLA removes the rows of `whole` from the compiled program, because nothing reads them.
-        state = method.init(keys.method, variables, rows)._replace(server=whole.server)
-        own = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
-        return state._replace(personal=own[0], memory=own[1])
+        state = method.init(keys.method, variables, rows)._replace(server=full_state.server)
+        client_rows = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
+        return state._replace(personal=client_rows[0], memory=client_rows[1])
 
     mesh = experiment.mesh
 
@@ -128,14 +128,17 @@ def check_shapes(
                 "smaller model or fewer clients, or, where clients_per_round are not all, "
                 "population=host"
             )
-        own = jax.eval_shape(lambda state: own_of(state, 0), state)
+        personal = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
         batches = batches_of_one(experiment)
-        _, upload = jax.eval_shape(method.client, broadcast_of(state), own, batches, key)
+        _, upload = jax.eval_shape(method.client, broadcast_of(state), personal, batches, key)
         # As many rows and uploads as in a round, because a rule may need some number of them.
-        both, clients = (state.weights, state.weighing), clients or rows
-        both = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape[1:]), leaf.dtype), both)
-        state = state._replace(weights=both[0], weighing=both[1])
+        clients = clients or rows
+        weights, weighing = jax.tree.map(
+            lambda leaf: _Form((clients, *leaf.shape[1:]), leaf.dtype),
+            (state.weights, state.weighing),
+        )
+        state = state._replace(weights=weights, weighing=weighing)
         drawn = experiment.participation.drawn or clients
         uploads = jax.tree.map(lambda leaf: _Form((drawn, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
@@ -147,8 +150,10 @@ def batches_of_one(experiment: Experiment) -> Batches:
     domains = experiment.internal.domains
     longest = max(len(domain.train.images) for domain in domains)
     draw = experiment.sampler()
-    one, key = _Form((1,), jnp.int32), jax.eval_shape(jax.random.key, 0)
-    drawn = jax.eval_shape(lambda sizes, who, key: draw(sizes, who, longest, key), one, one, key)
+    one_client, key = _Form((1,), jnp.int32), jax.eval_shape(jax.random.key, 0)
+    drawn = jax.eval_shape(
+        lambda sizes, who, key: draw(sizes, who, longest, key), one_client, one_client, key
+    )
     place, images = drawn.index.shape[1:], domains[0].train.images
     batches = {
         "image": _Form(place, jnp.int32),
@@ -188,9 +193,9 @@ def partition_table(experiment: Experiment, state: AnyState, modules: bool = Tru
       state: before the next round.
       modules: whether the table has a line for each module, or only sums.
     """
-    own = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
-    variables = join(state.shared, own)
-    mask = jax.tree.map(lambda leaf, ours: ours is not None, variables, state.shared)
+    client_form = jax.tree.map(lambda leaf: _Form(leaf.shape[1:], leaf.dtype), state.personal)
+    variables = join(state.shared, client_form)
+    mask = jax.tree.map(lambda leaf, shared_leaf: shared_leaf is not None, variables, state.shared)
     plan = experiment.plan
     return f"{plan.method} on {plan.model}, {num_clients(state):,} clients\n" + (
         describe(variables, mask, modules, state.frozen)

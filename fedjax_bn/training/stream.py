@@ -32,11 +32,11 @@ def forms_of(split: Split, place: tuple[int, ...]) -> Batches:
 def stream_rounds(
     splits: Sequence[Split],
     draw: Callable[[int], tuple[jax.Array, Draw]],
-    first: int,
+    start_round: int,
     rounds: int,
-    own: Sequence[int] | None = None,
+    row_numbers: Sequence[int] | None = None,
 ) -> Iterator[Batches]:
-    """Yields the batches of rounds `first` to `rounds` - 1, as NumPy arrays.
+    """Yields the batches of rounds `start_round` to `rounds` - 1, as NumPy arrays.
 
     The samples and their order are the same as for data on the device. While a round trains, the
     next one is read.
@@ -45,9 +45,9 @@ def stream_rounds(
       splits: training samples of the K clients.
       draw: `draw(round) -> (client i32[C], Draw)` chooses samples and their clients, see
         `data.sampling`.
-      first: rounds already done.
+      start_round: rounds already done.
       rounds: of the whole run.
-      own: which of the C rows to read; by default all.
+      row_numbers: which of the C rows to read; by default all.
 
     Yields:
       {"image": [C, S, B, ...], "label": i32[C, S, B] or a tree, "valid": bool[C, S, B],
@@ -65,17 +65,17 @@ def stream_rounds(
         ) from error
     # Two rounds, because samples of the next one are read before all of this one are taken.
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
-    given, steps, batch_size = drawn(first)[1].index.shape
-    own = np.arange(given) if own is None else np.asarray(own)
-    count = len(own) * steps  # batches of a round
+    drawn_rows, steps, batch_size = drawn(start_round)[1].index.shape
+    row_numbers = np.arange(drawn_rows) if row_numbers is None else np.asarray(row_numbers)
+    count = len(row_numbers) * steps  # batches of a round
     sizes = np.array([*(len(split.images) for split in splits), 0], np.int32)
     nothing = jax.tree.map(
         lambda form: np.zeros(form.shape, form.dtype), forms_of(splits[0], (batch_size,))
     )
 
     def read(place: int) -> Batches:
-        number, rest = divmod(place, count)
-        row, step = own[rest // steps], rest % steps
+        number, position = divmod(place, count)
+        row, step = row_numbers[position // steps], position % steps
         client, draw = drawn(number)
         index, valid = draw.index[row, step], draw.valid[row, step]
         if client[row] >= len(splits):
@@ -85,16 +85,16 @@ def stream_rounds(
         def labels_of(leaf: np.ndarray) -> np.ndarray:
             """Returns the labels of the batch, with zeros where `valid` bool[B] is False."""
             rows = leaf[index]
-            kept = valid.reshape(-1, *(1,) * (rows.ndim - 1))
-            return np.where(kept, rows, 0).astype(stored(leaf))
+            mask = valid.reshape(-1, *(1,) * (rows.ndim - 1))
+            return np.where(mask, rows, 0).astype(stored(leaf))
 
         labels = jax.tree.map(labels_of, split.labels)
         return {"image": np.asarray(split.images[index]), "label": labels, "valid": valid}
 
-    numbers = grain.MapDataset.range(first * count, rounds * count).map(read).batch(count)
+    numbers = grain.MapDataset.range(start_round * count, rounds * count).map(read).batch(count)
     ahead = max(2 * count, _THREADS)
     options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=ahead)
-    for number, one in enumerate(numbers.to_iter_dataset(options), first):
-        yield jax.tree.map(lambda leaf: leaf.reshape(len(own), steps, *leaf.shape[1:]), one) | {
-            "size": sizes[np.minimum(drawn(number)[0][own], len(splits))]
-        }
+    for number, batches in enumerate(numbers.to_iter_dataset(options), start_round):
+        yield jax.tree.map(
+            lambda leaf: leaf.reshape(len(row_numbers), steps, *leaf.shape[1:]), batches
+        ) | {"size": sizes[np.minimum(drawn(number)[0][row_numbers], len(splits))]}

@@ -44,12 +44,14 @@ def join(distributed: bool | None, timeout: int = 300) -> None:
     if distributed:
         _connect(timeout)
     elif distributed is None:
-        there = os.environ
-        found = [f"{name}={there[name]}" for name in _TASKS if there.get(name, "1") != "1"]
-        found += [f"{name}={there[name]}" for name in _VARIABLES if name in there]
-        if found:
+        environment = os.environ
+        variables = [
+            f"{name}={environment[name]}" for name in _TASKS if environment.get(name, "1") != "1"
+        ]
+        variables += [f"{name}={environment[name]}" for name in _VARIABLES if name in environment]
+        if variables:
             raise ConfigError(
-                f"this is one of several processes ({', '.join(found)}): give --distributed to "
+                f"this is one of several processes ({', '.join(variables)}): give --distributed to "
                 "train together, or --nodistributed if each has a workdir of its own"
             )
 
@@ -145,13 +147,13 @@ def any_asked(stop: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.asarray(stop)).any()) if _several() else stop
 
 
-def require_same(what: str, value: Any) -> None:
+def require_same(name: str, value: Any) -> None:
     """Raises ConfigError in all processes if one has another value than process 0.
 
     All processes must call it, in the same order.
 
     Args:
-      what: the value's name in the error.
+      name: the value's name in the error.
       value: anything that JSON can hold.
     """
     if not _several():
@@ -159,10 +161,10 @@ def require_same(what: str, value: Any) -> None:
     # Digests all have the same size, which a collective needs.
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-    if others := [i for i, row in enumerate(digests) if (row != digests[0]).any()]:
+    if differing := [i for i, row in enumerate(digests) if (row != digests[0]).any()]:
         raise ConfigError(
-            f"{what} of process {others[0]} is not that of process 0: give all the same command, "
-            "and let them read the same files"
+            f"{name} of process {differing[0]} is not that of process 0: give all the same "
+            "command, and let them read the same files"
         )
 
 

@@ -146,10 +146,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise not_readable(path, error) from error
 
 
-def not_readable(path: Path, why: Exception) -> WorkdirError:
+def not_readable(path: Path, error: Exception) -> WorkdirError:
     """Returns the error for a file that a report can do without."""
     return WorkdirError(
-        f"cannot read {path} ({getattr(why, 'strerror', None) or why}): move it away, and the "
+        f"cannot read {path} ({getattr(error, 'strerror', None) or error}): move it away, and the "
         "report leaves it out"
     )
 

@@ -124,7 +124,7 @@ def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):
     figure = data_plots.class_counts(many)
     assert figure.axes[0].collections[0].get_array().shape == (3, 200)
     assert figure.axes[0].get_title() == "200 of 1,000 clients"
-    facts = data_facts(many, (), most=3)
+    facts = data_facts(many, (), limit=3)
     assert list(facts["clients"]) == ["ant/0", "cow/0", "dog/249"]
     assert facts["number"] == 1000
     assert facts["clients"]["ant/0"]["train"]["samples"] == 5

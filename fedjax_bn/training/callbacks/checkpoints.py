@@ -15,7 +15,7 @@ class Checkpoints:
 
     Args:
       folder: the workdir.
-      every: rounds between checkpoints; the last round is always saved.
+      interval: rounds between checkpoints; the last round is always saved.
       records: the run's, to which the loop appends.
       flush: are called before a save: they wait until the disk has what other callbacks wrote.
       wait: whether to wait until the disk has a checkpoint before the next round begins.
@@ -24,18 +24,18 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        every: int,
+        interval: int,
         records: list[Record],
         flush: Sequence[Callable[[], None]] = (),
         wait: bool = False,
     ) -> None:
-        self._folder, self._every, self._records = folder, every, records
+        self._folder, self._interval, self._records = folder, interval, records
         self._flush, self._wait = flush, wait
         self._stack, self._saved_round = ExitStack(), 0
 
     def __enter__(self) -> "Checkpoints":
-        both = checkpoint.open_both(self._folder, len(self._records))
-        self._latest, self._selected = self._stack.enter_context(both)
+        managers = checkpoint.open_both(self._folder, len(self._records))
+        self._latest, self._selected = self._stack.enter_context(managers)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -45,7 +45,7 @@ class Checkpoints:
         """Saves the round if it is the selected one, or if it is its turn."""
         if "validation" in metrics and select_round(self._records) == round:
             self._save(self._selected, round, state)
-        if round % self._every == 0:
+        if round % self._interval == 0:
             self._save(self._latest, round, state)
             self._saved_round = round
 

@@ -102,29 +102,31 @@ def log_batch_norms(experiment: Experiment, folder: Path, state: AnyState, name:
     # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
     leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
     layers = {path[1:-1] for path in leaves if path[0] == STATISTICS}
-    own = {
+    norm_leaves = {
         path: leaf
         for path, leaf in leaves.items()
         if path[0] in (_PARAMS, STATISTICS) and path[1:-1] in layers and leaf.ndim == 2
     }
-    own = gathered(own, experiment.mesh)
-    if not own or not first():
+    norm_leaves = gathered(norm_leaves, experiment.mesh)
+    if not norm_leaves or not first():
         return
     names = [domain.name for domain in experiment.internal.domains]
-    kept = some_of(len(names), experiment.plan.clients_named)
-    found = _distances({path: np.asarray(rows)[: len(names)] for path, rows in own.items()})
+    named_clients = some_of(len(names), experiment.plan.clients_named)
+    distances = _distances(
+        {path: np.asarray(rows)[: len(names)] for path, rows in norm_leaves.items()}
+    )
     # Layers are ordered by a trace of one client's model.
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
+    client_form = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
     images = sample_input(experiment.internal, experiment.prepare, 2)
-    variables = filled(without(join(state.shared, one), FROZEN), state.frozen)
-    layers = in_forward_order(found, experiment.model, variables, images)
+    variables = filled(without(join(state.shared, client_form), FROZEN), state.frozen)
+    layers = in_forward_order(distances, experiment.model, variables, images)
     nothing = np.full(len(names), np.nan)
     values = {
-        kind: np.float32([found[layer].get(kind, nothing)[kept] for layer in layers])
+        kind: np.float32([distances[layer].get(kind, nothing)[named_clients] for layer in layers])
         for kind in _KINDS
     }
     # Names are stored as bytes, because those that come from files need not be valid text.
-    clients = np.array([names[k].encode("utf-8", "surrogatepass") for k in kept])
+    clients = np.array([names[k].encode("utf-8", "surrogatepass") for k in named_clients])
     arrays = {"layers": np.array(layers), "clients": clients} | values
     _write_npz(folder / _FOLDER / f"{name}.npz", arrays)
 
@@ -143,18 +145,18 @@ def _distances(leaves: dict[tuple[str, ...], Any]) -> dict[str, dict[str, np.nda
     def apart(rows: np.ndarray) -> np.ndarray:
         return np.sqrt(((rows - rows.mean(0)) ** 2).mean(1))
 
-    found: dict[str, dict[str, np.ndarray]] = {}
+    distances: dict[str, dict[str, np.ndarray]] = {}
     leaves = {path: np.asarray(leaf, np.float64) for path, leaf in leaves.items()}
     for layer in (path[1:-1] for path in leaves if path[0] == STATISTICS):
         mean, var = (leaves.get((STATISTICS, *layer, part)) for part in ("mean", "var"))
-        kinds = found.setdefault("/".join(layer) or ".", {})
+        kinds = distances.setdefault("/".join(layer) or ".", {})
         if mean is not None and var is not None:
             kinds["mean"] = apart(mean / np.sqrt(var.mean(0) + _EPSILON))
             kinds["std"] = apart(np.log(var + _EPSILON) / 2)
         for kind in ("scale", "bias"):
             if (leaf := leaves.get((_PARAMS, *layer, kind))) is not None:
                 kinds[kind] = apart(leaf)
-    return found
+    return distances
 
 
 def read_distances(folder: Path, name: str) -> Distances | None:
@@ -173,7 +175,9 @@ def read_distances(folder: Path, name: str) -> Distances | None:
     stored = read_arrays(path)
     try:
         values = {kind: stored[kind] for kind in _KINDS}
-        clients = [one.decode("utf-8", "surrogatepass") for one in stored["clients"].tolist()]
+        clients = [
+            name_bytes.decode("utf-8", "surrogatepass") for name_bytes in stored["clients"].tolist()
+        ]
         return Distances(stored["layers"].tolist(), clients, values)
     except (ValueError, KeyError, AttributeError) as error:
         raise not_readable(path, error) from error

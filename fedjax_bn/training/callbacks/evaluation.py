@@ -10,20 +10,20 @@ from fedjax_bn.training.records import Record, select_round
 
 
 class Scores:
-    """Adds the scores of every `every`-th round and of the last one to its record.
+    """Adds the scores of every `interval`-th round and of the last one to its record.
 
     Args:
       evaluate: `evaluate(state) -> record`.
-      every: rounds between evaluations.
+      interval: rounds between evaluations.
       rounds: of the whole run.
     """
 
-    def __init__(self, evaluate: Callable[[Any], Record], every: int, rounds: int) -> None:
-        self._evaluate, self._every, self._rounds = evaluate, every, rounds
+    def __init__(self, evaluate: Callable[[Any], Record], interval: int, rounds: int) -> None:
+        self._evaluate, self._interval, self._rounds = evaluate, interval, rounds
 
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
         """Evaluates the round if it is its turn."""
-        if round == self._rounds or round % self._every == 0:
+        if round == self._rounds or round % self._interval == 0:
             metrics.update(self._evaluate(state))
 
 

@@ -22,15 +22,15 @@ class Progress:
     Args:
       title: of the run, such as its method.
       rounds: of the whole run.
-      done: rounds done before.
+      rounds_done: rounds done before.
       samples: training samples of a round, for the pace.
       score: what the run calls its accuracy.
     """
 
     def __init__(
-        self, title: str, rounds: int, done: int, samples: float, score: str = "accuracy"
+        self, title: str, rounds: int, rounds_done: int, samples: float, score: str = "accuracy"
     ) -> None:
-        self._title, self._rounds, self._done = shown(title), rounds, done
+        self._title, self._rounds, self._rounds_done = shown(title), rounds, rounds_done
         self._samples, self._score = samples, score
         # The time left is the mean time between rounds, without the first round and the first
         # evaluated one, which compile. Until there are others, it is the round's own time.
@@ -42,7 +42,7 @@ class Progress:
         self._before = self._printed = time.monotonic()
         if sys.stderr.isatty():
             shape = _BAR.format(left="?")
-            options = {"initial": self._done, "desc": self._title, "bar_format": shape}
+            options = {"initial": self._rounds_done, "desc": self._title, "bar_format": shape}
             self._bar = tqdm(total=self._rounds, dynamic_ncols=True, **options)
         return self
 
@@ -53,26 +53,26 @@ class Progress:
     def on_round_end(self, round: int, state: Any, metrics: Record) -> None:
         """Shows the round."""
         del state
-        seconds, text = self._seconds_left(metrics), _in_words(metrics, self._samples, self._score)
+        seconds, words = self._seconds_left(metrics), _in_words(metrics, self._samples, self._score)
         if self._bar is not None:
             self._bar.bar_format = _BAR.format(left=tqdm.format_interval(seconds))
-            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.set_postfix_str(words, refresh=False)
             self._bar.update()
             return
-        now = time.monotonic()
-        due = now - self._printed >= _BETWEEN_LINES
+        clock = time.monotonic()
+        due = clock - self._printed >= _BETWEEN_LINES
         if due or "accuracy" in metrics or round >= self._rounds:
-            self._printed = now
-            line = f"{self._title}: round {round} of {self._rounds}, {text}"
+            self._printed = clock
+            line = f"{self._title}: round {round} of {self._rounds}, {words}"
             with suppress(OSError):
                 print(f"{line}, {_duration(seconds)} left", file=sys.stderr, flush=True)
 
     def _seconds_left(self, record: Record) -> float:
-        kind, now = "accuracy" in record, time.monotonic()
+        kind, clock = "accuracy" in record, time.monotonic()
         if kind in self._seen_kinds:
-            self._paces.append(now - self._before)
+            self._paces.append(clock - self._before)
         self._seen_kinds.add(kind)
-        self._before = now
+        self._before = clock
         pace = sum(self._paces) / len(self._paces) if self._paces else record["seconds"]
         return pace * (self._rounds - record["round"])
 
@@ -82,17 +82,17 @@ def _in_words(record: Record, samples: float, score: str) -> str:
     losses = record["loss"]
     losses = {"mean": losses["mean"]} if "mean" in losses else losses  # a summary of many clients
     present = [loss for loss in losses.values() if loss is not None]
-    text = f"loss {sum(present) / len(present):.3f}" if present else "no client took part"
+    words = f"loss {sum(present) / len(present):.3f}" if present else "no client took part"
     if "accuracy" in record:
-        text += f", {score} {record['accuracy']['mean']:.1f} %"
+        words += f", {score} {record['accuracy']['mean']:.1f} %"
     if not present:
-        return text
-    return f"{text}, {samples / max(record['seconds'], 1e-9):,.0f} samples/s"
+        return words
+    return f"{words}, {samples / max(record['seconds'], 1e-9):,.0f} samples/s"
 
 
 def _duration(seconds: float) -> str:
     """Returns seconds as people write them: 8 s, 3 min 20 s, 2 h 5 min."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {seconds_left} s" if minutes else f"{seconds_left} s"

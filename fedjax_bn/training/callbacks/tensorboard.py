@@ -24,12 +24,12 @@ class TensorBoard:
 
     Args:
       folder: the workdir, whose plots are shown too.
-      done: rounds done before.
+      rounds_done: rounds done before.
       pictures: which plots are shown, as a pattern of their names.
     """
 
-    def __init__(self, folder: Path, done: int, pictures: str = "*") -> None:
-        self._folder, self._done = folder / "events", done
+    def __init__(self, folder: Path, rounds_done: int, pictures: str = "*") -> None:
+        self._folder, self._rounds_done = folder / "events", rounds_done
         self._plots = sorted((folder / "plots").glob(f"{pictures}.png"))
 
     def __enter__(self) -> "TensorBoard":
@@ -39,9 +39,9 @@ class TensorBoard:
         with faults_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             # Names have the time in seconds, and files are read in the order of their names.
-            self._writer = EventsWriter(str(self._folder / "events"), f".{self._done:08}")
+            self._writer = EventsWriter(str(self._folder / "events"), f".{self._rounds_done:08}")
             start = SessionLog(status=SessionLog.START)
-            step = self._done + 1
+            step = self._rounds_done + 1
             self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=start))
             sync(self._folder)
         self._show_plots()
@@ -71,7 +71,7 @@ class TensorBoard:
                 width, height = struct.unpack(">II", data[16:24])
                 image = {"width": width, "height": height, "colorspace": 4}
                 image["encoded_image_string"] = data
-                self._write(self._done, tag=path.stem, image=image)
+                self._write(self._rounds_done, tag=path.stem, image=image)
 
     def _write(self, step: int, **value: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event

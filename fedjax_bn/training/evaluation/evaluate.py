@@ -73,16 +73,18 @@ def evaluator(experiment: Experiment) -> Evaluate:
     return evaluate
 
 
-def clients_tested(how: Evaluation, num_clients: int) -> np.ndarray:
+def clients_tested(evaluation: Evaluation, num_clients: int) -> np.ndarray:
     """Returns the numbers of the clients that are evaluated, i[n], ascending.
 
     Args:
-      how: `clients` of them (0: all) are drawn from `seed`, the same in every round.
+      evaluation: `clients` of them (0: all) are drawn from `seed`, the same in every round.
       num_clients: K.
     """
-    if not how.clients:
+    if not evaluation.clients:
         return np.arange(num_clients)
-    return np.sort(generator(how.seed, 0, 0, _SAMPLE).permutation(num_clients)[: how.clients])
+    return np.sort(
+        generator(evaluation.seed, 0, 0, _SAMPLE).permutation(num_clients)[: evaluation.clients]
+    )
 
 
 def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Evaluate:
@@ -102,24 +104,28 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
         Differs from the authors' code: the mean is over samples, not over batches, of which the
         last is smaller.
     """
-    how, limit = experiment.evaluation, experiment.plan.clients_named
-    tested = clients_tested(how, len(experiment.internal.domains))
+    evaluation, limit = experiment.evaluation, experiment.plan.clients_named
+    tested = clients_tested(evaluation, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
     names, task, size = (
         [domain.name for domain in domains],
         made_once(("answering", experiment.task), lambda: answering(experiment.task)),
         0,
     )
-    if how.clients or experiment.participation.on_host:
+    if evaluation.clients or experiment.participation.on_host:
         size = padded(min(experiment.participation.drawn or _BLOCK, len(tested)), experiment.mesh)
 
     def aside(splits: list[Split]) -> tuple[Sequence[Split], Sequence[Split]]:
-        return set_aside(splits, how.personalization) if how.personalization else ((), splits)
+        return (
+            set_aside(splits, evaluation.personalization)
+            if evaluation.personalization
+            else ((), splits)
+        )
 
-    own = how.validate_with == "own"
+    own_models = evaluation.validate_with == "own"
     # If every client is tested on its validation samples, these are evaluated once.
-    once = own and all(domain.test is domain.validation for domain in domains)
-    steps = _steps(experiment) if how.personalization else None
+    tests_validate = own_models and all(domain.test is domain.validation for domain in domains)
+    steps = _steps(experiment) if evaluation.personalization else None
     adapt = None
     if steps:
         adapt = made_once(
@@ -128,33 +134,41 @@ def internal_evaluator(experiment: Experiment, train_loss: bool = False) -> Eval
     labelled, tests = aside([domain.test for domain in domains])
     # For each score: whether clients answer with their own models, not the aggregated one.
     parts = {"accuracy": (True, _scoring(experiment, size, task, tests, labelled, adapt))}
-    if not once and all(domain.validation is not None for domain in domains):
-        labelled, rest = aside([domain.validation for domain in domains])
-        parts["validation"] = own, _scoring(experiment, size, task, rest, labelled, adapt)
+    if not tests_validate and all(domain.validation is not None for domain in domains):
+        labelled, validations = aside([domain.validation for domain in domains])
+        parts["validation"] = (
+            own_models,
+            _scoring(experiment, size, task, validations, labelled, adapt),
+        )
     if train_loss:
         score = made_once(("mean loss", experiment.task), lambda: scoring.mean_loss(task))
         loss, train = task._replace(score=score), [domain.train for domain in domains]
         parts["train_loss"] = True, _scoring(experiment, size, loss, train)
 
     def evaluate(state: _State, trained: _Trained = None, keep: Keep | None = None) -> Record:
-        found: dict[str, list[float | AnyAnswers]] = {key: [] for key in parts}
+        scores: dict[str, list[float | AnyAnswers]] = {key: [] for key in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
             # The last block repeats clients, so that all blocks have one shape.
             client = tested[np.resize(places, size)] if size else None
             models = {
-                of_own: _models_of(state, client, trained, of_own, experiment.mesh)
-                for of_own in {of_own for of_own, _ in parts.values()}
+                with_own_models: _models_of(
+                    state, client, trained, with_own_models, experiment.mesh
+                )
+                for with_own_models in {with_own_models for with_own_models, _ in parts.values()}
             }
-            for key, (of_own, score) in parts.items():
-                found[key] += score(models[of_own], places)
-        record = {k: by_client(names, [*map(_percent, one)], limit) for k, one in found.items()}
-        record |= measures_by_client(names, [*zip(found["accuracy"], tests, strict=True)], limit)
-        if once:
+            for key, (with_own_models, score) in parts.items():
+                scores[key] += score(models[with_own_models], places)
+        record = {
+            part: by_client(names, [*map(_percent, answers)], limit)
+            for part, answers in scores.items()
+        }
+        record |= measures_by_client(names, [*zip(scores["accuracy"], tests, strict=True)], limit)
+        if tests_validate:
             record["validation"] = record["accuracy"]
         if keep is not None:
             for k in some_of(len(names), limit) if size else range(len(names)):
-                if isinstance(answers := found["accuracy"][k], AnyAnswers):
+                if isinstance(answers := scores["accuracy"][k], AnyAnswers):
                     keep[names[k], ""] = Kept(answers, tests[k], scored_part([domains[k]]))
         return record
 
@@ -194,16 +208,16 @@ def _scoring(
 
 
 def _steps(experiment: Experiment) -> Callable[..., Variables]:
-    how, rule = experiment.evaluation.personalization, experiment.method.statistics
-    given = how, experiment.model, experiment.prepare, rule
-    return made_once(("steps", *given), lambda: local_steps(*given))
+    personalization, rule = experiment.evaluation.personalization, experiment.method.statistics
+    options = personalization, experiment.model, experiment.prepare, rule
+    return made_once(("steps", *options), lambda: local_steps(*options))
 
 
 def _models_of(
     state: _State,
     client: np.ndarray | None,
     trained: _Trained,
-    own: bool,
+    own_models: bool,
     mesh: Mesh | None,
 ) -> FederatedState:
     """Returns a state with the models of some clients (None: all), their own or the aggregated one.
@@ -212,21 +226,21 @@ def _models_of(
     """
     if isinstance(state, population.PopulationState):
         spread = clients_of(mesh)
-        here = own_rows(len(client), spread)
-        read = state.rows_of(client[here], ("personal",))["personal"]
-        rows = place_own(here, len(client), spread, read)
-        known = state.trained[client]
+        local_rows = own_rows(len(client), spread)
+        read = state.rows_of(client[local_rows], ("personal",))["personal"]
+        rows = place_own(local_rows, len(client), spread, read)
+        has_trained = state.trained[client]
         common = state.state
     else:
         common, rows = state, state.personal
-        known = np.ones(len(state.weights), bool) if trained is None else trained
+        has_trained = np.ones(len(state.weights), bool) if trained is None else trained
         if client is not None:
-            rows, known = jax.tree.map(lambda leaf: leaf[client], rows), known[client]
-        elif not jax.tree.leaves(rows) or (own and known.all()):
+            rows, has_trained = jax.tree.map(lambda leaf: leaf[client], rows), has_trained[client]
+        elif not jax.tree.leaves(rows) or (own_models and has_trained.all()):
             return state
         else:  # on a mesh the rows are padded
-            known = np.pad(known, (0, len(jax.tree.leaves(rows)[0]) - len(known)))
-    return _with_rows(common._replace(memory=(), weighing=()), rows, known & own)
+            has_trained = np.pad(has_trained, (0, len(jax.tree.leaves(rows)[0]) - len(has_trained)))
+    return _with_rows(common._replace(memory=(), weighing=()), rows, has_trained & own_models)
 
 
 def variables_of_client(state: _State, client: int, trained: _Trained = None) -> Variables:
@@ -242,13 +256,13 @@ def variables_of_client(state: _State, client: int, trained: _Trained = None) ->
 
 
 @jax.jit
-def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedState:
+def _with_rows(state: FederatedState, rows: Any, has_trained: jax.Array) -> FederatedState:
     """Returns the state with `rows` where known bool[C], else the mean of `state.personal`."""
     personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
     mean = unseen_personal(personal, state.weights)
 
     def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
-        return jnp.where(known.reshape(-1, *(1,) * mean.ndim), rows, mean)
+        return jnp.where(has_trained.reshape(-1, *(1,) * mean.ndim), rows, mean)
 
     return state._replace(personal=jax.tree.map(chosen, rows, mean))
 
@@ -264,25 +278,25 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     prepare, mesh = experiment.prepare, experiment.mesh
     choices = experiment.adaptations
     task = made_once(("answering", experiment.task), lambda: answering(experiment.task))
-    names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
+    names, splits = [domain.name for domain in experiment.unseen], [*map(whole, experiment.unseen)]
     parts_of_domains = {domain.name: scored_part([domain]) for domain in experiment.unseen}
-    if how := experiment.evaluation.personalization:
-        labelled, splits = set_aside(splits, how)
+    if personalization := experiment.evaluation.personalization:
+        labelled, splits = set_aside(splits, personalization)
         one_client = _steps(experiment)
         steps, adapt = made_once(("adapt unseen", one_client), lambda: jax.jit(one_client)), {}
-        for name, one in zip(names, labelled, strict=True):
-            given = jax.tree.map(jnp.asarray, (np.asarray(one.images), one.labels))
-            adapt[name] = partial(steps, images=given[0], labels=given[1])
+        for name, split in zip(names, labelled, strict=True):
+            images, labels = jax.tree.map(jnp.asarray, (np.asarray(split.images), split.labels))
+            adapt[name] = partial(steps, images=images, labels=labels)
     tested = dict(zip(names, map(scoring.as_stored, splits), strict=True))
     score = {
-        text: scoring.score_unseen(one.adaptation, prepare, task, mesh)
-        for text, one in choices.items()
+        adaptation: scoring.score_unseen(choice.adaptation, prepare, task, mesh)
+        for adaptation, choice in choices.items()
     }
 
     @cache  # adaptations with the same stream share its batches
-    def batches(name: str, size: int, order: int, where: str) -> Callable[[], scoring.Blocks]:
+    def batches(name: str, size: int, order: int, placement: str) -> Callable[[], scoring.Blocks]:
         split = scoring.in_order(tested[name], order)
-        batches = scoring.SplitBatches([split], size, mesh, where)
+        batches = scoring.SplitBatches([split], size, mesh, placement)
         return batches.kept_within(experiment.evaluation.device_megabytes)
 
     serve = partial(served_variables, choices=choices)
@@ -292,21 +306,25 @@ def unseen_evaluator(experiment: Experiment) -> Callable[..., Record]:
     def evaluate(state: FederatedState, keep: Keep | None = None) -> Record:
         received, scores, measures = serve(state), {}, {}
         for name, split in tested.items():
-            variables, found = received, {}
-            if how:
+            variables, answers = received, {}
+            if personalization:
                 variables = adapt[name](received, frozen=state.frozen)
-            for text, choice in choices.items():
+            for adaptation, choice in choices.items():
                 # If each batch depends on earlier ones, every device scores the whole stream.
                 carry = jax.eval_shape(choice.adaptation.init, variables)
-                where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
-                parts = batches(name, choice.batch_size, choice.order, where)
-                found[text] = score[text](variables, parts())
-                if isinstance(found[text], AnyAnswers):
-                    found[text] = _in_split_order(found[text], len(split.images), choice.order)
+                placement = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
+                parts = batches(name, choice.batch_size, choice.order, placement)
+                answers[adaptation] = score[adaptation](variables, parts())
+                if isinstance(answers[adaptation], AnyAnswers):
+                    answers[adaptation] = _in_split_order(
+                        answers[adaptation], len(split.images), choice.order
+                    )
                     if keep is not None:
-                        keep[name, text] = Kept(found[text], split, parts_of_domains[name])
-            scores[name] = {text: _percent(one) for text, one in found.items()}
-            measures[name] = measures_of(found, split)
+                        keep[name, adaptation] = Kept(
+                            answers[adaptation], split, parts_of_domains[name]
+                        )
+            scores[name] = {adaptation: _percent(answer) for adaptation, answer in answers.items()}
+            measures[name] = measures_of(answers, split)
         measured = {"unseen_measures": measures} if any(measures.values()) else {}
         return {"unseen": scores} | measured
 
@@ -327,18 +345,23 @@ def _in_split_order(answers: AnyAnswers, count: int, order: int) -> AnyAnswers:
 def trace_adaptations(experiment: Experiment, state: FederatedState) -> None:
     """Traces an unseen client's first batch; raises ValueError if an adaptation cannot take it."""
 
-    def first(text: str, state: FederatedState, images: jax.Array, valid: jax.Array) -> Any:
-        variables, (init, predict) = served_variables(state, [text]), choices[text].adaptation
+    def first_prediction(
+        adaptation: str, state: FederatedState, images: jax.Array, valid: jax.Array
+    ) -> Any:
+        variables, (init, predict) = (
+            served_variables(state, [adaptation]),
+            choices[adaptation].adaptation,
+        )
         images = experiment.prepare(images, parameter_dtype(variables))
         return predict(variables, init(variables), images, valid)
 
     choices = experiment.adaptations if experiment.unseen else {}
-    for text, choice in choices.items():
+    for adaptation, choice in choices.items():
         like, size = experiment.unseen[0].test.images, choice.batch_size
         images = jax.ShapeDtypeStruct((size, *like.shape[1:]), like.dtype)
         valid = jax.ShapeDtypeStruct((size,), bool)
-        with naming(f"config.adaptations={brief(text)} on config.model"):
-            jax.eval_shape(partial(first, text), state, images, valid)
+        with naming(f"config.adaptations={brief(adaptation)} on config.model"):
+            jax.eval_shape(partial(first_prediction, adaptation), state, images, valid)
 
 
 def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
@@ -351,6 +374,6 @@ def served_variables(state: _State, choices: Iterable[str] = ()) -> Variables:
         population.refuse_ensemble(choices)
         state = state.state
     variables = global_variables(state)
-    if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
+    if any(adaptation.partition(":")[0] == ensemble.__name__ for adaptation in choices):
         return with_clients(variables, client_variables(state))
     return variables

@@ -32,19 +32,21 @@ def by_client(
         return named | ({"mean": float(values.mean())} if mean else {})
 
     def mean_of(rows: np.ndarray) -> float | None:
-        known = values[rows & np.isfinite(values)]
-        return float(known.mean()) if len(known) else None
+        finite = values[rows & np.isfinite(values)]
+        return float(finite.mean()) if len(finite) else None
 
-    known = values[np.isfinite(values)]
-    points = np.quantile(known, [*QUANTILES.values()]).tolist() if len(known) else [None] * 7
-    found = {"mean": mean_of(np.ones(len(names), bool))} | dict(zip(QUANTILES, points, strict=True))
+    finite = values[np.isfinite(values)]
+    points = np.quantile(finite, [*QUANTILES.values()]).tolist() if len(finite) else [None] * 7
+    summary = {"mean": mean_of(np.ones(len(names), bool))} | dict(
+        zip(QUANTILES, points, strict=True)
+    )
     domains = np.array([name.rpartition("/")[0] for name in names])
     several = list(dict.fromkeys(filter(None, domains.tolist())))
     if len(several) <= _MOST_GROUPS:
-        found |= {f"{domain}/*": mean_of(domains == domain) for domain in several}
-    return found
+        summary |= {f"{domain}/*": mean_of(domains == domain) for domain in several}
+    return summary
 
 
-def some_of(count: int, most: int) -> np.ndarray:
-    """Returns at most `most` of the numbers 0..count-1, evenly spaced, both ends included."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+def some_of(count: int, limit: int) -> np.ndarray:
+    """Returns at most `limit` of the numbers 0..count-1, evenly spaced, both ends included."""
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(int))

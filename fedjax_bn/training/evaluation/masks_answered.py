@@ -37,20 +37,20 @@ class MaskAnswers(NamedTuple):
 
     Attributes:
       predicted: u8[N, H, W].
-      found: `segmentation.overlaps` of the samples.
+      overlaps: `segmentation.overlaps` of the samples.
       percent: the task's score.
       nested: as in `task.segmentation`.
     """
 
     predicted: np.ndarray
-    found: Overlaps
+    overlaps: Overlaps
     percent: float
     nested: bool
 
     def ordered(self, index: np.ndarray) -> "MaskAnswers":
         """Returns the answers to the samples at index i64[N]."""
-        found = jax.tree.map(lambda leaf: leaf[index], self.found)
-        return self._replace(predicted=self.predicted[index], found=found)
+        overlaps = jax.tree.map(lambda leaf: leaf[index], self.overlaps)
+        return self._replace(predicted=self.predicted[index], overlaps=overlaps)
 
     def measures(self, split: Split) -> dict[str, float]:
         """Returns name -> value of each measure of the module; NaN if it is not defined."""
@@ -68,19 +68,21 @@ class MaskAnswers(NamedTuple):
     def _scores(self, split: Split) -> tuple[list[np.ndarray], list[np.ndarray], str]:
         """Returns volumes or images, their Dice, IoU, HD95 and ASSD f[V, R], and the unit."""
         volumes, masks = _volumes(split), (self.predicted, split.labels)
-        far = surface_scores(*masks, 1 + self.found.counts.shape[1], volumes, nested=self.nested)
-        overlap = [of[[samples[0] for samples in volumes]] for of in score_of(self.found)[0]]
+        far = surface_scores(*masks, 1 + self.overlaps.counts.shape[1], volumes, nested=self.nested)
+        overlap = [of[[samples[0] for samples in volumes]] for of in score_of(self.overlaps)[0]]
         unit = "mm" if SPACING in split.labels else "pixels"
         return volumes, [*overlap, *np.moveaxis(far, -1, 0)], unit
 
     def row(self, split: Split) -> dict[str, np.ndarray]:
         """Returns the arrays from which `read_row` makes a client's `AnsweredMasks`."""
         volumes = _volumes(split)
-        dice = score_of(self.found)[0][0][[samples[0] for samples in volumes]]
+        dice = score_of(self.overlaps)[0][0][[samples[0] for samples in volumes]]
         arrays, titles = {"dice": dice.astype(np.float32)}, []
         for number, moment in _by_moment(dice.mean(-1)):
             # The slice with the most pixels in either mask.
-            shared, predicted, true = np.moveaxis(self.found.counts[volumes[number]].sum(1), -1, 0)
+            shared, predicted, true = np.moveaxis(
+                self.overlaps.counts[volumes[number]].sum(1), -1, 0
+            )
             sample = int(volumes[number][(predicted + true - shared).argmax()])
             masks = split.labels[MASK][sample], self.predicted[sample]
             image = np.asarray(split.images[sample : sample + 1])[0]

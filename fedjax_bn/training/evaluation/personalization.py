@@ -65,13 +65,13 @@ def check_labelled(
             f"config.personalize_samples={choice.samples} adapts classifiers, but images of "
             f"{internal.name} have boxes or masks: set it to 0"
         )
-    tested = [(one.name, *part) for one in internal.domains for part in splits(one)]
+    tested = [(domain.name, *part) for domain in internal.domains for part in splits(domain)]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
     for client, name, split in tested:
         if name == "train":
             continue
-        labelled, rest = _draw_labelled(split, choice)
-        if len(labelled) < choice.samples or not len(rest):
+        labelled, unlabelled = _draw_labelled(split, choice)
+        if len(labelled) < choice.samples or not len(unlabelled):
             raise ConfigError(
                 f"config.personalize_samples={choice.samples}, but client {client!r} has "
                 f"{len(split.images)} samples in its {name} split, too few to label these and test "
@@ -100,19 +100,19 @@ def set_aside(
 
     A split that several clients have (the same object) stays one object, which is stored once.
     """
-    done = {
+    divided = {
         id(split): tuple(select(split, index) for index in _draw_labelled(split, choice))
         for split in {id(split): split for split in parts}.values()
     }
-    return tuple(zip(*(done[id(split)] for split in parts), strict=True))
+    return tuple(zip(*(divided[id(split)] for split in parts), strict=True))
 
 
 def local_steps(
-    how: Personalization, model: Any, prepare: Callable, statistics: Callable | None
+    choice: Personalization, model: Any, prepare: Callable, statistics: Callable | None
 ) -> Callable[..., Variables]:
     """Returns `adapt(variables, images, labels)`: the model after a client's gradient steps."""
     options = {"prepare": prepare, "statistics": statistics}
-    return partial(personalize, model, inner_rate=how.rate, steps=how.steps, **options)
+    return partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
 
 
 def adapted_rows(
@@ -142,7 +142,7 @@ def adapted_rows(
 
     def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
         images = np.stack([np.asarray(split.images) for split in labelled])
-        labels = jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
+        labels = jax.tree.map(lambda *rows: np.stack(rows), *(split.labels for split in labelled))
         return adapted(state, images, labels)
 
     return adapt

@@ -71,7 +71,7 @@ class SplitBatches:
         each device.
       batch_size: B; at most the largest split, unless `rows` is given.
       mesh: the devices; None for one.
-      where: on a mesh, which devices have which batches.
+      placement: on a mesh, which devices have which batches.
       rows: of the state, if it has more rows than there are splits; 0 if not.
     """
 
@@ -80,28 +80,31 @@ class SplitBatches:
         splits: Sequence[Split],
         batch_size: int,
         mesh: Mesh | None = None,
-        where: Where = "clients",
+        placement: Where = "clients",
         rows: int = 0,
     ) -> None:
         longest = max(len(split.images) for split in splits)
         self._splits, self._size = splits, batch_size if rows else min(batch_size, longest)
-        self._mesh, self._where = mesh, where
+        self._mesh, self._placement = mesh, placement
         places = [
             (k, split, start)
             for k, split in enumerate(splits)
             for start in range(0, len(split.images), self._size)
         ]
-        if mesh is None or where == "copies":
+        if mesh is None or placement == "copies":
             self._parts = [places]  # of each device
-        elif where == "parts":
-            each = -(-len(places) // mesh.size)
-            self._parts = [places[d * each : (d + 1) * each] for d in range(mesh.size)]
+        elif placement == "parts":
+            batches_per_device = -(-len(places) // mesh.size)
+            self._parts = [
+                places[d * batches_per_device : (d + 1) * batches_per_device]
+                for d in range(mesh.size)
+            ]
         else:
-            each = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]  # clients of a device
+            clients_per_device = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]
             beside = mesh.size // mesh.shape[CLIENTS]  # with the same clients, for batches in turn
             self._parts = [[] for _ in range(mesh.size)]
             for number, place in enumerate(places):
-                self._parts[place[0] // each * beside + number % beside].append(place)
+                self._parts[place[0] // clients_per_device * beside + number % beside].append(place)
         self._longest = max(map(len, self._parts))
 
     def all_at_once(self) -> TestData:
@@ -134,40 +137,40 @@ class SplitBatches:
         Args:
           device_megabytes: splits that take more on each device are streamed.
         """
-        devices = 1 if self._mesh is None or self._where == "copies" else self._mesh.size
+        devices = 1 if self._mesh is None or self._placement == "copies" else self._mesh.size
         if megabytes(self._splits) <= device_megabytes * devices:
             resident = self.all_at_once()
             return lambda: (resident,)
         # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
-        one = self._splits[0].images[:1].nbytes * self._size / 2**20
-        length = min(self._longest, max(1, int(device_megabytes / 4 / max(one, 1e-9))))
+        batch_megabytes = self._splits[0].images[:1].nbytes * self._size / 2**20
+        length = min(self._longest, max(1, int(device_megabytes / 4 / max(batch_megabytes, 1e-9))))
         return partial(self.blocks, length)
 
     def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> TestData:
         """Returns each device's batches, padded by empty ones to U = `width` and T = `length`."""
         # Splits are compared by identity, because comparing their arrays would read all of them.
-        stored = [{(id(one[1]), one[2]): one for one in part} for part in parts]
-        alone = self._mesh is None or self._where == "copies"
+        stored = [{(id(place[1]), place[2]): place for place in part} for part in parts]
+        alone = self._mesh is None or self._placement == "copies"
         spread = None if alone else over_all(self._mesh)
         nothing = (-1, self._splits[0], len(self._splits[0].images))
 
         def read(start: int, stop: int) -> tuple:
-            here = [*stored[start // width].values()]
-            here += [nothing] * (stop - start - len(here))
+            places = [*stored[start // width].values()]
+            places += [nothing] * (stop - start - len(places))
             with ThreadPoolExecutor(_THREADS) as threads:  # images may be files
-                batches = threads.map(lambda one: _read_batch(*one[1:], self._size), here)
+                batches = threads.map(lambda place: _read_batch(*place[1:], self._size), places)
                 return jax.tree.map(lambda *rows: np.stack(rows), *batches)
 
         def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
             part = parts[start // length]
             number = {key: i for i, key in enumerate(stored[start // length])}
-            found = [(k, number[id(split), first]) for k, split, first in part]
-            found += [(-1, 0)] * (stop - start - len(part))
-            return tuple(np.array(column, np.int32) for column in zip(*found, strict=True))
+            pointers = [(k, number[id(split), sample]) for k, split, sample in part]
+            pointers += [(-1, 0)] * (stop - start - len(part))
+            return tuple(np.array(column, np.int32) for column in zip(*pointers, strict=True))
 
         images, labels, valid = place_rows(read, len(parts) * width, spread)
         data = TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
-        return place_copies(data, self._mesh) if self._where == "copies" else data
+        return place_copies(data, self._mesh) if self._placement == "copies" else data
 
 
 def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
@@ -239,8 +242,8 @@ def score_clients(
 
     def score_all(state: FederatedState, blocks: Blocks) -> list[float | AnyAnswers]:
         state = completed(state)
-        client, kept = judged(state.shared, state.personal, (), blocks)
-        return [_total(score, kept, client == k) for k in range(num_clients)]
+        client, batch_scores = judged(state.shared, state.personal, (), blocks)
+        return [_total(score, batch_scores, client == k) for k in range(num_clients)]
 
     return score_all
 
@@ -268,8 +271,8 @@ def score_unseen(
 
     def score_one(variables: Variables, blocks: Blocks) -> float | AnyAnswers:
         nothing = jax.tree.map(lambda leaf: None, variables)
-        client, kept = judged(variables, nothing, begin(variables), blocks)
-        return _total(score, kept, np.ones_like(client, bool))
+        client, batch_scores = judged(variables, nothing, begin(variables), blocks)
+        return _total(score, batch_scores, np.ones_like(client, bool))
 
     return score_one
 
@@ -277,27 +280,31 @@ def score_unseen(
 def _judging(
     adaptation: Adaptation, prepare: Prepare, score: Score, mesh: Mesh | None
 ) -> Callable[[PyTree, PyTree, PyTree, Blocks], tuple[np.ndarray, PyTree]]:
-    """Returns `judged(shared, personal, carry, blocks) -> (client, kept)`, on the host.
+    """Returns `judged(shared, personal, carry, blocks) -> (client, batch_scores)`, on the host.
 
-    `client` i32[T] has the clients of all batches that hold samples, and `kept` has what the score
-    keeps of these batches, arrays [T, ...].
+    `client` i32[T] has the clients of all batches that hold samples, and `batch_scores` has what
+    the score keeps of these batches, arrays [T, ...].
     """
 
     def on_device(common: tuple, personal: PyTree, data: TestData) -> tuple[PyTree, tuple]:
         shared, carry = common
 
-        def one(carry: PyTree, place: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
+        def judge_batch(carry: PyTree, place: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
             client, batch = place
             # Devices have equally many rows, in the clients' order, so the remainder is the row.
-            own = jax.tree.map(lambda leaf: leaf[client % leaf.shape[0]], personal)
-            variables, valid = join(shared, own), data.valid[batch]
+            row = jax.tree.map(lambda leaf: leaf[client % leaf.shape[0]], personal)
+            variables, valid = join(shared, row), data.valid[batch]
             images = prepare(data.images[batch], parameter_dtype(variables))
             outputs, carry = adaptation.predict(variables, carry, images, valid)
             label = jax.tree.map(lambda leaf: leaf[batch], data.labels)
             return carry, score.of_batch(outputs, label, valid)
 
-        carry, kept = jax.lax.scan(one, carry, (data.client, data.batch))
-        return carry, (data.client, data.valid.any(1)[data.batch] & (data.client >= 0), kept)
+        carry, batch_scores = jax.lax.scan(judge_batch, carry, (data.client, data.batch))
+        return carry, (
+            data.client,
+            data.valid.any(1)[data.batch] & (data.client >= 0),
+            batch_scores,
+        )
 
     # Every process reads all results, whichever device made them.
     @partial(jax.jit, out_shardings=copies_on(mesh))
@@ -309,20 +316,20 @@ def _judging(
     def judged(
         shared: PyTree, personal: PyTree, carry: PyTree, blocks: Blocks
     ) -> tuple[np.ndarray, PyTree]:
-        found = []
+        results = []
         for block in [blocks] if isinstance(blocks, TestData) else blocks:
-            carry, one = judge(shared, personal, carry, block)
+            carry, result = judge(shared, personal, carry, block)
             # Conversion to NumPy waits for the device, so only one block is in flight at a time.
-            client, used, kept = jax.tree.map(np.asarray, one)
-            found.append(jax.tree.map(lambda leaf, used=used: leaf[used], (client, kept)))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
+            client, used, batch_scores = jax.tree.map(np.asarray, result)
+            results.append(jax.tree.map(lambda leaf, used=used: leaf[used], (client, batch_scores)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
     return judged
 
 
-def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | AnyAnswers:
+def _total(score: Score, batch_scores: PyTree, rows: np.ndarray) -> float | AnyAnswers:
     """Returns the score over the batches where `rows` bool[T] is True."""
-    total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
+    total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], batch_scores))
     if isinstance(total, AnyAnswers):
         return total
     return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others
@@ -336,8 +343,8 @@ def mean_loss(task: Task) -> Score:
         count = valid.sum().astype(loss.dtype)
         return loss * count, count
 
-    def of_all(kept: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        losses, counts = kept
+    def of_all(sums: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        losses, counts = sums
         return losses.sum() / counts.sum().clip(1)
 
     return Score("loss", of_batch, of_all)
