@@ -168,8 +168,8 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
             method_arguments["mesh"] = mesh
 
         def validating(measure: Callable[..., Score]) -> Score:
-            # Clients validate as they predict, by its `statistics`. It is set below, before a
-            # round is traced.
+            # Clients validate as they predict, by the method's statistics; it is made below, before
+            # a round is traced.
             return lambda *state: measure(model, prepare, task, federated_method.statistics)(*state)
 
         if config.local_selection:

@@ -128,8 +128,8 @@ def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> st
         return ""
     return (
         f"round {was} was evaluated because it was the last one, which a run that was given "
-        f"{rounds} rounds at once would not do (eval_every={config['eval_every']}): the model is the same, "
-        "but another round may be selected"
+        f"{rounds} rounds at once would not do (eval_every={config['eval_every']}): the model "
+        "is the same, but another round may be selected"
     )
 
 
