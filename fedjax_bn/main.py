@@ -46,7 +46,9 @@ def command() -> None:
     options, changes = parse(sys.argv)
     # Modules in the current folder can be imported only if the user may have named code on the
     # command line, because a folder that is read must not choose code.
-    code = (":" in text for text in (getattr(options, "adapt", ""), *(text for _, text in changes)))
+    code = (
+        ":" in value for value in (getattr(options, "adapt", ""), *(value for _, value in changes))
+    )
     trusted = getattr(options, "config", "") or getattr(options, "trust", False)
     if options.command == "train" or trusted or any(code):
         sys.path.append("")
@@ -140,14 +142,14 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--workdir", type=_path, required=True, help=finished)
     evaluate.add_argument("--config", default="", help=f"{config}; by default the run's own")
     evaluate.add_argument("--name", default="evaluation", help="name of the files it writes")
-    for name, text in (
+    for name, flag_help in (
         ("internal", "test the internal clients too"),
         ("alphas", "record and plot the adapter's alphas"),
         ("tsne", "plot t-SNE of features"),
         ("resize", "stretch arrays of images of another size to the model's"),
         ("trust", trust),
     ):
-        evaluate.add_argument(f"--{name}", action="store_true", help=text)
+        evaluate.add_argument(f"--{name}", action="store_true", help=flag_help)
 
     serve = add("serve")
     serve.add_argument("--workdir", type=_path, required=True, help=finished)

@@ -68,35 +68,35 @@ def read_choice(
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
     try:
-        known = plain_arguments(function, given)
+        settable = plain_arguments(function, given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}: its arguments cannot be read ({one_line(error)})") from error
-    known |= extra or {}
-    if changes and not known:
+    settable |= extra or {}
+    if changes and not settable:
         raise ValueError(f"{what}: {name} takes no arguments")
     chosen: dict[str, Any] = {}
     choice = ""  # the last key, if its value is a choice that may have arguments too
     for change in changes:
         key, equals, value = change.partition("=")
-        if choice and key not in known:  # `mixing=uniform:low=0`
+        if choice and key not in settable:  # `mixing=uniform:low=0`
             chosen[choice] += f":{change}"
             continue
-        if key not in known or not equals:
-            keys = ", ".join(sorted(known))
+        if key not in settable or not equals:
+            keys = ", ".join(sorted(settable))
             raise ValueError(f"{what}: {brief(change)} must be key=value with a key of {keys}")
-        chosen[key] = parsed(value, known[key].kind)
-        if why := misfit(chosen[key], known[key]):
-            raise ValueError(f"{what}: {key}={brief(chosen[key])} {why}")
-        choice = key if known[key].is_choice else ""
-    for key, argument in known.items():
+        chosen[key] = parsed(value, settable[key].kind)
+        if problem := misfit(chosen[key], settable[key]):
+            raise ValueError(f"{what}: {key}={brief(chosen[key])} {problem}")
+        choice = key if settable[key].is_choice else ""
+    for key, argument in settable.items():
         if argument.default is REQUIRED and key not in chosen:
             raise ValueError(f"{what}: {name} needs {key}: write {name}:{key}=VALUE")
     return function, chosen
 
 
-def split_choice(text: str, table: Collection[str]) -> tuple[str, list[str]]:
+def split_choice(word: str, table: Collection[str]) -> tuple[str, list[str]]:
     """Returns the name and the changes of a word; a name outside the table may have a colon."""
-    name, *changes = text.split(":")
+    name, *changes = word.split(":")
     if name not in table and changes and "=" not in changes[0]:
         name = f"{name}:{changes.pop(0)}"
     return name, changes
@@ -154,10 +154,10 @@ def plain_arguments(
     A function that passes `**fields` to the class it returns has the class's arguments too.
     """
     signature = _signature(function)
-    found: dict[str, Argument] = {}
+    arguments: dict[str, Argument] = {}
     for key, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
-            found = plain_arguments(signature.return_annotation, given) | found
+            arguments = plain_arguments(signature.return_annotation, given) | arguments
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             kind = _kind(parameter)
             if kind and key not in given:
@@ -165,23 +165,25 @@ def plain_arguments(
                 default = parameter.default
                 if kind is float and type(default) is int:
                     default = float(default)
-                found[key] = Argument(kind, default, allowed, is_choice=_is_choice(parameter))
-    return found
+                arguments[key] = Argument(kind, default, allowed, is_choice=_is_choice(parameter))
+    return arguments
 
 
 def _is_choice(parameter: inspect.Parameter) -> bool:
     """Returns whether an argument takes a function or the text that chooses it: `Mixing | str`."""
     options = typing.get_args(parameter.annotation)
-    made = [option for option in options if option not in (*PLAIN, type(None))]
-    return str in options and any(typing.get_origin(option) is not Sequence for option in made)
+    made_types = [option for option in options if option not in (*PLAIN, type(None))]
+    return str in options and any(
+        typing.get_origin(option) is not Sequence for option in made_types
+    )
 
 
 def _kind(parameter: inspect.Parameter) -> type | None:
     """Returns the plain type of an argument, from its default or else from its annotation."""
     default, annotation = parameter.default, parameter.annotation
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    given = typing.get_args(annotation) if union else (annotation,)
-    options = [getattr(option, "__origin__", option) for option in given]  # of Annotated
+    members = typing.get_args(annotation) if union else (annotation,)
+    options = [getattr(option, "__origin__", option) for option in members]  # of Annotated
     if type(default) is tuple and stated_range(annotation):  # other tuples cannot be set
         return tuple
     if type(default) in PLAIN:  # `x: float = 1` is a float
@@ -209,25 +211,25 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
         raise ValueError(
             f"{what} is unknown{nearest(name, table)}, or your own as package.module:name"
         )
-    if why := _REFUSED.get()(name):
-        raise ValueError(f"{what} names the code {brief(name)}, which is not imported: {why}")
+    if refusal := _REFUSED.get()(name):
+        raise ValueError(f"{what} names the code {brief(name)}, which is not imported: {refusal}")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's own module may raise
         raise ValueError(
             f"{what}: module {module!r} cannot be imported ({type(error).__name__}: "
             f"{one_line(error)}); it must be in the current folder or be installed"
         ) from error
-    function = getattr(found, attribute, None)
+    function = getattr(imported, attribute, None)
     if not callable(function):
-        own = [
+        public_names = [
             key
-            for key, value in vars(found).items()
+            for key, value in vars(imported).items()
             if callable(value) and getattr(value, "__module__", "") == module and key[0] != "_"
         ]
         raise ValueError(
             f"{what}: module {module!r} has no function or class {attribute!r}"
-            f"{nearest(attribute, own)}"
+            f"{nearest(attribute, public_names)}"
         )
     return function
 
@@ -259,8 +261,8 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
     except (TypeError, ValueError) as error:
         call = ", ".join([*(type(x).__name__ for x in given), *(f"{key}=..." for key in options)])
         raise ValueError(f"{what}: {error}; it is called with ({call})") from error
-    ours = str(getattr(function, "__module__", "")).startswith("fedjax_bn.")
-    with nullcontext() if ours else naming(what):
+    is_packaged = str(getattr(function, "__module__", "")).startswith("fedjax_bn.")
+    with nullcontext() if is_packaged else naming(what):
         return function(*given, **options)
 
 

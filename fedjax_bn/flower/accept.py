@@ -81,9 +81,9 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
         name if name.startswith("personal/") else f"upload/{name}": array
         for name, array in arrays.items()
     }
-    both = {"upload": expected.upload, "personal": expected.personal}
+    forms = {"upload": expected.upload, "personal": expected.personal}
     try:
-        upload, personal = (from_named(split, both)[name] for name in ("upload", "personal"))
+        upload, personal = (from_named(split, forms)[name] for name in ("upload", "personal"))
     except ValueError as error:
         raise MisfitError(str(error)) from error
     if int(upload.client) != expected.client:
@@ -91,8 +91,8 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     if int(upload.population) != expected.population or not upload.participates:
         raise ValueError("it is an upload of another federation, or of a client that sits out")
     if int(upload.size) != (expected.size or 1):
-        said = expected.size or "nothing and counts as one"
-        raise MisfitError(f"it claims {int(upload.size)} samples, where it said {said}")
+        reported_size = expected.size or "nothing and counts as one"
+        raise MisfitError(f"it claims {int(upload.size)} samples, where it said {reported_size}")
     if not upload.finite:
         raise ValueError("its update is not finite")
     parts = {"shared": upload.shared, "message": upload.message, "personal": personal}
@@ -106,10 +106,10 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
             raise MisfitError(f"it sends a {name}, {value:.4g}, though it reports none")
     norm = _norm(upload.shared, expected.shared)
     norms = {"update": norm, "message": _norm(upload.message), "personal leaves": _norm(personal)}
-    for what, size in norms.items():
+    for part, size in norms.items():
         if not size <= expected.norm_bound:
             raise ValueError(
-                f"the norm of its {what}, {size:.4g}, is above norm-bound={expected.norm_bound:g}"
+                f"the norm of its {part}, {size:.4g}, is above norm-bound={expected.norm_bound:g}"
             )
     return Accepted(upload, personal, norm)
 

@@ -89,18 +89,18 @@ class _Task:
         if not jax.tree.leaves(like) and not self.order.frozen:
             return ()
         if begin:
-            found = load_frozen(self.place, begin, like)
+            leaves = load_frozen(self.place, begin, like)
         else:
             sent = {k: x for k, x in arrays_in(self.content).items() if _is_frozen(k)}
-            found = from_named(sent, like)
-        if digest_of(to_named(found)) != self.order.frozen:
+            leaves = from_named(sent, like)
+        if digest_of(to_named(leaves)) != self.order.frozen:
             raise ValueError(
                 "the frozen leaves have another hash than the server gives: use the same run "
                 "config on both sides, and a new folder for the client, or a new workdir"
             )
         if not begin:
-            keep_frozen(self.place, found)
-        return found["frozen"]
+            keep_frozen(self.place, leaves)
+        return leaves["frozen"]
 
 
 def _is_frozen(name: str) -> bool:
@@ -164,7 +164,7 @@ def _hello(task: _Task) -> dict[str, Any]:
     log(INFO, _serving_note(task))
     internal = site.experiment.internal
     size = len(internal.domains[0].train.images) if node.reports("sizes") else 0
-    losses, scores = (node.reports(what) for what in ("losses", "accuracies"))
+    losses, scores = (node.reports(kind) for kind in ("losses", "accuracies"))
     form = form_of(internal)
     del form["dataset"], form["clients"]  # names stay here; the server compares forms for equality
     return {"hello": Hello(node.name, size, losses, scores, json.dumps(form))}
@@ -194,16 +194,16 @@ def _train(task: _Task) -> dict[str, Any]:
     _serving_note(task)
     site, order, broadcast = task.site, task.order, task.broadcast()
     with owned(task.place):  # a task of an earlier round may still be running
-        own, upload = jax.device_get(site.train(order, broadcast, task.own()))
-        kept = own._replace(frozen=())
-        save_own(task.place, int(broadcast.round) + 1, kept, order.begin)
+        personal_part, upload = jax.device_get(site.train(order, broadcast, task.own()))
+        saved_part = personal_part._replace(frozen=())
+        save_own(task.place, int(broadcast.round) + 1, saved_part, order.begin)
     if not site.node.reports("losses"):
         # NaN instead of no leaf, because the server requires the exact form of an upload.
         hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
         upload = upload._replace(**hidden)
     sent = to_named(upload)
     if order.serve_unseen:
-        sent |= to_named({"personal": sent_personal(own.personal)})
+        sent |= to_named({"personal": sent_personal(personal_part.personal)})
     return {"arrays": recorded(sent)}
 
 
@@ -215,8 +215,8 @@ def _evaluate(task: _Task) -> dict[str, Any]:
             "this client does not report its accuracies, see report in its node config"
         )
     with owned(task.place):
-        own = task.own()
-    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], own[:2])
+        personal_part = task.own()
+    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], personal_part[:2])
     # The evaluator takes a state, so this one holds the client alone, with K = 1.
     alone = FederatedState(
         round=broadcast.round,
@@ -226,7 +226,7 @@ def _evaluate(task: _Task) -> dict[str, Any]:
         weighing=(),
         personal=personal,
         memory=memory,
-        frozen=own.frozen,
+        frozen=personal_part.frozen,
     )
     record = task.evaluator()(alone)
     scores = {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}

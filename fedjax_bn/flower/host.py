@@ -120,26 +120,26 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         drawn = who._replace(on_host=False)
         return assemble(config, internal, ())._replace(participation=drawn)
 
-    experiment, keys, one = prepare(alone, make, clients=count)
+    experiment, keys, make_alone = prepare(alone, make, clients=count)
     rows = make_start(experiment, keys, rows=count, clients=count)
 
     def start() -> Kept:
-        state = one()
+        state = make_alone()
         # Compiled, because XLA then drops the unused rows of the clients' own parts, [K, ...].
         weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
-        first = jax.tree.map(lambda leaf: leaf[0], state.personal)
-        served = sent_personal(first) if run.serve_unseen else ()
+        personal_row = jax.tree.map(lambda leaf: leaf[0], state.personal)
+        served = sent_personal(personal_row) if run.serve_unseen else ()
         state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
         return Kept(state, served, jnp.zeros(count, jnp.int32))
 
-    like = jax.eval_shape(one)
-    own = jax.eval_shape(lambda state: own_of(state, 0), like)
+    like = jax.eval_shape(make_alone)
+    personal_part = jax.eval_shape(lambda state: own_of(state, 0), like)
     batches = batches_of_one(experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
-    personal = sent_personal(own.personal) if run.serve_unseen else ()
+    personal = sent_personal(personal_part.personal) if run.serve_unseen else ()
     method = experiment.method
-    _, upload = jax.eval_shape(method.client, broadcast_of(like), own, batches, key)
+    _, upload = jax.eval_shape(method.client, broadcast_of(like), personal_part, batches, key)
     sent = traffic(method, like, batches)
     notes = (
         *experiment.notes,
@@ -151,8 +151,8 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     else:
         add, step = _by_stack(method.checked_server, upload, personal)
     served = make_start(experiment, keys, rows=1, clients=1)
-    known = config, run, keys, served, start, order, form, upload, personal, notes, who
-    return Host(*known, experiment.task, add, step)
+    fields = config, run, keys, served, start, order, form, upload, personal, notes, who
+    return Host(*fields, experiment.task, add, step)
 
 
 def _by_sums(
@@ -168,11 +168,11 @@ def _by_sums(
         return running, jax.tree.map(jnp.add, parts, part)
 
     @jax.jit
-    def end(kept: Kept, total: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
-        (running, parts), taken = total, jnp.where(total[0].counts, kept.round + 1, kept.taken)
-        state, weights, finite = _weighed(kept.state, lambda state: adding.end(state, running))
+    def end(server: Kept, total: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
+        (running, parts), taken = total, jnp.where(total[0].counts, server.round + 1, server.taken)
+        state, weights, finite = _weighed(server.state, lambda state: adding.end(state, running))
         mean = jax.tree.map(lambda x: x / running.sums.weight.astype(x.dtype), parts)
-        served = _served(kept, in_dtypes_of(mean, personal), weights.any())
+        served = _served(server, in_dtypes_of(mean, personal), weights.any())
         return Kept(state, served, taken), weights, finite
 
     @jax.jit
@@ -181,11 +181,11 @@ def _by_sums(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
         return adding.begin(clients, upload), zeros
 
-    def add(total: PyTree, one: Accepted) -> PyTree:
+    def add(total: PyTree, accepted: Accepted) -> PyTree:
         # The arrays are views of the message, which can be freed only after they were read.
-        return jax.block_until_ready(put(total or begin(), one.upload, one.personal))
+        return jax.block_until_ready(put(total or begin(), accepted.upload, accepted.personal))
 
-    return add, lambda kept, total, rows: end(kept, total or begin())
+    return add, lambda server, total, rows: end(server, total or begin())
 
 
 def _weighed(
@@ -195,15 +195,17 @@ def _weighed(
     # If no client counts, a server keeps the weights that it is given.
     after, finite = serve(state._replace(weights=jnp.zeros_like(state.weights)))
     weights = after.weights
-    kept = jnp.where(weights.sum() == 0, state.weights, weights)
-    return after._replace(weights=kept), weights, finite
+    next_weights = jnp.where(weights.sum() == 0, state.weights, weights)
+    return after._replace(weights=next_weights), weights, finite
 
 
-def _served(kept: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
+def _served(server: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
     """Returns the mean that unseen clients receive, or the last one if no client counts."""
-    if not jax.tree.leaves(kept.served):
-        return kept.served
-    return jax.tree.map(lambda new, old: jnp.where(counts, new, old), mean, kept.served)
+    if not jax.tree.leaves(server.served):
+        return server.served
+    return jax.tree.map(
+        lambda average, served: jnp.where(counts, average, served), mean, server.served
+    )
 
 
 def _by_stack(
@@ -212,34 +214,34 @@ def _by_stack(
     """Returns `add` and `step`, see `Host`, for the method's server step on all uploads at once."""
 
     @jax.jit
-    def step(kept: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
+    def step(server: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
         client = uploads.client
-        state, weights, finite = _weighed(kept.state, lambda state: serve(state, uploads))
+        state, weights, finite = _weighed(server.state, lambda state: serve(state, uploads))
         # Clients of weight 0 are not in the mean, as in the simulation's `global_variables`.
         counts = uploads.participates & (weights[client] > 0)
-        mean = kept.served and weighted_mean(parts, jnp.where(counts, weights[client], 0))
-        taken = jnp.where(uploads.participates, state.round, kept.taken[client])
-        taken = kept.taken.at[client].set(taken)
-        return Kept(state, _served(kept, mean, counts.any()), taken), weights, finite
+        mean = server.served and weighted_mean(parts, jnp.where(counts, weights[client], 0))
+        taken = jnp.where(uploads.participates, state.round, server.taken[client])
+        taken = server.taken.at[client].set(taken)
+        return Kept(state, _served(server, mean, counts.any()), taken), weights, finite
 
     stack = _side_by_side((form, personal))
     # The upload of a client that sits out: broadcast zeros, which take no memory and do not count.
     zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
     absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
 
-    def add(total: dict[int, Accepted] | None, one: Accepted) -> dict[int, Accepted]:
-        return (total or {}) | {int(one.upload.client): one}
+    def add(total: dict[int, Accepted] | None, accepted: Accepted) -> dict[int, Accepted]:
+        return (total or {}) | {int(accepted.upload.client): accepted}
 
     def take(
-        kept: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
+        server: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
     ) -> tuple[Kept, jax.Array, jax.Array]:
-        parts, population = [], np.int32(len(kept.taken))
+        parts, population = [], np.int32(len(server.taken))
         for k in rows:
             blank = absent._replace(client=np.int32(k), population=population)
             taken = (total or {}).get(k)
             parts.append((taken.upload, taken.personal) if taken else (blank, nothing))
         # `stack` reuses its arrays in the next round, so this step must have read them before.
-        return jax.block_until_ready(step(kept, *stack(parts)))
+        return jax.block_until_ready(step(server, *stack(parts)))
 
     return add, take
 

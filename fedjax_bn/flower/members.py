@@ -92,10 +92,10 @@ def fingerprint(key: bytes) -> str:
     `key` is in PEM, Flower's form. Nodes of Flower's simulation have random bytes for it.
     """
     try:
-        known = load_pem_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        public_key = load_pem_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     except (ValueError, UnsupportedAlgorithm):
         return ""
-    digest = hashlib.sha256(base64.b64decode(known.split()[1])).digest()
+    digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
@@ -155,43 +155,47 @@ def meet(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     prints = {node.node_id: fingerprint(node.public_key) for node in grid.get_nodes()}
     start = time.monotonic()
     again = {node: at for node, at in met.again.items() if at > start}
-    misfits, there = met.misfits - again.keys(), met.members.items()
-    found = {k: one for k, one in there if one.node in prints and one.node not in misfits}
-    new = sorted(prints.keys() - {member.node for member in found.values()} - again.keys())
-    questions = {node: messages.packed(order) for node in new}
+    misfits, connected = met.misfits - again.keys(), met.members.items()
+    members = {
+        k: member for k, member in connected if member.node in prints and member.node not in misfits
+    }
+    unmet_nodes = sorted(
+        prints.keys() - {member.node for member in members.values()} - again.keys()
+    )
+    questions = {node: messages.packed(order) for node in unmet_nodes}
     kind, seconds = MessageType.QUERY, run.time_limit
     replies = messages.exchange(
         grid, questions, kind, seconds, lambda node, reply: (reply, time.monotonic())
     )
     fetched = start
     keys, names, refused = {**met.keys, **run.listed_keys()}, dict(met.names), dict(met.refused)
-    for node in new:
+    for node in unmet_nodes:
         reply, at = replies[node]
         waited, fetched = at - fetched, at
         try:
             client, hello = _presented(reply, order, run.size_bound)
             if run.client_keys != "any":
                 _check_key(client, prints[node], keys)
-            if client in found:
+            if client in members:
                 raise ValueError(f"it presents itself as client {client}, which is there already")
         except ValueError as error:
-            why = short(str(error), _REASON)
-            log(WARNING, "node %s is left out: %s", node, why)
+            reason = short(str(error), _REASON)
+            log(WARNING, "node %s is left out: %s", node, reason)
             if len(refused) < _MOST_REFUSED:
-                refused[f"node {node} {prints[node]}".strip()] = why
+                refused[f"node {node} {prints[node]}".strip()] = reason
             # Nodes that did not answer were waited for together.
             waited = at - start if reply is None else 0.0
             again[node] = time.monotonic() + max(_AGAIN, _SHARE * waited)
             continue
         if node in misfits:  # it stays a member for so long, whatever it answers
             again[node] = time.monotonic() + _SHARE * waited
-        found[client] = _Member(node, hello)
+        members[client] = _Member(node, hello)
         if run.client_keys != "any" and prints[node]:
             keys[client] = prints[node]
         names.setdefault(client, _name(client, hello.name, names, order.population))
-    sizes = {k: member.hello.size for k, member in found.items()}
-    known = dict(sorted(found.items())), again, {**met.sizes, **sizes}, names, keys, refused
-    return Met(*known)
+    sizes = {k: member.hello.size for k, member in members.items()}
+    fields = dict(sorted(members.items())), again, {**met.sizes, **sizes}, names, keys, refused
+    return Met(*fields)
 
 
 def _check_key(client: int, key: str, keys: Mapping[int, str]) -> None:
@@ -202,21 +206,21 @@ def _check_key(client: int, key: str, keys: Mapping[int, str]) -> None:
             f"it presents itself as client {client}, whose number is bound to the key {owner}, "
             f"with {key or 'no key'}: see client-keys in the run config"
         )
-    other = next((k for k, bound in keys.items() if k != client and bound == key), None)
-    if other is not None and key:
+    bound_client = next((k for k, bound in keys.items() if k != client and bound == key), None)
+    if bound_client is not None and key:
         raise ValueError(
-            f"it presents itself as client {client}, but its key {key} is bound to client {other}: "
-            "see client-keys in the run config"
+            f"it presents itself as client {client}, but its key {key} is bound to client "
+            f"{bound_client}: see client-keys in the run config"
         )
 
 
-def _name(client: int, said: str, names: Mapping[int, str], population: int) -> str:
+def _name(client: int, reported_name: str, names: Mapping[int, str], population: int) -> str:
     """Returns a name for the records that no other client has."""
     # Records have an entry for each name and one for "mean", so names must be unique.
-    others = {name for k, name in names.items() if k != client} | {"mean"}
-    others |= {f"client-{k}" for k in range(population) if k != client}
-    name = short(said[:200], 80) or f"client-{client}"
-    while name in others:
+    taken_names = {name for k, name in names.items() if k != client} | {"mean"}
+    taken_names |= {f"client-{k}" for k in range(population) if k != client}
+    name = short(reported_name[:200], 80) or f"client-{client}"
+    while name in taken_names:
         name += f"-{client}"
     return name
 
@@ -242,10 +246,10 @@ def _presented(reply: Reply, order: Order, bound: int) -> tuple[int, Hello]:
         form = json.loads(hello.form) | {"dataset": "federation", "clients": ["one"]}
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its form of samples is not a JSON object: {hello.form:.80}") from error
-    wrong = _wrong_entry(form) or impossible(form)
-    if wrong or form["num_classes"] > _MOST_CLASSES:
+    bad_entry = _wrong_entry(form) or impossible(form)
+    if bad_entry or form["num_classes"] > _MOST_CLASSES:
         raise ValueError(
-            f"no samples have the form that it gives for its own ({wrong or 'num_classes'})"
+            f"no samples have the form that it gives for its own ({bad_entry or 'num_classes'})"
         )
     return client, hello
 

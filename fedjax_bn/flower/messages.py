@@ -90,9 +90,9 @@ def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     `arrays` is name -> array [...], of any dtype that `numpy.save` writes.
     """
     record = {}
-    for name, given in arrays.items():
+    for name, value in arrays.items():
         # Makes the same bytes as Flower's `Array(array)`, which copies large arrays several times.
-        array, file = np.asarray(given), BytesIO()
+        array, file = np.asarray(value), BytesIO()
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         order = "F" if array.flags.fnc else "C"  # the header's rule for `fortran_order`
         data = b"".join((file.getvalue(), array.ravel(order).view(np.uint8).data))
@@ -104,11 +104,11 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     """Returns the SHA-256 of named arrays, with names, dtypes and shapes; "" without arrays."""
     if not arrays:
         return ""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def packed(
@@ -157,25 +157,25 @@ def _of_kind(content: RecordDict, kind: type) -> dict[str, Any]:
     return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
-def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndarray]:
+def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
-    `most` is the largest number of arrays that is read, or None for any.
+    `limit` is the largest number of arrays that is read, or None for any.
 
     Raises:
       ValueError: the message has another form or more arrays, or an array cannot be read; nothing
         is unpickled.
     """
-    records, found = _of_kind(content, ArrayRecord), {}
+    records, arrays = _of_kind(content, ArrayRecord), {}
     if set(records) != {_ARRAYS}:
         raise ValueError(
             f"the message holds records of arrays called {sorted(records)[:20]}, not one called "
             f"{_ARRAYS!r}: the other side is another app"
         )
     record = records[_ARRAYS]
-    if most is not None and len(record) > most:
+    if limit is not None and len(record) > limit:
         raise ValueError(
-            f"the message holds {len(record)} arrays, not {most} at most: the other side has "
+            f"the message holds {len(record)} arrays, not {limit} at most: the other side has "
             "another model, method or sharing rule"
         )
     for name, array in record.items():
@@ -190,10 +190,10 @@ def arrays_in(content: RecordDict, most: int | None = None) -> dict[str, np.ndar
             if dtype.hasobject:  # foreign bytes would be used as pointers
                 raise ValueError(f"it holds objects, {dtype}")
             order = "F" if by_columns else "C"
-            found[name] = np.ndarray(shape, dtype, array.data, file.tell(), order=order)
+            arrays[name] = np.ndarray(shape, dtype, array.data, file.tell(), order=order)
         except Exception as error:  # NumPy's readers raise many kinds of errors on foreign bytes
             raise ValueError(f"the array {name:.80} cannot be read ({error})") from error
-    return found
+    return arrays
 
 
 def scores_in(content: RecordDict) -> dict[str, float]:
@@ -240,8 +240,8 @@ def exchange(
     # A reply expires with its message, so the others' must outlive the wait for the first.
     life = 2 * seconds + _SESSION
     messages = [Message(x, node, kind, ttl=life, group_id=group) for node, x in contents.items()]
-    given = list(grid.push_messages(messages)) if messages else []
-    end, names = time.monotonic() + seconds, dict(zip(contents, given, strict=False))
+    message_ids = list(grid.push_messages(messages)) if messages else []
+    end, names = time.monotonic() + seconds, dict(zip(contents, message_ids, strict=False))
     # No variable has a reply while the next one is fetched.
     return {node: read(node, _fetched(grid, names.get(node), end)) for node in contents}
 
@@ -256,9 +256,9 @@ def _fetched(grid: Grid, message: str | None, end: float) -> Reply:
         except Exception as error:  # a client chooses the bytes, and with them the error
             grid.get_nodes()  # raises an error if the connection to the SuperLink is the cause
             return error.with_traceback(None)
-        if (left := end - time.monotonic()) <= 0:
+        if (remaining := end - time.monotonic()) <= 0:
             break
-        time.sleep(min(_POLL, left))
+        time.sleep(min(_POLL, remaining))
     return None
 
 

@@ -1,7 +1,7 @@
 """Plays rounds over Flower: asks the clients that are connected, and collects their uploads.
 
 Arguments of the same name mean the same in all functions: `grid` is Flower's Grid, `host` the
-server's side, `met` the clients that the server has met, `kept` its state after the last round.
+server's side, `met` the clients that the server has met, `server` its state after the last round.
 """
 
 import time
@@ -51,7 +51,7 @@ class _Uploads(NamedTuple):
 
 
 def play(
-    grid: Grid, host: Host, met: Met, kept: Kept, write: Callable[[Met], Met]
+    grid: Grid, host: Host, met: Met, server: Kept, write: Callable[[Met], Met]
 ) -> tuple[Kept, Record, Met]:
     """Plays the next round, and repeats it if too few uploads are good.
 
@@ -64,34 +64,34 @@ def play(
       TooFewError: every attempt that the run config allows got too few good uploads.
       RiskError, ConfigError: the weighing rule made weights that are not finite.
     """
-    number, start = int(kept.round) + 1, time.perf_counter()
+    number, start = int(server.round) + 1, time.perf_counter()
     rows, asked = _drawn(host, met, number - 1)
-    least, misfits = host.run.minimum or len(asked), set()
+    minimum, misfits = host.run.minimum or len(asked), set()
     for attempt in range(1, host.run.attempts + 1):
         met = write(meet(grid, met, host.order, host.run))
-        got = _uploads(grid, host, met, kept, asked)
+        got = _uploads(grid, host, met, server, asked)
         # A node is asked to present itself again once in a round at most.
         met, misfits = met._replace(misfits=got.misfits - misfits), misfits | got.misfits
         accepted, left_out = got.accepted, got.left_out
         for name, reason in left_out.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)
-        if len(accepted) >= min(least, len(asked)) and (accepted or not asked):
+        if len(accepted) >= min(minimum, len(asked)) and (accepted or not asked):
             break
-        log(WARNING, "round %s: %s of %s uploads", number, len(accepted), least)
+        log(WARNING, "round %s: %s of %s uploads", number, len(accepted), minimum)
         if attempt == host.run.attempts:
             raise TooFewError(
                 f"round {number} got {len(accepted)} good uploads in each of {attempt} attempts, "
-                f"fewer than {max(least, 1)} (minimum in the run config): see the log for who was "
-                "left out and why, and start again to resume from the last round"
+                f"fewer than {max(minimum, 1)} (minimum in the run config): see the log for who "
+                "was left out and why, and start again to resume from the last round"
             )
-    after, seen, accepted, unweighed = _stepped(host, met, kept, got, rows, max(least, 1))
+    after, seen, accepted, unweighed = _stepped(host, met, server, got, rows, max(minimum, 1))
     left_out |= unweighed
     # The record becomes a line of metrics.jsonl, with the norms of the accepted updates.
     population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
     names = [*map(met.name, range(population))]
     loss, norm = np.full((2, population), np.nan)
-    loss[taken] = [one.upload.loss for one in accepted.values()]
-    norm[taken] = [one.norm for one in accepted.values()]
+    loss[taken] = [upload.upload.loss for upload in accepted.values()]
+    norm[taken] = [upload.norm for upload in accepted.values()]
     # `accept` has checked that uploads are finite.
     metrics = seen | {"loss": loss, "norm": norm, "finite": np.ones(population, bool)}
     seconds = time.perf_counter() - start
@@ -101,13 +101,13 @@ def play(
     if not seen["server_finite"]:
         log(WARNING, "round %s: the server's step is not finite: the shared leaves stay", number)
     log(INFO, "round %s: %s uploads, %.1f s", number, len(taken), seconds)
-    for key, found in (("left_out", left_out), ("refused", met.refused)):
-        record |= {key: dict(found)} if found else {}
+    for key, reasons in (("left_out", left_out), ("refused", met.refused)):
+        record |= {key: dict(reasons)} if reasons else {}
     return after, record, met._replace(refused={})
 
 
 def _stepped(
-    host: Host, met: Met, kept: Kept, got: _Uploads, rows: np.ndarray, least: int
+    host: Host, met: Met, server: Kept, got: _Uploads, rows: np.ndarray, minimum: int
 ) -> tuple[Kept, dict[str, np.ndarray], dict[int, Accepted], dict[str, str]]:
     """Makes the server's step, again without the clients whose weights are not finite.
 
@@ -118,22 +118,24 @@ def _stepped(
       that were added, and name -> why a client is left out.
 
     Raises:
-      RiskError, ConfigError: fewer than `least` uploads have weights that are finite.
+      RiskError, ConfigError: fewer than `minimum` uploads have weights that are finite.
     """
-    number, rule = int(kept.round) + 1, host.config.weigh or f"of {host.config.method}"
-    after, weights, finite = host.step(kept, got.total, rows)
-    wrong = [k for k in got.accepted if not np.isfinite(weights[k])]
-    good = {k: one for k, one in got.accepted.items() if k not in wrong}
-    if wrong and len(good) >= least:
+    number, rule = int(server.round) + 1, host.config.weigh or f"of {host.config.method}"
+    after, weights, finite = host.step(server, got.total, rows)
+    unweighable = [k for k in got.accepted if not np.isfinite(weights[k])]
+    good = {k: upload for k, upload in got.accepted.items() if k not in unweighable}
+    if unweighable and len(good) >= minimum:
         # Sums have finite weights, so this total has each upload.
-        after, weights, finite = host.step(kept, {k: got.total[k] for k in good}, rows)
+        after, weights, finite = host.step(server, {k: got.total[k] for k in good}, rows)
     if np.isfinite(weights).all():
-        why = dict.fromkeys(map(met.name, wrong), f"the weighing rule {rule} cannot weigh its risk")
-        for name, reason in why.items():
+        reasons = dict.fromkeys(
+            map(met.name, unweighable), f"the weighing rule {rule} cannot weigh its risk"
+        )
+        for name, reason in reasons.items():
             log(WARNING, "round %s: %s is left out: %s", number, name, reason)
         seen = {"weights": np.asarray(weights), "server_finite": np.asarray(finite)}
-        return after, seen, good, why
-    hidden = [met.name(k) for k, one in got.accepted.items() if np.isnan(one.upload.risk)]
+        return after, seen, good, reasons
+    hidden = [met.name(k) for k, upload in got.accepted.items() if np.isnan(upload.upload.risk)]
     if hidden:
         raise ConfigError(
             f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
@@ -142,7 +144,7 @@ def _stepped(
     raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
 
 
-def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
+def evaluate(grid: Grid, host: Host, met: Met, server: Kept) -> Record:
     """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of reporting clients.
 
     "tested_on" says of which of their samples the accuracies are, see `data.domain.scored_part`.
@@ -150,13 +152,13 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     Clients whose samples have another form are not asked. If a client fails, or does not answer
     within the run's time limit, the log names it, and it has no score.
     """
-    number = int(kept.round)
-    order, found, parts = host.order._replace(round=number), {}, []
+    number = int(server.round)
+    order, scores_of, parts = host.order._replace(round=number), {}, []
     # A client whose upload was never taken has no model of its own yet.
     trained = [
         k
         for k, member in met.members.items()
-        if member.hello.scores and member.hello.form == host.form and np.asarray(kept.taken)[k]
+        if member.hello.scores and member.hello.form == host.form and np.asarray(server.taken)[k]
     ]
 
     def take(k: int, reply: Reply) -> None:
@@ -168,19 +170,19 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
         validates = scores.get(messages.TESTED_ON_VALIDATION, 0.0) > 0
         parts.append("validation" if validates else "test")
         for name in scores.keys() & {"accuracy", "validation"}:
-            found.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
+            scores_of.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
 
-    _asked(grid, host, met, kept, trained, MessageType.EVALUATE, number, take)
+    _asked(grid, host, met, server, trained, MessageType.EVALUATE, number, take)
     names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
-    for name, values in sorted(found.items()):
+    for name, values in sorted(scores_of.items()):
         # Clients without a score have NaN, and groups of them no entry: a record allows no None.
         if len(names) <= limit:
             named = dict(zip(names, values.tolist(), strict=True))
             record[name] = named | {"mean": float(np.nanmean(values))}
         else:
-            known = by_client(names, values, limit).items()
-            record[name] = {k: x for k, x in known if x is not None}
+            named_scores = by_client(names, values, limit).items()
+            record[name] = {k: x for k, x in named_scores if x is not None}
     return record | ({"tested_on": {"internal": part_of_all(parts)}} if parts else {})
 
 
@@ -189,9 +191,9 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 
     Draws by size take clients without a size last: they report none, or were never met.
     """
-    population, how = host.run.clients, host.participation
+    population, participation = host.run.clients, host.participation
     sizes = np.array([met.sizes.get(k, 0) for k in range(population)])
-    if how.drawn and how.draw == "by_size" and not all(met.sizes.values()):
+    if participation.drawn and participation.draw == "by_size" and not all(met.sizes.values()):
         hidden = ", ".join(met.name(k) for k, size in met.sizes.items() if not size)
         log(
             WARNING,
@@ -199,7 +201,7 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
             "it report sizes, or set participation.draw=uniform",
             hidden,
         )
-    cohort = draw_cohort(how, sizes, host.keys.participation, np.int32(number))
+    cohort = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))
     rows = np.arange(population) if cohort.client is None else np.asarray(cohort.client)
     stays = np.ones(len(rows), bool) if cohort.participates is None else cohort.participates
     return rows.astype(np.int32), [int(k) for k in rows[np.asarray(stays)]]
@@ -209,7 +211,7 @@ def _asked(
     grid: Grid,
     host: Host,
     met: Met,
-    kept: Kept,
+    server: Kept,
     clients: Iterable[int],
     kind: str,
     number: int,
@@ -219,16 +221,16 @@ def _asked(
 
     Clients that have not trained yet also get the frozen leaves, which they keep.
     """
-    sent = to_named(broadcast_of(kept.state))
+    sent = to_named(broadcast_of(server.state))
     arrays = messages.recorded(sent)  # all messages share the bytes
-    first = arrays
-    if host.order.frozen and not all(np.asarray(kept.taken)[[*clients]]):
-        first = messages.recorded(sent | to_named({"frozen": kept.state.frozen}))
+    first_arrays = arrays
+    if host.order.frozen and not all(np.asarray(server.taken)[[*clients]]):
+        first_arrays = messages.recorded(sent | to_named({"frozen": server.state.frozen}))
     client = {met.members[k].node: k for k in clients}
     order = host.order._replace(round=number)
-    orders = {node: order._replace(begin=int(kept.taken[k])) for node, k in client.items()}
+    orders = {node: order._replace(begin=int(server.taken[k])) for node, k in client.items()}
     contents = {
-        node: messages.packed(order, arrays if order.begin else first)
+        node: messages.packed(order, arrays if order.begin else first_arrays)
         for node, order in orders.items()
     }
     seconds, group = host.run.time_limit, str(number)
@@ -237,12 +239,12 @@ def _asked(
     )
 
 
-def _uploads(grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]) -> _Uploads:
+def _uploads(grid: Grid, host: Host, met: Met, server: Kept, asked: list[int]) -> _Uploads:
     """Asks clients to train, and adds their uploads one by one; `asked` are in ascending order."""
     members, form = met.members, host.form
-    number, most = int(kept.round) + 1, len(jax.tree.leaves((host.upload, host.personal)))
-    order, shared = host.order._replace(round=number), jax.device_get(kept.state.shared)
-    accepted, total, why, misfits = {}, None, {}, set()
+    number, array_limit = int(server.round) + 1, len(jax.tree.leaves((host.upload, host.personal)))
+    order, shared = host.order._replace(round=number), jax.device_get(server.state.shared)
+    accepted, total, reasons, misfits = {}, None, {}, set()
 
     def take(k: int, reply: Reply) -> None:
         nonlocal total
@@ -258,23 +260,26 @@ def _uploads(grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]) -> 
             norm_bound=host.run.norm_bound,
         )
         try:
-            one = accept(messages.arrays_in(content_of(reply, order, k), most), expected)
+            upload = accept(messages.arrays_in(content_of(reply, order, k), array_limit), expected)
         except ValueError as error:
-            why[k] = str(error)
+            reasons[k] = str(error)
             if isinstance(error, MisfitError):
                 misfits.add(members[k].node)
             return
-        total = host.add(total, one)
-        accepted[k] = one._replace(upload=one.upload._replace(shared=(), message=()), personal=())
+        total = host.add(total, upload)
+        # The arrays are in the total already; without them a round holds one upload at a time.
+        accepted[k] = upload._replace(
+            upload=upload.upload._replace(shared=(), message=()), personal=()
+        )
 
     for k in asked:
         if k not in members:
-            why[k] = "it is not connected"
+            reasons[k] = "it is not connected"
         elif members[k].hello.form != form:
-            said = members[k].hello.form
-            why[k] = f"its samples are {said:.200}, not {form:.200} as others' are"
+            client_form = members[k].hello.form
+            reasons[k] = f"its samples are {client_form:.200}, not {form:.200} as others' are"
             misfits.add(members[k].node)
-    there = [k for k in asked if k not in why]
-    _asked(grid, host, met, kept, there, MessageType.TRAIN, number, take)
-    left_out = {met.name(k): short(why[k], 500) for k in asked if k in why}
+    connected = [k for k in asked if k not in reasons]
+    _asked(grid, host, met, server, connected, MessageType.TRAIN, number, take)
+    left_out = {met.name(k): short(reasons[k], 500) for k in asked if k in reasons}
     return _Uploads(accepted, total, left_out, misfits)

@@ -114,17 +114,17 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         about = {"data": order.federation, "sizes": sizes, "samples": form}
         claim(place, flat, about | promised | describe_machine(), follows_rounds(config))
         met = write_clients(place, met, run.clients)
-        kept, records = resume(place, host.start)
-        digest = digest_of(to_named({"frozen": kept.state.frozen}))
+        server, records = resume(place, host.start)
+        digest = digest_of(to_named({"frozen": server.state.frozen}))
         host = host._replace(order=host.order._replace(frozen=digest))
         _say_start(host, records, promised)
         if not out_of_patience(records, config.patience):
-            kept = _play_rounds(grid, host, place, met, kept, records)
+            server = _play_rounds(grid, host, place, met, server, records)
         summary = _summary(host, records)
-        log(INFO, _write_served(host, place, folder, kept, summary))
+        log(INFO, _write_served(host, place, folder, server, summary))
         # Last, because a folder with summary.json counts as finished; `fedjax-bn report` reads it.
         workdir.write_json(place / "summary.json", summary)
-        return kept, records
+        return server, records
 
 
 def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
@@ -152,9 +152,9 @@ def _form_of_most(met: Met) -> str:
       ConfigError: two forms are stated by equally many clients, so that neither can be trusted.
     """
     hellos = {met.name(k): member.hello.form for k, member in met.members.items()}
-    (form, count), *others = Counter(hellos.values()).most_common(2)
-    if others and others[0][1] == count:
-        named = "; ".join(f"{name} has {one:.200}" for name, one in hellos.items())
+    (form, count), *rarer_forms = Counter(hellos.values()).most_common(2)
+    if rarer_forms and rarer_forms[0][1] == count:
+        named = "; ".join(f"{name} has {form_text:.200}" for name, form_text in hellos.items())
         raise ConfigError(
             f"no form of samples is that of most clients ({named:.2000}): correct the data or "
             "data.classes of those that differ, or leave them out, and start again"
@@ -176,15 +176,15 @@ def _with_own_noise(config: ConfigDict) -> ConfigDict:
 
 def _gather(grid: Grid, met: Met, order: Order, run: Run) -> Met:
     """Waits for all clients or, after the time limit, for as many as a round needs."""
-    start, least = time.monotonic(), run.minimum or run.clients
+    start, minimum = time.monotonic(), run.minimum or run.clients
     while True:
         met = meet(grid, met, order, run)
         count, waited = len(met.members), time.monotonic() - start
-        if count == run.clients or (count >= least and waited > run.time_limit):
+        if count == run.clients or (count >= minimum and waited > run.time_limit):
             return met
         if waited > run.attempts * run.time_limit:
             raise TooFewError(
-                f"{count} of {run.clients} clients are there, fewer than {least} (minimum in the "
+                f"{count} of {run.clients} clients are there, fewer than {minimum} (minimum in the "
                 "run config): start their SuperNodes, or see the log for why they are left out"
             )
         time.sleep(_POLL)
@@ -210,26 +210,26 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
 
 
 def _play_rounds(
-    grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
+    grid: Grid, host: Host, place: Path, met: Met, server: Kept, records: list[Record]
 ) -> Kept:
     """Plays the rounds that are left, whose records are appended; returns the last state."""
     config, write = host.config, lambda met: write_clients(place, met, host.run.clients)
 
-    def round(kept: Kept) -> tuple[Kept, Record]:
+    def round(server: Kept) -> tuple[Kept, Record]:
         nonlocal met
-        kept, record, met = play(grid, host, met, kept, write)
-        return kept, record
+        server, record, met = play(grid, host, met, server, write)
+        return server, record
 
     callbacks = (
-        Scores(lambda kept: evaluate(grid, host, met, kept), config.eval_every, config.rounds),
+        Scores(lambda server: evaluate(grid, host, met, server), config.eval_every, config.rounds),
         Patience(config.patience, records),
         Lines(place, records, {}),
         # On the disk before the next round, in which clients delete what they had before this one.
         Checkpoints(place, 1, records, wait=True),
     )
-    kept = train(round, kept, rounds=config.rounds, records=records, callbacks=callbacks)
+    server = train(round, server, rounds=config.rounds, records=records, callbacks=callbacks)
     checkpoint.delete_earlier(place)
-    return kept
+    return server
 
 
 def _summary(host: Host, records: Sequence[Record]) -> Record:
@@ -259,13 +259,13 @@ def _summary(host: Host, records: Sequence[Record]) -> Record:
     }
 
 
-def _write_served(host: Host, place: Path, app: str | Path, kept: Kept, summary: Record) -> str:
+def _write_served(host: Host, place: Path, app: str | Path, server: Kept, summary: Record) -> str:
     """Writes WORKDIR/served from the round that `summary` names; returns a note for the log.
 
     `app` is the app's folder, which may hold a user's own modules.
     """
     personal = sent_personal(jax.eval_shape(host.alone).personal)
-    if jax.tree.leaves(personal) and not jax.tree.leaves(kept.served):
+    if jax.tree.leaves(personal) and not jax.tree.leaves(server.served):
         return (
             "an unseen client cannot be served, because personal leaves stayed with the clients: "
             "serve-unseen=true in the run config and in each node config would send them"
@@ -273,15 +273,15 @@ def _write_served(host: Host, place: Path, app: str | Path, kept: Kept, summary:
     number = summary["selected_round"]
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
         if number in checkpoint.steps(manager):
-            kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
+            server = checkpoint.restore(manager, jax.eval_shape(host.start), number)
     # The server's part stays that of the start: only the next round would read it.
-    state = host.alone()._replace(round=kept.state.round, shared=kept.state.shared)
-    state = state._replace(frozen=kept.state.frozen)
-    mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
+    state = host.alone()._replace(round=server.state.round, shared=server.state.shared)
+    state = state._replace(frozen=server.state.frozen)
+    mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server.served)
     # Zeros, so that the shared model predicts and not the own model of the start.
-    own = {name: tree for name, tree in state.personal.items() if name == OWN}
-    own = jax.tree.map(jnp.zeros_like, own)
-    state = state._replace(personal={**state.personal, **own, **dict(mean)})
+    personal_model = {name: tree for name, tree in state.personal.items() if name == OWN}
+    personal_model = jax.tree.map(jnp.zeros_like, personal_model)
+    state = state._replace(personal={**state.personal, **personal_model, **dict(mean)})
     config, name = deployed(host.config), host.order.federation
     config.target = ""
     about = {

@@ -84,18 +84,18 @@ class Node(NamedTuple):
     report: str = ",".join(_REPORTS)
     serve_unseen: bool = False
 
-    def reports(self, what: str) -> bool:
-        """Returns whether the client reports `what`: "sizes", "losses" or "accuracies"."""
-        return what in self.report.split(",")
+    def reports(self, kind: str) -> bool:
+        """Returns whether the client reports `kind`: "sizes", "losses" or "accuracies"."""
+        return kind in self.report.split(",")
 
 
-def run_of(given: Mapping[str, Any]) -> Run:
+def run_of(entries: Mapping[str, Any]) -> Run:
     """Returns the run config from Flower's keys (with - for _); other keys have their defaults.
 
     Raises:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
     """
-    run = _read("run config", given, Run())
+    run = _read("run config", entries, Run())
     keys = run.listed_keys().values()
     right_keys = len(keys) == run.clients and all(map(_FINGERPRINT.fullmatch, keys))
     right = {
@@ -118,15 +118,15 @@ def run_of(given: Mapping[str, Any]) -> Run:
     return _checked("run config", run, right)
 
 
-def node_of(given: Mapping[str, Any]) -> Node:
+def node_of(entries: Mapping[str, Any]) -> Node:
     """Returns the node config from Flower's keys; raises ConfigError as `run_of`."""
-    node = _read("node config", given, Node())
+    node = _read("node config", entries, Node())
     report = [part.strip() for part in node.report.split(",") if part.strip()]
-    known = report == ["nothing"] or (report and set(report) <= set(_REPORTS))
+    is_report = report == ["nothing"] or (report and set(report) <= set(_REPORTS))
     right = {
         "client": (node.client >= 0, "at least 0, the number of this client"),
         "folder": (node.folder, "a folder that outlives the SuperNode"),
-        "report": (known, f"of {', '.join(_REPORTS)}, or nothing"),
+        "report": (is_report, f"of {', '.join(_REPORTS)}, or nothing"),
         "domain": (not node.domain or node.data, "left out where data is not given"),
     }
     return _checked("node config", node, right)._replace(report=",".join(report))
@@ -145,27 +145,27 @@ def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
     return read(f"{source}:{changes}" if changes else source)
 
 
-def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
+def _read(title: str, entries: Mapping[str, Any], default: _Settings) -> _Settings:
     """Returns `default` with the given values; raises ConfigError for unknown keys and types."""
     keys = {name.replace("_", "-"): name for name in default._fields}
-    found = {}
-    for key, value in given.items():
+    values = {}
+    for key, value in entries.items():
         if key in _OF_FLOWER:
             continue
         if key not in keys:
-            raise ConfigError(f"the {what} has no key {brief(key)}{nearest(key, keys)}")
+            raise ConfigError(f"the {title} has no key {brief(key)}{nearest(key, keys)}")
         kind = type(getattr(default, keys[key]))
         value = float(value) if kind is float and type(value) is int else value
         if type(value) is not kind:
             raise ConfigError(
-                f"the {what}'s {key}={brief(value)} is of type {type(value).__name__}, but it must "
-                f"be {kind.__name__}"
+                f"the {title}'s {key}={brief(value)} is of type {type(value).__name__}, but it "
+                f"must be {kind.__name__}"
             )
-        found[keys[key]] = value
-    return default._replace(**found)
+        values[keys[key]] = value
+    return default._replace(**values)
 
 
-def _checked(what: str, settings: _Settings, right: Mapping[str, tuple[Any, str]]) -> _Settings:
+def _checked(title: str, settings: _Settings, right: Mapping[str, tuple[Any, str]]) -> _Settings:
     """Returns the settings; raises ConfigError for the first wrong value.
 
     `right` is key -> (whether its value is right, the allowed values as text).
@@ -173,5 +173,5 @@ def _checked(what: str, settings: _Settings, right: Mapping[str, tuple[Any, str]
     for key, (holds, allowed) in right.items():
         if not holds:
             value = getattr(settings, key.replace("-", "_"))
-            raise ConfigError(f"the {what}'s {key}={brief(value)} must be {allowed}")
+            raise ConfigError(f"the {title}'s {key}={brief(value)} must be {allowed}")
     return settings

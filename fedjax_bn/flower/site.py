@@ -139,8 +139,8 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
         reading.data.path, reading.target = node.data, ""
         if reading.data.domains:
             reading.data.domains = (node.domain,) if node.domain else ()
-    found, place = build(reading).internal, node.client
-    names = [domain.name for domain in found.domains]
+    dataset, place = build(reading).internal, node.client
+    names = [domain.name for domain in dataset.domains]
     if node.data:
         if node.domain not in names and (node.domain or len(names) > 1):
             raise ConfigError(
@@ -151,15 +151,15 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
     elif place >= len(names):
         raise ConfigError(
             f"the node config's client={place} is not among the {len(names)} clients of "
-            f"{found.name}, which are numbered from 0: choose one, or give data=PATH"
+            f"{dataset.name}, which are numbered from 0: choose one, or give data=PATH"
         )
-    mine = found._replace(domains=(found.domains[place],))
-    if what_validates(config) and mine.domains[0].validation is None:
+    client_data = dataset._replace(domains=(dataset.domains[place],))
+    if what_validates(config) and client_data.domains[0].validation is None:
         raise ConfigError(
             f"{what_validates(config)} needs validation samples, but client {node.client} has "
             f"none: {HOLD_OUT}"
         )
-    return assemble(config, mine, ())
+    return assemble(config, client_data, ())
 
 
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
@@ -171,21 +171,21 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     domain, method, work = experiment.internal.domains[0], experiment.method, experiment.work
     split, number = domain.train, jnp.asarray(node.client, jnp.int32)
     size = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
-    kept: Batches = {}
+    validation: Batches = {}
     if what_validates(config):
         batches = validation_batches([domain.validation], config.eval_batch_size)
-        kept = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
+        validation = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
 
     def draw(order: Order, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
         """Returns the samples [1, S, B] that the simulation draws for this client in a round.
 
         S is the number of this client's own steps: what others report cannot make it larger.
         """
-        mine = len(split.images)
+        count = len(split.images)
         # The longest client matters only where it has fewer samples than the batch size.
-        sampler = work.sampler(mine, max(order.longest, mine))
-        sizes = jnp.asarray([mine], jnp.int32)
-        return sampler(sizes, number[None], mine, jax.random.fold_in(key, round))
+        sampler = work.sampler(count, max(order.longest, count))
+        sizes = jnp.asarray([count], jnp.int32)
+        return sampler(sizes, number[None], count, jax.random.fold_in(key, round))
 
     def who(order: Order, number: jax.Array) -> Batches:
         return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | size
@@ -197,10 +197,10 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     # The client's number and data are arguments, not constants: the clients of one machine then
     # share one program in the compilation cache.
     @partial(jax.jit, static_argnums=0)
-    def resident(order: Order, broadcast: Broadcast, own: Own, client: Any, given: Any) -> Any:
-        keys, data, kept = given
+    def resident(order: Order, broadcast: Broadcast, own: Own, client: Any, inputs: Any) -> Any:
+        keys, data, validation = inputs
         batches = point_to(data, draw(order, keys.data, client, broadcast.round))
-        batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, client)
+        batches = jax.tree.map(lambda leaf: leaf[0], batches) | validation | who(order, client)
         return method.client(broadcast, own, batches, keys.method)
 
     def train(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
@@ -208,10 +208,10 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         order = Order("", "", 0, order.population, order.longest, False)
         fresh = _training_keys(config, keys)
         if fits:
-            return resident(order, broadcast, own, number, (fresh, data, kept))
-        found = jax.device_get(drawn(order, keys.data, number, broadcast.round))
-        valid = found.valid[0]
-        index = np.where(valid, found.index[0], 0)  # the index of padding is out of range
+            return resident(order, broadcast, own, number, (fresh, data, validation))
+        draws = jax.device_get(drawn(order, keys.data, number, broadcast.round))
+        valid = draws.valid[0]
+        index = np.where(valid, draws.index[0], 0)  # the index of padding is out of range
         images = np.asarray(split.images[index.reshape(-1)])
         batches = {
             "image": images.reshape(*index.shape, *images.shape[1:]),
@@ -221,7 +221,9 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
             "valid": valid,
             "size": np.int32(len(split.images)),
         }
-        return method.client(broadcast, own, batches | kept | who(order, number), fresh.method)
+        return method.client(
+            broadcast, own, batches | validation | who(order, number), fresh.method
+        )
 
     return train
 

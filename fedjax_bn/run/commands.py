@@ -42,11 +42,11 @@ def train_all(config: ConfigDict, folder: Path, write_report: Callable[[Path], N
         return
     by_target = {}
     for target in domain_names(config):
-        one = config.copy_and_resolve_references()
-        one.target = target
+        target_config = config.copy_and_resolve_references()
+        target_config.target = target
         if first():
             print(f"\ntarget {shown(target)}")
-        by_target[target] = _train_one(one, folder / file_name(target), write_report)
+        by_target[target] = _train_one(target_config, folder / file_name(target), write_report)
     if not first():
         return
     rows = score_tables.by_target(by_target)
@@ -68,7 +68,8 @@ def _train_one(
     """Trains the method and its baselines for one target; returns their summaries."""
     # Baselines have the same modules, so for them only sums over leaves are printed.
     summaries = [
-        train.run(one, place, modules=place == folder) for one, place in runs(config, folder)
+        train.run(method_config, place, modules=place == folder)
+        for method_config, place in runs(config, folder)
     ]
     if first() and not (folder / "report.html").exists():
         with owned(folder, wait=True):
@@ -113,7 +114,11 @@ def describe_run(config: ConfigDict) -> str:
             f"{plan.rounds} rounds",
             "samples of clients (training, validation, test):",
             *(_samples(domain) for domain in named),
-            *(f"  and {rest:,} more" for rest in [len(internal.domains) - len(named)] if rest),
+            *(
+                f"  and {unnamed:,} more"
+                for unnamed in [len(internal.domains) - len(named)]
+                if unnamed
+            ),
             *["unseen:"] * bool(experiment.unseen),
             *(_samples(domain) for domain in experiment.unseen),
             f"a batch: {shapes}; the largest client makes {steps} steps a round",
@@ -137,8 +142,11 @@ def _shape(leaf: jax.ShapeDtypeStruct) -> str:
 def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     """Tests a finished run without training, and prints its scores and the files written."""
     result, files = evaluate_finished.run(folder, request)
-    texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
-    outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
+    texts = dict.fromkeys(adaptation for row in result["unseen"].values() for adaptation in row)
+    outside = {
+        adaptation: {d: row[adaptation] for d, row in result["unseen"].items()}
+        for adaptation in texts
+    }
     part, score = score_tables.part_tested(result), score_tables.score_of(result)
     tested = "" if part == "test" else f"{part} "
     for rows, title in ((outside, "unseen, "), (result["internal"], f"internal, {tested}")):

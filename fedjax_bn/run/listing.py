@@ -135,9 +135,9 @@ def _meanings(function: Callable[..., Any]) -> dict[str, str]:
     meanings = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:  .*\n|\n)*)", docstring, re.MULTILINE):
         for part in re.split(r"^  (?=\S)", section, flags=re.MULTILINE):
-            names, colon, text = part.partition(":")
+            names, colon, meaning = part.partition(":")
             if colon:
-                meanings |= {name.strip(): " ".join(text.split()) for name in names.split(",")}
+                meanings |= {name.strip(): " ".join(meaning.split()) for name in names.split(",")}
     return meanings
 
 

@@ -81,7 +81,7 @@ def run(
     about |= promised | starting_record(plan.start_from)
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
-    say = say if first() else lambda text: None
+    say = say if first() else lambda line: None
     require_same("the configuration", plan.keys)
     require_same("the data", about["data"])
     by_first(lambda: check_claim(folder, plan.keys, about, plan.follows))
@@ -173,10 +173,10 @@ def _finish(
     if experiment.evaluation.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
         answers: Keep = {}
-        found = unseen_evaluator(experiment)(selected, answers)
-        summary["accuracy"]["unseen"] = found.get("unseen", summary["accuracy"]["unseen"])
-        if "unseen_measures" in found:
-            summary["measures"]["unseen"] = found["unseen_measures"]
+        unseen_scores = unseen_evaluator(experiment)(selected, answers)
+        summary["accuracy"]["unseen"] = unseen_scores.get("unseen", summary["accuracy"]["unseen"])
+        if "unseen_measures" in unseen_scores:
+            summary["measures"]["unseen"] = unseen_scores["unseen_measures"]
         by_first(lambda: write_answers(folder, answers, plan.predictions))
     by_first(lambda: checkpoint.delete_earlier(folder))
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
@@ -215,7 +215,7 @@ def _train_rounds(
     Raises:
       InterruptedRun: Ctrl-C or SIGTERM, after the round's state was saved.
     """
-    plan, done, answers = experiment.plan, len(records), {}
+    plan, rounds_played, answers = experiment.plan, len(records), {}
     names = [domain.name for domain in experiment.internal.domains]
     score_all = evaluator(experiment)
 
@@ -225,9 +225,9 @@ def _train_rounds(
 
     shown: list[Any] = []
     if first():
-        events = TensorBoard(folder, done)
+        events = TensorBoard(folder, rounds_played)
         samples, score = samples_a_round(experiment), experiment.task.score.name
-        shown = [events, Progress(plan.method, plan.rounds, done, samples, score)]
+        shown = [events, Progress(plan.method, plan.rounds, rounds_played, samples, score)]
         shown += [Wandb(plan, folder)] if plan.wandb else []
     stop = StopRequests()
     # Their order makes a kill at any moment exact, see `training.loop.train`.

@@ -415,7 +415,7 @@ def base() -> ConfigDict:
     """Returns all keys with their defaults; a config file changes what it needs."""
     nested: dict[str, Any] = {}
     for name, key in keys().items():
-        group, _, last = name.rpartition(".")
+        group, _, key_name = name.rpartition(".")
         place = nested.setdefault(group, {}) if group else nested
-        place[last] = placeholder(key.kind) if key.default is None else key.default
+        place[key_name] = placeholder(key.kind) if key.default is None else key.default
     return ConfigDict(nested)

@@ -55,8 +55,8 @@ def read(source: str, changes: Changes = ()) -> ConfigDict:
             f"get_config of {path} returns {type(config).__name__}, but it must return a "
             f"ConfigDict, see {_EXAMPLE}"
         )
-    for key, text in changes:
-        assign(config, key, text)
+    for key, value_text in changes:
+        assign(config, key, value_text)
     check(config)
     return config
 
@@ -65,14 +65,14 @@ def _find_config(name: str) -> Path:
     """Returns the file `name`, or a packaged config: `pacs`, `pacs.py` or `configs/pacs.py`."""
     if os.path.isfile(name):
         return Path(name)
-    ours = packaged_configs()
+    packaged = packaged_configs()
     stem = name.removeprefix("configs/").removesuffix(".py")
-    if stem not in ours:
+    if stem not in packaged:
         raise ConfigError(
             f"there is no config file {brief(name)}: give a file such as {_EXAMPLE}, or the name "
-            f"of a packaged one{nearest(Path(name).stem, ours)}"
+            f"of a packaged one{nearest(Path(name).stem, packaged)}"
         )
-    return ours[stem]
+    return packaged[stem]
 
 
 def packaged_configs() -> dict[str, Path]:
@@ -91,15 +91,15 @@ def split_changes(arguments: Sequence[str]) -> tuple[Changes, list[str]]:
     Raises:
       ConfigError: a key has no value.
     """
-    changes, others = [], []
+    changes, plain_arguments = [], []
     remaining = iter(arguments)
     for argument in remaining:
         if not argument.startswith("--config."):
-            others.append(argument)
+            plain_arguments.append(argument)
             continue
         name, equals, value = argument.removeprefix("--config.").partition("=")
-        text = value if equals else next(remaining, None)
-        if text is None:
+        value_text = value if equals else next(remaining, None)
+        if value_text is None:
             raise ConfigError(f"{argument} has no value: write {argument}=VALUE")
-        changes.append((name, text))
-    return changes, others
+        changes.append((name, value_text))
+    return changes, plain_arguments

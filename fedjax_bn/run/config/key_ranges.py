@@ -7,35 +7,35 @@ from typing import Any
 from fedjax_bn.arguments.ranges import OF_TEXT, Range, printable
 
 
-def _is_path(text: str) -> bool:
-    unknown_home = text.startswith("~") and os.path.expanduser(text) == text
-    return printable(text) and not unknown_home
+def _is_path(path: str) -> bool:
+    unknown_home = path.startswith("~") and os.path.expanduser(path) == path
+    return printable(path) and not unknown_home
 
 
-def _is_folder(text: str) -> bool:
+def _is_folder(path: str) -> bool:
     """Returns whether a text is empty or a path that begins with /, ./, ../ or ~."""
     # Without such a beginning, a slip such as "None" would make a folder of that name.
-    begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
-    return not text or (begins and _is_path(text))
+    begins = path.startswith(("./", "../", "~")) or os.path.isabs(path)
+    return not path or (begins and _is_path(path))
 
 
-def _is_bucket(text: str) -> bool:
-    return bool(re.match("(gs|s3|az|hf)://.", text)) and printable(text)  # which etils opens
+def _is_bucket(url: str) -> bool:
+    return bool(re.match("(gs|s3|az|hf)://.", url)) and printable(url)  # which etils opens
 
 
 def _are_epochs(entries: tuple[Any, ...]) -> bool:
-    found = (re.fullmatch(r"0{0,9}[1-9]\d{0,4}", str(entry), re.ASCII) for entry in entries)
-    return len(entries) <= 4096 and all(found)
+    matches = (re.fullmatch(r"0{0,9}[1-9]\d{0,4}", str(entry), re.ASCII) for entry in entries)
+    return len(entries) <= 4096 and all(matches)
 
 
 def _are_patterns(texts: tuple[str, ...]) -> bool:
     pairs = len(texts) % 2 == 0
-    return pairs and all(printable(text) and text.count("{}") == 1 for text in texts)
+    return pairs and all(printable(pattern) and pattern.count("{}") == 1 for pattern in texts)
 
 
-def _is_expression(text: str) -> bool:
+def _is_expression(pattern: str) -> bool:
     try:
-        return printable(text) and bool(re.compile(text))
+        return printable(pattern) and bool(re.compile(pattern))
     except (re.error, RecursionError, OverflowError):
         return False
 

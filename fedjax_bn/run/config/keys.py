@@ -28,10 +28,10 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
     """
     # A comma ends a value only before the next "key=".
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
-        key, equals, text = change.partition("=")
+        key, equals, value_text = change.partition("=")
         if not equals:
             raise ConfigError(f"config change {brief(change)} must be of the form key=value")
-        assign(config, key, text)
+        assign(config, key, value_text)
     return config
 
 
@@ -88,8 +88,8 @@ def check_key(name: str) -> None:
     if group := [key for key in sorted(keys()) if key.startswith(f"{name}.")]:
         raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
     # A key may be written without its group: `momentum` for `optimizer.momentum`.
-    last = name.rpartition(".")[2]
-    likely = [key for key in keys() if key.rpartition(".")[2] == last]
+    key_name = name.rpartition(".")[2]
+    likely = [key for key in keys() if key.rpartition(".")[2] == key_name]
     likely += difflib.get_close_matches(name, keys(), _MOST)
     likely = list(dict.fromkeys(likely))[:_MOST]
     hint = f"did you mean {', '.join(map(repr, likely))}? " if likely else ""
@@ -98,8 +98,8 @@ def check_key(name: str) -> None:
 
 def _check_value(name: str, value: Any) -> None:
     """Raises ConfigError if a value has the wrong type for its key, or is out of its range."""
-    if why := misfit(value, keys()[name]):
-        raise ConfigError(f"config.{name}={brief(value)} {why}")
+    if problem := misfit(value, keys()[name]):
+        raise ConfigError(f"config.{name}={brief(value)} {problem}")
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -71,8 +71,8 @@ def build(config: ConfigDict) -> Experiment:
     model = model_maker(config.model, config.compute_dtype, config.seed)(num_classes=2)
     choose_augmentation(config.data.augment, config.data.image_size)
     method_maker(config)
-    for text in config.adaptations:
-        choose_adaptation(text, model, config.adapt_batch_size)
+    for adaptation in config.adaptations:
+        choose_adaptation(adaptation, model, config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
 
     data = load(config, **options)
@@ -116,15 +116,16 @@ def assemble(
     mesh = choose_mesh(config.mesh.clients, config.mesh.batch, rows, config.batch_size)
     method = method_maker(config)(model, prepare, load, task, mesh)
     choices = {
-        text: choose_adaptation(text, model, config.adapt_batch_size) for text in config.adaptations
+        adaptation: choose_adaptation(adaptation, model, config.adapt_batch_size)
+        for adaptation in config.adaptations
     }
     notes += method.notes
     sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
-    few = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
-    if config.local_steps and few:
+    small_clients = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
+    if config.local_steps and small_clients:
         notes += (
             f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
-            f"{first_few(few)}",
+            f"{first_few(small_clients)}",
         )
     values = read_values(config, method, len(internal.domains))
     return Experiment(
@@ -189,8 +190,8 @@ def _check_batch_sizes(experiment: Experiment) -> None:
     internal, (batch_size, steps, _) = experiment.internal, experiment.work
     for domain in internal.domains:
         size = len(domain.train.images)
-        last = batch_size if steps else (size % batch_size or batch_size)
-        if last == 1:
+        last_batch = batch_size if steps else (size % batch_size or batch_size)
+        if last_batch == 1:
             break
     else:
         return
@@ -205,8 +206,8 @@ def _check_batch_sizes(experiment: Experiment) -> None:
         return Statistics(layer.mean, layer.var)
 
     model, images = experiment.model, sample_input(internal, experiment.prepare, 1)
-    first = partial(calls.initial_variables, model)
-    variables = jax.eval_shape(first, jax.random.key(0), images)
+    make_variables = partial(calls.initial_variables, model)
+    variables = jax.eval_shape(make_variables, jax.random.key(0), images)
     if sharing.batch_norm_paths(variables):
         passed = partial(forward, model, statistics=refuse_one)
-        jax.eval_shape(lambda *given: passed(*given).outputs, variables, images)
+        jax.eval_shape(lambda *inputs: passed(*inputs).outputs, variables, images)

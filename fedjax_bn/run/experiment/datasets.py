@@ -62,7 +62,7 @@ def _path(config: ConfigDict) -> str:
     return os.path.expanduser(config.data.path)
 
 
-def _read_images(load: Callable[..., Source], *own: str) -> _Read:
+def _read_images(load: Callable[..., Source], *data_keys: str) -> _Read:
     """Returns `read(config)` for a dataset whose images are decoded to `data.image_size`.
 
     Args:
@@ -72,7 +72,7 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
 
     def read(config: ConfigDict) -> Source:
         data = config.data
-        options: dict[str, Any] = {key: data[key] for key in own if data[key]}
+        options: dict[str, Any] = {key: data[key] for key in data_keys if data[key]}
         if load is not _load_cifar10_c:  # whose images are arrays, not files to decode
             options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
         options |= {"image_size": data.image_size, "cache": _cache_folder(config)}
@@ -262,9 +262,9 @@ def check_data_keys(config: ConfigDict) -> None:
     for key, able in _CHOICES.items():
         value = config.data[key]
         if value != keys()[f"data.{key}"].default and name not in able:
-            text = value if isinstance(value, str) else ",".join(value)
+            value_text = value if isinstance(value, str) else ",".join(value)
             raise ConfigError(
-                f"config.data.{key}={brief(text)} has no effect with "
+                f"config.data.{key}={brief(value_text)} has no effect with "
                 f"config.data.name={name!r}: leave it out; it is for {', '.join(sorted(able))}"
             )
 

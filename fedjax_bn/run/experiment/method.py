@@ -123,7 +123,7 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
       ConfigError: a name, a module or an argument is unknown.
     """
     method, options = choose_method("method", config.method)
-    what, keys = f"config.method={brief(config.method)}", config.privacy
+    culprit, keys = f"config.method={brief(config.method)}", config.privacy
     # Omitted arguments keep the method's own default, which may differ from FedAvg's.
     if config.share:
         options["share"] = _choose_sharing(config.share)
@@ -134,13 +134,13 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     if keys.clip:
         seed = config.seed if keys.seed is None else keys.seed
         options["privacy"] = gaussian(keys.clip, keys.noise, at=keys.at, seed=seed)
-    if text := config.data.perturb:
-        make_perturb, arguments = choice_of("data.perturb", text, PERTURBATIONS)
-        named = f"config.data.perturb={brief(text)}"
+    if perturbation := config.data.perturb:
+        make_perturb, arguments = choice_of("data.perturb", perturbation, PERTURBATIONS)
+        named = f"config.data.perturb={brief(perturbation)}"
         options["perturb"] = perturb = call_chosen(named, make_perturb, **arguments)
         if not callable(perturb):
-            given = type(perturb).__name__
-            raise ConfigError(f"{named} gives {given}, not a function (key, x, valid) -> x")
+            type_name = type(perturb).__name__
+            raise ConfigError(f"{named} gives {type_name}, not a function (key, x, valid) -> x")
     optimizer = local_optimizer(config)
     # The method gets the most epochs of a client; the sampler leaves the last ones of others empty.
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
@@ -150,37 +150,43 @@ def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     def make(
         model: nn.Module, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
     ) -> FederatedMethod:
-        given = options | {"prepare": prepare, "load": load}
+        method_arguments = options | {"prepare": prepare, "load": load}
         if not task.classifies:  # classification is the default of every method
-            given["task"] = task
+            method_arguments["task"] = task
         of_the_model = {key: options.get(key) for key in ("share", "frozen")}
-        given |= {k: rule(model) for k, rule in of_the_model.items() if rule in OF_THE_MODEL}
+        method_arguments |= {
+            k: rule(model) for k, rule in of_the_model.items() if rule in OF_THE_MODEL
+        }
         if mesh is not None:
-            known = inspect.signature(method).parameters.values()
-            if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in known):
+            parameters = inspect.signature(method).parameters.values()
+            if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in parameters):
                 raise ConfigError(
-                    f"{what} takes no argument mesh, the devices over which its clients are shared "
-                    "out: give it one, for `federate`, or train on one device with "
+                    f"{culprit} takes no argument mesh, the devices over which its clients are "
+                    "shared out: give it one, for `federate`, or train on one device with "
                     "config.mesh.clients=1"
                 )
-            given["mesh"] = mesh
+            method_arguments["mesh"] = mesh
 
         def validating(measure: Callable[..., Score]) -> Score:
-            # Clients validate as they predict, by `made.statistics`. `made` is set below, before a
-            # round is traced.
-            return lambda *state: measure(model, prepare, task, made.statistics)(*state)
+            # Clients validate as they predict, by the method's statistics; it is made below, before
+            # a round is traced.
+            return lambda *state: measure(model, prepare, task, federated_method.statistics)(*state)
 
         if config.local_selection:
-            given["train"] = best_of_round(validating(validation_score), config.local_selection)
+            method_arguments["train"] = best_of_round(
+                validating(validation_score), config.local_selection
+            )
         if weighs_by_validation(config):
             rule, arguments = choice_of("weigh", config.weigh, WEIGHING)
             accuracy = arguments.get("metric") == "accuracy"
             measure = validating(validation_score if accuracy else validation_loss)
-            given["weigh"] = rule(measure, **{"rounds": config.rounds} | arguments)
-        made = call_chosen(what, method, model, optimizer, **given)
-        if not isinstance(made, FederatedMethod):
-            raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
-        return made
+            method_arguments["weigh"] = rule(measure, **{"rounds": config.rounds} | arguments)
+        federated_method = call_chosen(culprit, method, model, optimizer, **method_arguments)
+        if not isinstance(federated_method, FederatedMethod):
+            raise ConfigError(
+                f"{culprit} gives {type(federated_method).__name__}, not a FederatedMethod"
+            )
+        return federated_method
 
     return make
 
@@ -233,15 +239,15 @@ def _all_but(paths: str, statistics: bool = True) -> sharing.SharingRule:
 def _choose_sharing(text: str, key: str = "share") -> sharing.SharingRule:
     """Returns the sharing rule of that name, or a user's own, `package.module:function`."""
     rule, options = choice_of(key, text, SHARING)
-    what = f"config.{key}={brief(text)}"
+    culprit = f"config.{key}={brief(text)}"
     if rule in SHARING.values():
         return rule
 
     def share(variables: Variables) -> Any:
-        with naming(what):
+        with naming(culprit):
             mask = rule(variables, **options)
             if jax.tree.structure(mask) != jax.tree.structure(variables):
-                raise ConfigError(f"{what} must give a boolean for each leaf, in the same tree")
+                raise ConfigError(f"{culprit} must give a boolean for each leaf, in the same tree")
         return mask
 
     return share
@@ -254,17 +260,17 @@ def _choose_weighing(text: str) -> aggregation.WeighingRule:
     or a function without required arguments that returns one.
     """
     function, options = choice_of("weigh", text, WEIGHING)
-    what = f"config.weigh={brief(text)}"
+    culprit = f"config.weigh={brief(text)}"
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
         rule = partial(function, **options) if options else function
     else:
-        rule = call_chosen(what, function, **options)
+        rule = call_chosen(culprit, function, **options)
     if not isinstance(rule, aggregation.Weighing):
-        with naming(what):
+        with naming(culprit):
             # Traced for two clients, to see whether each gets a weight; nothing is computed.
             weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
             if getattr(weights, "shape", None) != (2,):
-                raise ConfigError(f"{what} must give a weight f[K] to each of K clients")
+                raise ConfigError(f"{culprit} must give a weight f[K] to each of K clients")
     return rule
 
 
@@ -355,19 +361,23 @@ def follows_rounds(config: ConfigDict) -> str:
 def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs what the configured method does not train."""
     served = served_of(config, adaptations)
-    for text in adaptations:
-        if text not in served:
+    for adaptation in adaptations:
+        if adaptation not in served:
             raise ConfigError(
-                f"config.adaptations has {brief(text)}, but method={config.method!r} does not "
-                f"train what it needs: {NEEDS[text.partition(':')[0]]}"
+                f"config.adaptations has {brief(adaptation)}, but method={config.method!r} does "
+                f"not train what it needs: {NEEDS[adaptation.partition(':')[0]]}"
             )
 
 
 def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]:
     """Returns the adaptations for which the configured method trains all that they need."""
-    names = {text: text.partition(":")[0] for text in adaptations}
+    names = {adaptation: adaptation.partition(":")[0] for adaptation in adaptations}
     if NEEDS.keys().isdisjoint(names.values()):
         return tuple(names)
     # What a method serves depends on its arguments alone, not on the model or the data.
     method = method_maker(config)(SmallCNN(), standardize(), look_up, classification())
-    return tuple(text for text, name in names.items() if name not in NEEDS or name in method.serves)
+    return tuple(
+        adaptation
+        for adaptation, name in names.items()
+        if name not in NEEDS or name in method.serves
+    )

@@ -72,8 +72,13 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
     if not keys.clip:
         return {}
     # Sampling hides a client only if the cohort is drawn at random and the server does not know it.
-    drawn, how = config.clients_per_round, config.participation
-    hides = how.draw == "uniform" and not how.trace and not how.dropout and keys.at == "server"
+    drawn, participation = config.clients_per_round, config.participation
+    hides = (
+        participation.draw == "uniform"
+        and not participation.trace
+        and not participation.dropout
+        and keys.at == "server"
+    )
     cohort = (drawn, clients) if 0 < drawn < clients and hides else ()
     with as_config_errors():
         spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None

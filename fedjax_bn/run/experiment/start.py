@@ -91,10 +91,10 @@ def _load_weights(experiment: Experiment) -> tuple[Variables | None, tuple[str, 
         note = f"all clients start from the model of the run {start_from} (start_from)"
         return _starting_model(start_from, model, like), (note,)
     if not weights:
-        known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
-        known += (models.ConvNeXt, models.ViT)
-        why = f"{model} starts from random weights, because pretrained is empty"
-        return None, (why,) * isinstance(network, known)
+        with_weights = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
+        with_weights += (models.ConvNeXt, models.ViT)
+        note = f"{model} starts from random weights, because pretrained is empty"
+        return None, (note,) * isinstance(network, with_weights)
     variables, notes = pretrained.load_pretrained(weights, network, like)
     fixed = jax.tree.map(
         lambda leaf: None if isinstance(leaf, _Form) else jnp.asarray(leaf), variables
@@ -109,32 +109,37 @@ def _starting_model(start_from: str, model: str, like: Variables) -> Variables:
     leaves with the last round's weights. The clients' memory, and what the other method trained in
     addition to the model, are left out.
     """
-    what = f"config.start_from={brief(start_from)}"
+    culprit = f"config.start_from={brief(start_from)}"
     try:
         tree = checkpoint.all_arrays(_checkpoint_of(Path(start_from).expanduser()))
         tree = tree.get("state", tree)  # a population has its rows in other files
         count = len(tree["weights"])
         personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
-        found = join(tree["shared"], weighted_mean(personal, tree["weights"]))
-        found = filled(found, tree.get("frozen") or ())
+        loaded = join(tree["shared"], weighted_mean(personal, tree["weights"]))
+        loaded = filled(loaded, tree.get("frozen") or ())
     except UserError as error:
-        raise ConfigError(f"{what}: {error}") from error
+        raise ConfigError(f"{culprit}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{what} holds no state of a federation ({error}): give the workdir of a finished run"
+            f"{culprit} holds no state of a federation ({error}): give the workdir of a "
+            "finished run"
         ) from error
-    found = {name: found.get(name) for name in like}
-    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in (found, like))
-    theirs, ours = ({"/".join(path_names(p)): leaf.shape for p, leaf in one} for one in leaves)
-    for name in sorted({*theirs, *ours}):
-        if theirs.get(name) != ours.get(name):
-            there, here = (of.get(name, "nothing") for of in (theirs, ours))
-            raise ConfigError(
-                f"{what} holds another model than config.model={brief(model)} with these classes: "
-                f"{name} is {there} there and {here} here; give the same model and classes, or "
-                "another run"
+    loaded = {name: loaded.get(name) for name in like}
+    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in (loaded, like))
+    loaded_shapes, model_shapes = (
+        {"/".join(path_names(p)): leaf.shape for p, leaf in named_leaves} for named_leaves in leaves
+    )
+    for name in sorted({*loaded_shapes, *model_shapes}):
+        if loaded_shapes.get(name) != model_shapes.get(name):
+            loaded_shape, model_shape = (
+                of.get(name, "nothing") for of in (loaded_shapes, model_shapes)
             )
-    return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), found, like)
+            raise ConfigError(
+                f"{culprit} holds another model than config.model={brief(model)} with these "
+                f"classes: {name} is {loaded_shape} there and {model_shape} here; give the same "
+                "model and classes, or another run"
+            )
+    return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), loaded, like)
 
 
 def starting_record(start_from: str) -> Record:

@@ -38,20 +38,21 @@ def model_maker(text: str, compute_dtype: str, seed: int) -> Callable[[int], Any
       ConfigError: there is no such model, or it has no such field.
     """
     make, fields = choice_of("model", text, MODELS, OF_CALLER)
-    what = f"config.model={brief(text)}"
+    culprit = f"config.model={brief(text)}"
 
     def make_model(num_classes: int) -> Any:
-        given = fields | {"num_classes": num_classes}
+        model_arguments = fields | {"num_classes": num_classes}
         if isinstance(make, type) and _is_nnx(make):
             from flax.nnx import Rngs
 
-            given["rngs"] = Rngs(seed)
-        model = call_chosen(what, make, **given)
+            model_arguments["rngs"] = Rngs(seed)
+        model = call_chosen(culprit, make, **model_arguments)
         if _is_nnx(type(model)):
             model = models.from_nnx(model)
         elif not isinstance(inspect.unwrap(model), nn.Module):
             raise ConfigError(
-                f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
+                f"{culprit} gives {type(model).__name__}, not a flax.linen.Module or "
+                "flax.nnx.Module"
             )
         return model if compute_dtype == "float32" else in_dtype(model, compute_dtype)
 
@@ -188,11 +189,11 @@ def choose_loading(text: str, size: int, internal: Dataset) -> Load:
     if change is None:
         return augmenting(None)
     moved = change.moves if isinstance(change, augment.LabelAugment) else ""
-    own = _kind_of(internal.domains[0].train.labels).moved
-    if moved != own:
+    label_kind = _kind_of(internal.domains[0].train.labels).moved
+    if moved != label_kind:
         have, remedy = f"no {_AUGMENTED.get(moved)} to move", "another"
-        if own:
-            remedy = _AUGMENTED[own]
+        if label_kind:
+            remedy = _AUGMENTED[label_kind]
             have = f"{remedy}, which it would leave where they were"
         raise ConfigError(
             f"config.data.augment={brief(text)} does not suit {internal.name}, "

@@ -115,21 +115,21 @@ def claim(workdir: Path, config: Record, about: Record, follows: str = "") -> st
     if not path.exists():
         write_json(path, {"config": config, **about})
         return ""
-    old = read_json(path, CLAIM)
-    was, now = old["config"].get("rounds"), config["rounds"]
-    if was == now:
+    recorded = read_json(path, CLAIM)
+    was, rounds = recorded["config"].get("rounds"), config["rounds"]
+    if was == rounds:
         return ""
     promised = {name: about[name] for name in ("privacy",) if name in about}
     # The profiled round of an earlier start may be above the new number of rounds.
-    new = {"rounds": now, "profile": config["profile"]}
-    write_json(path, {**old, **promised, "config": {**old["config"], **new}})
+    changed = {"rounds": rounds, "profile": config["profile"]}
+    write_json(path, {**recorded, **promised, "config": {**recorded["config"], **changed}})
     (workdir / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
     if rounds_recorded(workdir / "metrics.jsonl") < was or not was % config["eval_every"]:
         return ""
     return (
-        f"round {was} was evaluated because it was the last one, which a run that was given {now} "
-        f"rounds at once would not do (eval_every={config['eval_every']}): the model is the same, "
-        "but another round may be selected"
+        f"round {was} was evaluated because it was the last one, which a run that was given "
+        f"{rounds} rounds at once would not do (eval_every={config['eval_every']}): the model "
+        "is the same, but another round may be selected"
     )
 
 
@@ -166,20 +166,20 @@ def check_claim(workdir: Path, config: Record, about: Record, follows: str = "")
                 "an empty or new folder with --workdir"
             )
         return
-    new = json.loads(json.dumps({"config": config, **about}))
-    old = read_json(workdir / "config.json", CLAIM)
-    there, here = old["config"], new["config"]
+    record = json.loads(json.dumps({"config": config, **about}))
+    earlier_record = read_json(workdir / "config.json", CLAIM)
+    earlier_config, this_config = earlier_record["config"], record["config"]
     changes = [
-        f"{key} ({there.get(key)!r} there, {here.get(key)!r} now)"
-        for key in sorted({*there, *here} - _MAY_DIFFER - {"rounds"})
-        if there.get(key) != here.get(key)
+        f"{key} ({earlier_config.get(key)!r} there, {this_config.get(key)!r} now)"
+        for key in sorted({*earlier_config, *this_config} - _MAY_DIFFER - {"rounds"})
+        if earlier_config.get(key) != this_config.get(key)
     ]
-    if not changes and old["data"] != new["data"]:
+    if not changes and earlier_record["data"] != record["data"]:
         changes = ["the data themselves (their hash)"]
-    if not changes and old.get("start_from") != new.get("start_from"):
+    if not changes and earlier_record.get("start_from") != record.get("start_from"):
         changes = ["the model that start_from names (its hash)"]
     if not changes:
-        before, after = (_random_options(record) for record in (old, new))
+        before, after = (_random_options(record) for record in (earlier_record, record))
         changes = [
             f"JAX_{name.upper()} ({brief(before[name])} there, {brief(after[name])} now)"
             for name in sorted(before.keys() & after.keys())  # older runs recorded none
@@ -190,24 +190,24 @@ def check_claim(workdir: Path, config: Record, about: Record, follows: str = "")
             f"{workdir} belongs to a run of another configuration; these differ: "
             f"{', '.join(changes[:8])}. Give another --workdir, or the old values to continue"
         )
-    was, now = there.get("rounds"), config["rounds"]
-    if was == now:
+    was, rounds = earlier_config.get("rounds"), config["rounds"]
+    if was == rounds:
         return
     if follows:
         raise WorkdirError(
             f"{workdir} belongs to a run of {was} rounds, and {follows} follows from that number: "
-            f"with rounds={now} its rounds so far would have been others. Give rounds={was}, or "
+            f"with rounds={rounds} its rounds so far would have been others. Give rounds={was}, or "
             f"another --workdir, or start from it (start_from={workdir}) when it has finished"
         )
     path = workdir / "metrics.jsonl"
-    done = rounds_recorded(path)
-    if now < done:
+    rounds_played = rounds_recorded(path)
+    if rounds < rounds_played:
         raise WorkdirError(
-            f"{workdir} has made {done} rounds already, more than rounds={now}: give {done} or "
-            "more, or another --workdir"
+            f"{workdir} has made {rounds_played} rounds already, more than rounds={rounds}: "
+            f"give {rounds_played} or more, or another --workdir"
         )
-    if now == done and "accuracy" not in read_lines(path, done)[-1]:
+    if rounds == rounds_played and "accuracy" not in read_lines(path, rounds_played)[-1]:
         raise WorkdirError(
-            f"{workdir} has made {done} rounds, and the last one was not evaluated: give more "
-            f"than rounds={now}, or another --workdir"
+            f"{workdir} has made {rounds_played} rounds, and the last one was not evaluated: "
+            f"give more than rounds={rounds}, or another --workdir"
         )
