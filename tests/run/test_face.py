@@ -129,7 +129,7 @@ def test_the_face_is_every_module_but_the_inner_ones_and_all_of_it_is_there():
     for name in set(fb.__all__) - {"load_run", "simulate"}:
         assert getattr(fb, name) is importlib.import_module(f"fedjax_bn.{name}")
     assert set(fb.__all__) <= set(dir(fb))
-    with pytest.raises(AttributeError, match="no attribute 'fedbn'"):
+    with pytest.raises(AttributeError, match="'fedbn'"):
         _ = fb.fedbn
 
 
@@ -149,7 +149,7 @@ def test_a_name_of_a_packaged_config_stands_for_its_file(tmp_path, monkeypatch):
     assert config_file.read("digits:rounds=3").rounds == 3
     (tmp_path / "digits.py").touch()
     assert config_file._find_config("digits.py") == Path("digits.py")
-    with pytest.raises(ConfigError, match=r"'my/digits.py'.*did you mean 'digits'\?"):
+    with pytest.raises(ConfigError, match=r"'digits'\?"):
         config_file._find_config("my/digits.py")
 
 

@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_message(tmp_path):
 
 @pytest.mark.parametrize("value", [-1, 4])
 def test_a_round_that_the_run_does_not_have_is_refused(value):
-    with pytest.raises(ConfigError, match=rf"config.profile={value} (must be|is above.* 1 to 3)"):
+    with pytest.raises(ConfigError, match=rf"config.profile={value}"):
         check(override(base(), f"rounds=3,profile={value}"))
     check(override(base(), "rounds=3,profile=3"))
 
