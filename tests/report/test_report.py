@@ -108,7 +108,7 @@ def test_any_method_can_be_the_baseline_and_an_unknown_one_is_named(report, tmp_
     page = written(folder, tmp_path / "page.html", baseline="fedbn")
     assert page.tables[0][0][2] == "vs fedbn"
     assert page.tables[0][1][2].startswith("▼ -")
-    with pytest.raises(ConfigError, match="'fedbm'.*'fedbn'"):
+    with pytest.raises(ConfigError, match=r"'fedbm'.*'fedbn'"):
         write_comparison([folder], tmp_path / "page.html", "fedbm")
 
 

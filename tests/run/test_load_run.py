@@ -76,7 +76,7 @@ def test_the_variables_are_the_rows_of_the_state(tmp_path):
         np.testing.assert_array_equal(own["params"]["dense1"]["kernel"], kernel)
     summary = json.loads((place / "summary.json").read_text())
     assert result.accuracy == summary["accuracy"]
-    with pytest.raises(ValueError, match="'an'.*'ant'.*bee"):
+    with pytest.raises(ValueError, match=r"'an'.*'ant'.*bee"):
         result.variables("an")
 
 

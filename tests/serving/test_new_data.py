@@ -109,7 +109,7 @@ def test_a_folder_without_any_class_of_the_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="DOMAIN/CLASS"):
         read(tmp_path)
     write_tree(tmp_path, ["hospital8"], ["dog"], count=1)
-    with pytest.raises(ValueError, match="'hospital7'.*hospital8"):
+    with pytest.raises(ValueError, match=r"'hospital7'.*hospital8"):
         read(tmp_path, data__domains=("hospital7",))
 
 
