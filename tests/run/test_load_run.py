@@ -85,7 +85,7 @@ def test_serving_an_unknown_client_names_those_there_are(tmp_path, capfd, client
     place = runs.finished(tmp_path / "run", method="fedbn")
     given = [f"--workdir={place}", f"--export={tmp_path / 'x'}", f"--client={client}"]
     assert runs.command("serve", *given) == 2
-    (line,) = capfd.readouterr().err.splitlines()
+    *_, line = capfd.readouterr().err.splitlines()
     assert repr(client) in line
     assert "valid are ant, bee, cow" in line
     assert not (tmp_path / "x").exists()
