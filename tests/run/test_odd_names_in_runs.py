@@ -9,13 +9,13 @@ from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import plots
 from fedjax_bn.report.page import write_report
-from fedjax_bn.run import commands
+from fedjax_bn.run import commands, serve
 from fedjax_bn.run import finished_run as evaluate_finished
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import start
 from fedjax_bn.run.experiment.datasets import domain_names
 from fedjax_bn.run.finished_run import Request
-from fedjax_bn.serving import load, serve
+from fedjax_bn.serving import load
 from fedjax_bn.training import data_plots, workdir
 
 NAMES = ("../../evil", "$a$ <b>\n", "\udcff", "_a_b")

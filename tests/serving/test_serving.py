@@ -27,8 +27,9 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
 from fedjax_bn.normalization import batch_statistics
+from fedjax_bn.run import serve
 from fedjax_bn.run.files import finished
-from fedjax_bn.serving import load, predictor, serve
+from fedjax_bn.serving import load, predictor
 from fedjax_bn.task import Score, classification
 from fedjax_bn.training.evaluation.scoring import SplitBatches, in_order, score_unseen
 from small_images import dataset_of_images
