@@ -15,10 +15,10 @@ _Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 
 
-def first_few(culprits: Sequence[str], most: int = 10) -> str:
-    """Returns the first `most` culprits, whole, and the number of the others."""
-    others_note = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(map(shown, culprits[:most])) + others_note
+def first_few(culprits: Sequence[str], limit: int = 10) -> str:
+    """Returns the first `limit` culprits, whole, and the number of the others."""
+    others_note = f" and {len(culprits) - limit} more" if len(culprits) > limit else ""
+    return ", ".join(map(shown, culprits[:limit])) + others_note
 
 
 def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:

@@ -162,10 +162,10 @@ def known_labels(
     # Narrow dtypes might not hold the number of classes, with which labels are compared.
     if labels.dtype.itemsize < 4 or labels.dtype == jnp.uint32:  # too large uint32 become < 0
         labels = labels.astype(jnp.float32 if floating else jnp.int32)
-    known = (labels >= 0) & (labels < classes)
+    in_range = (labels >= 0) & (labels < classes)
     if floating:
-        known &= jnp.floor(labels) == labels
-    return jnp.where(known, labels, jnp.zeros((), labels.dtype)).astype(jnp.int32), known
+        in_range &= jnp.floor(labels) == labels
+    return jnp.where(in_range, labels, jnp.zeros((), labels.dtype)).astype(jnp.int32), in_range
 
 
 def random_key(key: Any) -> jax.Array:
@@ -179,5 +179,5 @@ def random_key(key: Any) -> jax.Array:
         return key
     if dtype == np.uint32 and shape == jax.eval_shape(jax.random.PRNGKey, 0).shape:
         return jax.random.wrap_key_data(jnp.asarray(key))
-    given = repr(key)[:40] if dtype is None else f"{dtype} {list(shape or ())}"
-    raise ValueError(f"key is {given}; it must be one random key, such as jax.random.key(0)")
+    value = repr(key)[:40] if dtype is None else f"{dtype} {list(shape or ())}"
+    raise ValueError(f"key is {value}; it must be one random key, such as jax.random.key(0)")

@@ -107,7 +107,9 @@ def features_method(
         if around is None:
             return features, classify(read)
         # `around` may pass float32 to a classifier that computes in half precision.
-        return features, around(lambda given: classify(given.astype(features.dtype)), read)
+        return features, around(
+            lambda read_features: classify(read_features.astype(features.dtype)), read
+        )
 
     if shows_features(model):
 
@@ -120,7 +122,7 @@ def features_method(
 
     classifier = last_dense(model, variables, images)
 
-    def found(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
+    def intercepted(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
         seen = []  # created in each trace, so that no tracer outlives its trace
 
         def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -134,7 +136,7 @@ def features_method(
             outputs = model(images, **mode_arguments(model.__call__, train))
         return seen[-1], outputs
 
-    return found
+    return intercepted
 
 
 def times(x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -88,14 +88,14 @@ def forward(
     fixed = batch_norm_paths(frozen_leaves) if train else frozenset()
     if fixed:
         statistics = _fixing(fixed, statistics)
-    plain, own = masks.take(complete(hooks.predicting(variables)))
+    plain, feature_masks = masks.take(complete(hooks.predicting(variables)))
     plain, hooked = hooks.take(plain, images, key if train else None)
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
         # `FeaturesOf` returns the features unmasked, so their mask is removed.
         model, wanted = model.model, (*wanted, "features")
-        own = without(own, masks.FEATURES)
+        feature_masks = without(feature_masks, masks.FEATURES)
     if not hasattr(model, "apply"):
         raise ValueError(
             f"{name_of(model)} has no method apply: a model is a linen module, or "
@@ -108,7 +108,7 @@ def forward(
             f"{name_of(model)} have no batch norm: build the model with {SERVED}, or use a "
             "method that needs none, such as fedavg, and the adaptation running"
         )
-    method, mask = None, own.get(masks.FEATURES)
+    method, mask = None, feature_masks.get(masks.FEATURES)
     shown, frozen = "features" in wanted, "frozen features" in wanted
     if shown or frozen or mask is not None or around:
         method = features_method(model, plain, images, frozen=frozen, mask=mask, around=around)
@@ -119,16 +119,23 @@ def forward(
     if train and key is not None:
         options["rngs"] = {"dropout": key}
     rule = normalize_with(statistics, valid, owners=owners)
-    contexts = (masks.multiply(own), *hooked.contexts, rule, *require_dropout(model, train))
+    contexts = (
+        masks.multiply(feature_masks),
+        *hooked.contexts,
+        rule,
+        *require_dropout(model, train),
+    )
     with ExitStack() as around_layers:
         for context in contexts:
             around_layers.enter_context(context)
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     moved = trainable(moved, frozen_leaves)
-    found, outputs = out if method else (None, out)
-    features, recorded = found if shown or frozen else None, moved.get(RECORDED, {})
-    return Output(found if instead else outputs, features, without(moved, RECORDED), recorded)
+    read_features, outputs = out if method else (None, out)
+    features, recorded = read_features if shown or frozen else None, moved.get(RECORDED, {})
+    return Output(
+        read_features if instead else outputs, features, without(moved, RECORDED), recorded
+    )
 
 
 def _fixing(fixed: frozenset[tuple[str, ...]], rule: StatisticsRule | None) -> StatisticsRule:

@@ -91,7 +91,7 @@ class Network(nn.Module, kw_only=True):
             raise ValueError(f"{name}: packed columns are for plain convolutions, not {options}")
         x = unpack(x, columns[0])
         _check_window(x, kernel, padding, name)
-        made = {
+        conv_options = {
             "bias_init": _fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
             "conv_general_dilated_cls": lambda: partial(
                 _standardized_convolve if self.norm == "none" else _convolve, columns=columns
@@ -106,7 +106,7 @@ class Network(nn.Module, kw_only=True):
             kernel_init=kernel_init,
             param_dtype=self.param_dtype,
             name=name,
-            **made | options,
+            **conv_options | options,
         )
         return pack(layer(x), columns[1])
 
@@ -181,13 +181,18 @@ def _convolve(
     """Convolves x f[B, H, W, C] with the kernel f[h, w, C, F], by packed columns if there are."""
     if columns == (1, 1):
         return cpu.convolve(x, kernel, strides, padding, **options)
-    read, made = columns
-    return unpack(convolve_packed(pack(x, read), kernel, strides, padding, read, made), made)
+    packed_in, packed_out = columns
+    return unpack(
+        convolve_packed(pack(x, packed_in), kernel, strides, padding, packed_in, packed_out),
+        packed_out,
+    )
 
 
-def _standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
+def _standardized_convolve(
+    x: jax.Array, kernel: jax.Array, *positional: Any, **options: Any
+) -> Any:
     """Convolves x f[B, H, W, C] with the standardized kernel f[h, w, C, F]."""
-    return _convolve(x, _standardized(kernel), *given, **options)
+    return _convolve(x, _standardized(kernel), *positional, **options)
 
 
 def _standardized(kernel: jax.Array) -> jax.Array:

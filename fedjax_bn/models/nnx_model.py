@@ -199,8 +199,8 @@ def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
             kwargs = {"rngs": getattr(self, _RNGS)} | kwargs
         kernel = self.kernel[...] if isinstance(self, nnx.Linear) else None
         # A derived class with its own `__call__` is left alone: a rule would bypass that code.
-        ours = kind.__call__ is nnx.BatchNorm.__call__
-        normalize = partial(_normalize, cast(nnx.BatchNorm, self)) if ours else None
+        calls_flax = kind.__call__ is nnx.BatchNorm.__call__
+        normalize = partial(_normalize, cast(nnx.BatchNorm, self)) if calls_flax else None
         call = Call(path, "__call__", kernel, normalize, self)
         return through_handlers(partial(kind.__call__, self), call)(*args, **kwargs)
 
@@ -233,12 +233,12 @@ def _normalize(
         unbiased=False,
         gate=gate,
     )
-    y, given = flax_batch_norm(module, layer, args, kwargs, rule, valid, (scale, bias))
-    if given.moved is not None and moving:
-        _set_value(module.mean, given.moved[0])
-        _set_value(module.var, given.moved[1])
+    y, statistics = flax_batch_norm(module, layer, args, kwargs, rule, valid, (scale, bias))
+    if statistics.moved is not None and moving:
+        _set_value(module.mean, statistics.moved[0])
+        _set_value(module.var, statistics.moved[1])
     if recording:
-        for name, value in (given.recorded or {}).items():
+        for name, value in (statistics.recorded or {}).items():
             setattr(module, name, _Recorded(value))
     return y
 
@@ -264,29 +264,29 @@ def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
 
 def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables:
     """The variables of each kind as nested dicts; a kind without variables has no collection."""
-    found = {
+    leaves = {
         (collection, *path): leaf[...]
         for path, leaf in _leaves(net)
         for collection, kind in kinds.items()
         if isinstance(leaf, kind)
     }
-    return unflatten_dict(found)
+    return unflatten_dict(leaves)
 
 
 def _fill(net: nnx.Module, variables: Variables) -> None:
     """Writes the variables to the net, and adds parameters that it lacks, such as gates."""
-    rest = flatten_dict({name: variables.get(name, {}) for name in _COLLECTIONS})
+    values = flatten_dict({name: variables.get(name, {}) for name in _COLLECTIONS})
     for path, leaf in _leaves(net):
         for collection, kind in _COLLECTIONS.items():
             if isinstance(leaf, kind):
-                if (collection, *path) not in rest:
+                if (collection, *path) not in values:
                     raise ValueError(
                         f"the variables lack {'/'.join((collection, *path))} of "
                         f"{type(net).__name__}: make them with init of the same model"
                     )
-                _set_value(leaf, rest.pop((collection, *path)))
+                _set_value(leaf, values.pop((collection, *path)))
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
-    for (collection, *inner, name), value in rest.items():
+    for (collection, *inner, name), value in values.items():
         if not isinstance(modules.get(tuple(inner)), nnx.Module) or collection != "params":
             raise ValueError(
                 f"{type(net).__name__} has no {'/'.join((collection, *inner, name))}: make the "
@@ -299,7 +299,7 @@ def _reseed(net: nnx.Module, key: jax.Array) -> None:
     """Derives a key for every random stream from its path, and resets its counter to 0."""
     for path, stream in list(nnx.iter_graph(net)):
         if isinstance(stream, nnx.RngStream):
-            own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
+            stream_key = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
             shape = stream.key[...].shape
-            _set_value(stream.key, jax.random.split(own, shape) if shape else own)
+            _set_value(stream.key, jax.random.split(stream_key, shape) if shape else stream_key)
             _set_value(stream.count, jnp.zeros(shape, jnp.uint32))

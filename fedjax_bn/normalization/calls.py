@@ -199,17 +199,17 @@ def spatial_layers(
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
       images: f[B, ...], prepared as the model expects, an array or a `jax.ShapeDtypeStruct`.
     """
-    found = {}
+    channels = {}
 
     def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
         if is_spatial(x):
-            found[layer.name] = x.shape[-1]
+            channels[layer.name] = x.shape[-1]
         return Statistics(layer.mean, layer.var)
 
     with normalize_with(note):
         shapes_of(model, variables, images)
-    return found
+    return channels
 
 
 def in_forward_order(
@@ -224,15 +224,15 @@ def in_forward_order(
       names: paths such as "layer1_0/norm1"; "." is the model itself.
       model, variables, images: as in `spatial_layers`.
     """
-    found: dict[str, int] = {}
+    order: dict[str, int] = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        found.setdefault("/".join(call.path) or ".", len(found))
+        order.setdefault("/".join(call.path) or ".", len(order))
         return function(*args, **kwargs)
 
     with intercepting(note):
         shapes_of(model, variables, images)
-    return sorted(names, key=lambda name: found.get(name, len(found)))
+    return sorted(names, key=lambda name: order.get(name, len(order)))
 
 
 def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct) -> Any:
@@ -288,19 +288,21 @@ def flax_batch_norm(
     """
     options = dict(zip(("x", "use_running_average"), args, strict=False)) | kwargs
     x = options["x"]
-    wrong = None
+    unserved = None
     if module.axis not in (-1, x.ndim - 1):
-        wrong = f"axis={module.axis}: put the channels last"
+        unserved = f"axis={module.axis}: put the channels last"
     elif module.axis_name is not None:
-        wrong = f"axis_name={module.axis_name!r}: leave it out, a mesh with an axis 'batch' does it"
+        unserved = (
+            f"axis_name={module.axis_name!r}: leave it out, a mesh with an axis 'batch' does it"
+        )
     elif options.get("mask") is not None:
-        wrong = "a mask of its own: leave it out, the valid samples of a batch are passed on"
-    if wrong:
-        raise ValueError(f"no statistics rule serves the batch norm {layer.name!r} with {wrong}")
-    given = statistics_of(rule, layer, x, valid)
-    y = normalize(x, given, layer.epsilon, *affine)
+        unserved = "a mask of its own: leave it out, the valid samples of a batch are passed on"
+    if unserved:
+        raise ValueError(f"no statistics rule serves the batch norm {layer.name!r} with {unserved}")
+    statistics = statistics_of(rule, layer, x, valid)
+    y = normalize(x, statistics, layer.epsilon, *affine)
     leaves = [leaf.dtype for leaf in affine if leaf is not None]
-    return y.astype(module.dtype or promote(x.dtype, *leaves)), given
+    return y.astype(module.dtype or promote(x.dtype, *leaves)), statistics
 
 
 def _linen_call(module: nn.Module, method: str) -> Call:
@@ -334,6 +336,6 @@ def _normalize_linen(
         function(jnp.zeros_like(x), use_running_average=True)
     layer = layer_of(module, unbiased=False)
     affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
-    y, given = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)
-    store(module, layer, given)
+    y, statistics = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)
+    store(module, layer, statistics)
     return y

@@ -79,7 +79,7 @@ def test_sleeping_takes_wall_time_and_work_takes_cpu_time(measure):
 
 
 def test_no_repetition_is_refused(measure):
-    with pytest.raises(ValueError, match="repeats=0 must be at least 1"):
+    with pytest.raises(ValueError, match="repeats=0"):
         measure.interleave({}, 0)
 
 

@@ -106,7 +106,7 @@ def test_a_class_may_be_rare_but_not_absent(tmp_path):
         write_tree(tmp_path, [f"{domain}/{part}" for domain in AUTHORS], NUMBERS[1:])
     for domain in AUTHORS[:3]:
         write_shade(tmp_path / domain / "train" / "0" / "0.png", 0)
-    with pytest.raises(ValueError, match=r"vlcs, 'VOC2007': no images of bird in"):
+    with pytest.raises(ValueError, match="'VOC2007'"):
         load("vlcs", tmp_path)
     write_shade(tmp_path / "PASCAL" / "train" / "0" / "0.png", 0)
     assert (load("vlcs", tmp_path).pools[3].labels == 0).sum() == 1
@@ -123,5 +123,5 @@ def test_train_and_val_of_digits_dg_become_training_and_validation_parts(tmp_pat
     assert_in_place(source)
     (tmp_path / "syn" / "train").rename(tmp_path / "syn" / "training")
     (tmp_path / "syn" / "val").rename(tmp_path / "syn" / "validation")
-    with pytest.raises(ValueError, match=r"'syn': no images of 0, 1, .* each with train and val"):
+    with pytest.raises(ValueError, match="'syn'"):
         load("digits_dg", tmp_path)

@@ -302,7 +302,7 @@ def test_what_no_domain_or_file_is_called_is_refused(tmp_path):
 
 def test_images_of_another_size_than_configured_are_named(tmp_path):
     path = write_npz(tmp_path / "own.npz")
-    with pytest.raises(ConfigError, match=r"data\.image_size=7, but .* have 6 pixels a side"):
+    with pytest.raises(ConfigError, match=r"data\.image_size=7"):
         build(config_of("npz", path, data_image_size=7))
 
 
@@ -315,9 +315,7 @@ def test_without_a_path_the_sentence_says_what_it_must_be(name):
 @pytest.mark.parametrize("key", ["domains", "classes", "severities"])
 def test_a_choice_that_a_dataset_does_not_have_is_refused(key):
     config = config_of("scanners", "", **{f"data_{key}": ("1",)})
-    with pytest.raises(
-        ConfigError, match=rf"data\.{key}='1' has no effect with config\.data\.name="
-    ):
+    with pytest.raises(ConfigError, match=rf"data\.{key}='1'"):
         build(config)
 
 

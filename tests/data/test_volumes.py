@@ -170,7 +170,7 @@ def test_a_mask_elsewhere_in_space_is_noted(tmp_path):
 def test_without_nibabel_the_error_names_the_extra(tmp_path, monkeypatch):
     root = scans.write_prostate(tmp_path, cases=1)
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(ImportError, match=r"pip install 'fedjax_bn\[nifti\]'"):
+    with pytest.raises(ImportError, match=r"'fedjax_bn\[nifti\]'"):
         load_prostate(root)
 
 
@@ -244,7 +244,7 @@ def test_sites_are_chosen_and_have_the_names_of_harmofls_code_too(tmp_path):
     source = load(root, domains=("BMC", "RUNMC"))
     assert [pool.name for pool in source.pools] == ["BMC", "RUNMC"]
     assert set(source.pools[1].names) == {"ISBI/Case00.nii.gz"}
-    with pytest.raises(FileNotFoundError, match=r"I2CVB, BIDMC, HK .*data\.domains"):
+    with pytest.raises(FileNotFoundError, match="I2CVB"):
         load(root)
     with pytest.raises(ValueError, match=r"XYZ.*RUNMC"):
         load(root, domains=("XYZ",))

@@ -20,7 +20,7 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn.aggregation import _needs_risks, by_size, risk_extrapolation
+from fedjax_bn.aggregation import by_size, risk_extrapolation
 from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.extrapolation import equal_risks, least_variance
 from fedjax_bn.methods import fedavg
@@ -147,12 +147,6 @@ def test_smallest_and_largest_normal_floats_are_risks_like_others():
 def test_wrong_arguments_are_refused(arguments, said):
     with pytest.raises(ValueError, match=said):
         risk_extrapolation(**arguments)
-
-
-def test_the_engine_sees_that_the_rule_needs_risks():
-    for solver in ("closed_form", "slsqp"):
-        assert _needs_risks(risk_extrapolation(0.5, solver), 4)
-        assert _needs_risks(jax.jit(risk_extrapolation(0.5, solver)), 4)
 
 
 def test_the_averaged_model_has_the_reported_weights():

@@ -279,7 +279,7 @@ def test_a_mask_of_another_form_is_one_sentence():
 
 def test_one_rate_beside_a_schedule_is_refused():
     for make in (scaffold, feddc):
-        with pytest.raises(ValueError, match="leave learning_rate out"):
+        with pytest.raises(ValueError, match="learning_rate"):
             make(NET, by_round(lambda round: optax.sgd(DECAY(round))), learning_rate=0.1)
 
 

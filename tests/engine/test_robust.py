@@ -329,5 +329,5 @@ def test_a_method_with_messages_and_privacy_are_refused():
     state = method.init(KEY, VARIABLES, 6)
     with pytest.raises(ValueError, match="1 arrays"):
         method.round.eval_shape(state, batches, KEY)
-    with pytest.raises(ValueError, match="privacy needs weigh=uniform"):
+    with pytest.raises(ValueError, match="weigh=uniform"):
         federate(client, weigh=krum(), privacy=gaussian(1.0))

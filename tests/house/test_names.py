@@ -173,7 +173,7 @@ def domains(*names: str, count: int = 8) -> Dataset:
 def test_clients_of_two_domains_never_have_one_name():
     bigger = domains("a", count=20).domains
     dataset = domains("a/0", "b")._replace(domains=(*bigger, *domains("a/0", "b").domains))
-    with pytest.raises(ValueError, match="two domains or clients are called 'a/0'; rename one"):
+    with pytest.raises(ValueError, match="'a/0'"):
         share_out_domains(dataset, num_clients=4)
 
 

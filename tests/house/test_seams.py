@@ -200,5 +200,5 @@ def test_labels_of_another_length_are_named():
     state = method.init(
         jax.random.key(0), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), 2
     )
-    with pytest.raises(ValueError, match=r"batches\['label'\] has shape \(1,"):
+    with pytest.raises(ValueError, match=r"batches\['label'\]"):
         method.round(state, batches, jax.random.key(0))

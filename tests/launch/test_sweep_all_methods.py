@@ -80,7 +80,7 @@ def test_a_row_helps_where_the_interval_of_its_difference_is_above_0():
 
 
 def test_a_row_that_is_not_there_is_refused():
-    with pytest.raises(SystemExit, match=r"^--only=nothing fits no row: rows are FedAvg, "):
+    with pytest.raises(SystemExit, match="--only=nothing"):
         all_methods.main(["list", *TINY, "--only", "nothing"])
     with pytest.raises(SystemExit):
         all_methods.main(["list", *TINY, "--config.rounds"])
@@ -135,9 +135,9 @@ def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold
 ):
     monkeypatch.setitem(DATASETS, "tiny", lambda config: runs.dataset(validation=False))
     arguments = [*TINY, *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
-    with pytest.raises(SystemExit, match=r"^client 'ant' of tiny has no .*data\.split=official"):
+    with pytest.raises(SystemExit, match="'ant'"):
         all_methods.main(arguments)
-    with pytest.raises(SystemExit, match=r"fedavg.*: config\.target='cat' is not a domain of tiny"):
+    with pytest.raises(SystemExit, match=r"config\.target='cat'"):
         all_methods.main([*arguments, "--target", "cat"])
     assert trained == []
     assert all_methods.main([*arguments, "--config.data.split=official"]) == 0

@@ -157,5 +157,5 @@ def test_with_one_seen_client_it_is_the_bound_of_theorem_3_7():
 
 @pytest.mark.parametrize("wrong", [(0, 10, 0.1), (1, 0, 0.1), (1, 10, 0.0), (1, 10, 1.0)])
 def test_a_complexity_out_of_range_is_refused(wrong):
-    with pytest.raises(ValueError, match="must be at least 1, delta="):
+    with pytest.raises(ValueError, match="delta="):
         bounds.complexity(*wrong)

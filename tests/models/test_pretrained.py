@@ -336,7 +336,7 @@ class _Runs:
 def test_a_torch_file_runs_no_code(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     torch.save({"conv1.weight": _Runs()}, tmp_path / "evil.pth")
-    with pytest.raises(ValueError, match=r"evil\.pth are damaged"):
+    with pytest.raises(ValueError, match=r"evil\.pth"):
         pretrained.load_pretrained(tmp_path / "evil.pth", small_resnet(), abstract(small_resnet()))
     assert not capsys.readouterr().out
 
@@ -356,7 +356,7 @@ def test_what_is_no_source_is_an_error_that_says_what_to_give(tmp_path):
 
 
 def test_a_network_without_pretrained_weights_is_named():
-    with pytest.raises(ValueError, match="DigitCNN: choose ResNet18"):
+    with pytest.raises(ValueError, match="ResNet18"):
         pretrained.load_pretrained("x.safetensors", models.DigitCNN(), {})
 
 

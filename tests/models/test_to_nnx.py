@@ -60,7 +60,7 @@ def test_what_is_not_the_modules_own_is_named():
     net = Net(nnx.Rngs(0))
     variables = from_nnx(net).init(jax.random.key(0), IMAGES[0, 0])
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), variables)
-    with pytest.raises(ValueError, match=r"batch_stats/norm/mean is \(6,\).*\(2, 6\)"):
+    with pytest.raises(ValueError, match="batch_stats/norm/mean"):
         to_nnx(net, stacked)
     with pytest.raises(ValueError, match="mask/features"):
         to_nnx(net, variables | {"mask": {"features": jnp.ones(5)}})

@@ -108,7 +108,7 @@ def test_any_method_can_be_the_baseline_and_an_unknown_one_is_named(report, tmp_
     page = written(folder, tmp_path / "page.html", baseline="fedbn")
     assert page.tables[0][0][2] == "vs fedbn"
     assert page.tables[0][1][2].startswith("▼ -")
-    with pytest.raises(ConfigError, match=r"'fedbm' .* of no run on tiny; did you mean 'fedbn'"):
+    with pytest.raises(ConfigError, match=r"'fedbm'.*'fedbn'"):
         write_comparison([folder], tmp_path / "page.html", "fedbm")
 
 
@@ -240,7 +240,7 @@ def test_what_is_unfinished_or_there_twice_is_left_out_in_a_sentence(tmp_path):
     assert "fedavg-1 holds a run that has not finished: it is left out." in said
     assert "twice repeats" in said
     assert page.tables[0][1][1] == "1.0"
-    with pytest.raises(WorkdirError, match=r"no finished run \(a summary.json\) in .*fedavg-1"):
+    with pytest.raises(WorkdirError, match="fedavg-1"):
         write_comparison([tmp_path / "runs" / "fedavg-1"], tmp_path / "page.html")
 
 

@@ -128,7 +128,7 @@ def test_an_unknown_key_names_the_nearest_valid_one(key, meant):
 
 
 def test_a_change_without_equals_is_refused():
-    with pytest.raises(ConfigError, match="'fast' must be of the form key=value"):
+    with pytest.raises(ConfigError, match="key=value"):
         override(base(), "fast,rounds=3")
 
 
@@ -195,7 +195,7 @@ def test_a_frozen_configuration_can_be_changed(tmp_path):
 
 def test_a_file_without_get_config_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("rounds = 3\n")
-    with pytest.raises(ConfigError, match="must define get_config"):
+    with pytest.raises(ConfigError, match="get_config"):
         read(str(tmp_path / "mine.py"))
 
 
@@ -209,7 +209,7 @@ def test_a_config_file_may_take_no_changes(tmp_path):
 
 @pytest.mark.parametrize("path", ["nowhere.py", "", "."])
 def test_a_missing_config_file_is_named(path):
-    with pytest.raises(ConfigError, match=f"there is no config file '{path}'"):
+    with pytest.raises(ConfigError, match=f"'{path}'"):
         read(path)
 
 

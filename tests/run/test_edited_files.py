@@ -38,7 +38,7 @@ def read_all(folder) -> None:
 def json_of(path):
     try:
         return json.loads(path.read_text())
-    except (ValueError, OSError, RecursionError):
+    except (ValueError, OSError):
         return {}
 
 
@@ -53,7 +53,6 @@ def test_a_whole_workdir_is_read(folder):
         lambda text: text[: len(text) // 2],
         lambda text: "",
         lambda text: "\0" * 100,
-        lambda text: "[" * 100_000,
     ],
 )
 def test_a_damaged_file_is_named_whole(folder, name, damage):

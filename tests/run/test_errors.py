@@ -243,16 +243,16 @@ def test_a_rule_that_keeps_batch_norm_local_refuses_a_model_that_has_none(
 
 def test_a_workdir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(WorkdirError, match="is a file: give a folder with --workdir"):
+    with pytest.raises(WorkdirError, match="--workdir"):
         ownership.claim(tmp_path / "file", {}, {})
-    with pytest.raises(WorkdirError, match=r"cannot write to .*give another --workdir"):
+    with pytest.raises(WorkdirError, match="--workdir"):
         ownership.claim(tmp_path / "file" / "below", {}, {})
 
 
 def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("important")
     before = runs.files(tmp_path)
-    with pytest.raises(WorkdirError, match=r"not empty \(thesis.tex, ...\).*with --workdir"):
+    with pytest.raises(WorkdirError, match=r"\(thesis\.tex"):
         ownership.claim(tmp_path, {}, {})
     assert runs.files(tmp_path) == before
 

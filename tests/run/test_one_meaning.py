@@ -129,7 +129,7 @@ def test_no_file_of_run_names_a_method():
 @pytest.mark.parametrize("name", METHODS)
 def test_an_unknown_option_is_refused_at_construction_with_the_nearest(name):
     method = METHODS[name]
-    with pytest.raises(TypeError, match=f"{name} has no option 'wiegh'; did you mean 'weigh'"):
+    with pytest.raises(TypeError, match=f"{name}.*'wiegh'.*'weigh'"):
         method(SmallCNN(), optax.sgd(0.1), **SAID.get(name, {}), wiegh=None)
 
 

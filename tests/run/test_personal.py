@@ -90,7 +90,7 @@ def test_too_few_samples_are_a_sentence_that_names_the_client(client):
     internal = data._replace(domains=internal)
     most = sum(len(s.labels) for s in chosen[0][1:]) if client == "dog" else sizes[client]
     check_labelled(HOW._replace(samples=most - 1), internal, unseen)
-    with pytest.raises(ConfigError, match=f"samples={most}, but client '{client}' has {most}"):
+    with pytest.raises(ConfigError, match=f"samples={most}.*'{client}'"):
         check_labelled(HOW._replace(samples=most), internal, unseen)
 
 

@@ -65,7 +65,7 @@ def test_classes_without_names_are_folders_of_their_labels(tmp_path):
     assert sorted(pool.labels.tolist()) == [2, 10]
     write_tree(tmp_path / "words", ["hospital9"], ["two", "ten"], count=1)
     config.data.path = str(tmp_path / "words")
-    with pytest.raises(ValueError, match=r"CLASS of 0, 1, 2, .*, 10"):
+    with pytest.raises(ValueError, match=r"CLASS.*10"):
         new_data.read_new(config, own, form)
 
 
@@ -106,10 +106,10 @@ def test_an_archive_with_other_classes_is_refused(tmp_path, arrays, said):
 
 def test_a_folder_without_any_class_of_the_run_is_refused(tmp_path):
     write_tree(tmp_path, ["hospital9"], ["ant", "bee"], count=1)
-    with pytest.raises(ValueError, match=r"holds no class of the run: give a folder DOMAIN/CLASS"):
+    with pytest.raises(ValueError, match="DOMAIN/CLASS"):
         read(tmp_path)
     write_tree(tmp_path, ["hospital8"], ["dog"], count=1)
-    with pytest.raises(ValueError, match=r"'hospital7' is not a domain of .*: it has hospital8"):
+    with pytest.raises(ValueError, match=r"'hospital7'.*hospital8"):
         read(tmp_path, data__domains=("hospital7",))
 
 

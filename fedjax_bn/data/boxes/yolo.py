@@ -28,11 +28,11 @@ def yolo_files(folder: Path) -> _Files:
         parts = list(image.relative_to(folder).with_suffix(".txt").parts)
         folders = [name.lower() for name in parts[:-1]]
         if "images" in folders:
-            last = len(folders) - 1 - folders[::-1].index("images")
-            parts[last] = "Labels" if parts[last] == "Images" else "labels"
-        text = folder.joinpath(*parts)
-        files.append((image, text if text.is_file() else None))
-    return files if any(text for _, text in files) else []
+            position = len(folders) - 1 - folders[::-1].index("images")
+            parts[position] = "Labels" if parts[position] == "Images" else "labels"
+        label_file = folder.joinpath(*parts)
+        files.append((image, label_file if label_file.is_file() else None))
+    return files if any(label_file for _, label_file in files) else []
 
 
 def read_yolo(
@@ -53,11 +53,13 @@ def read_yolo(
     domains: dict[str, list[Labelled]] = {}
     for domain, pairs in files.items():
         domains[domain] = []
-        for image, text in pairs:
-            boxes = _read_boxes(text, classes) if text else []
-            slips.add("images without a text file, which have no boxes", count=int(text is None))
+        for image, label_file in pairs:
+            boxes = _read_boxes(label_file, classes) if label_file else []
+            slips.add(
+                "images without a text file, which have no boxes", count=int(label_file is None)
+            )
             part = part_of(image.relative_to(folders[domain]).parts[:-1])
-            domains[domain].append(Labelled(image, str(text or image), boxes, part=part))
+            domains[domain].append(Labelled(image, str(label_file or image), boxes, part=part))
     if classes:
         return classes, domains
     # If no file names the classes, the greatest number shows how many there are.

@@ -69,4 +69,4 @@ def _reads(read: Callable[[str], Any]) -> Callable[[str], bool]:
 PARTITION = Range(
     "iid, dirichlet:alpha=A:smallest=N, drawn:samples=N or pooled", _reads(read_partition)
 )
-SIZES = Range("whole numbers above 0", lambda text: not text or _reads(read_sizes)(text))
+SIZES = Range("whole numbers above 0", lambda sizes: not sizes or _reads(read_sizes)(sizes))

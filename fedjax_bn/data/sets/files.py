@@ -26,9 +26,9 @@ def corruption_named(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read ({reason}); fetch it again") from error
 
 
-def is_label(text: str) -> bool:
+def is_label(word: str) -> bool:
     """Returns whether a word is a whole number of up to nine digits, as in lists and tables."""
-    return text.isascii() and text.isdecimal() and len(text) < 10
+    return word.isascii() and word.isdecimal() and len(word) < 10
 
 
 def without_suffix(name: str) -> str:
