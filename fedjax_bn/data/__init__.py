@@ -3,8 +3,8 @@
     label_trees      labels: a number each, or boxes
     domain, source   the data of a run (domains with training, validation and test samples), and of
                      a reader (pools of named samples); both with checks
-    seeds, messages, regular_files    random numbers and digests that are the same on any machine;
-                     messages for the user; files from outside, opened with care
+    seeds, messages  random numbers and digests that are the same on any machine; messages for the
+                     user
     pixels/          image files decoded and kept, changed at random in training, normalized
     division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a
                      federation and the unseen domains of a source

@@ -22,7 +22,6 @@ import numpy as np
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
 
@@ -59,7 +58,7 @@ def kept_on_host(population: str, drawn: int, clients: int) -> bool:
     return population == "host" or (population == "auto" and large)
 
 
-class Cohort(NamedTuple):
+class _Cohort(NamedTuple):
     """Who is drawn for a round.
 
     Attributes:
@@ -77,7 +76,7 @@ class Cohort(NamedTuple):
 
 def draw_cohort(
     participation: Participation, sizes: np.ndarray, key: jax.Array, round: jax.Array
-) -> Cohort:
+) -> _Cohort:
     """Returns the clients of a round; traceable.
 
     Unavailable clients are drawn only if too few are available. By size, a client's probability to
@@ -117,7 +116,7 @@ def draw_cohort(
         participates = stays if available is None else stays & available
     if client is not None and participates is not None:
         participates = participates[client]
-    return Cohort(client, participates)
+    return _Cohort(client, participates)
 
 
 def read_trace(file: str, num_clients: int) -> np.ndarray | None:
@@ -137,7 +136,7 @@ def read_trace(file: str, num_clients: int) -> np.ndarray | None:
         if path.suffix == ".npz":
             rows = _read_npz(path)
         else:
-            rows = _rows_of(read_text(path).splitlines(), num_clients)
+            rows = _rows_of(path.read_text("utf-8-sig").splitlines(), num_clients)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{setting}: {reason}") from error
@@ -157,8 +156,6 @@ def _read_npz(path: Path) -> np.ndarray:
     try:
         array_names = names_in_npz(path)
         arrays = read_npz(path, {"available"} & set(array_names))
-    except Refused:
-        raise
     except ValueError as error:
         raise ValueError(f"it is damaged ({error.__cause__ or error})") from error
     if not arrays:

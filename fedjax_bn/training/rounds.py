@@ -106,7 +106,7 @@ class _Drawn(NamedTuple):
     present: dict[str, jax.Array]
 
 
-class Drawing(NamedTuple):
+class _Drawing(NamedTuple):
     """Draws the clients and the samples of a round; equal for all runs of the same sizes.
 
     Attributes:
@@ -122,7 +122,7 @@ class Drawing(NamedTuple):
     longest: int
     mesh: Mesh | None
 
-    def __call__(self, facts: "Facts", keys: Any, number: jax.Array) -> _Drawn:
+    def __call__(self, facts: "_Facts", keys: Any, number: jax.Array) -> _Drawn:
         """Returns what is drawn for a round, a pure function of its number from 0."""
         total = len(facts.sizes)
         sample = self.work.sampler(self.smallest, self.longest)
@@ -140,7 +140,7 @@ class Drawing(NamedTuple):
         return _Drawn(client, rows, samples, present)
 
 
-class Facts(NamedTuple):
+class _Facts(NamedTuple):
     """What a drawing needs to know of the clients, as arguments of its program.
 
     Attributes:
@@ -152,14 +152,14 @@ class Facts(NamedTuple):
     trace: jax.Array | None
 
 
-def drawing_of(experiment: Experiment) -> tuple[Drawing, Facts]:
+def drawing_of(experiment: Experiment) -> tuple[_Drawing, _Facts]:
     """Returns how the clients and samples of a run's rounds are drawn, and of what."""
     sizes = [len(domain.train.images) for domain in experiment.internal.domains]
     participation = experiment.participation
     trace = None if participation.trace is None else jnp.asarray(participation.trace)
     participation = participation._replace(trace=None)
-    drawing = Drawing(participation, experiment.work, min(sizes), max(sizes), experiment.mesh)
-    return drawing, Facts(jnp.asarray(sizes, jnp.int32), trace)
+    drawing = _Drawing(participation, experiment.work, min(sizes), max(sizes), experiment.mesh)
+    return drawing, _Facts(jnp.asarray(sizes, jnp.int32), trace)
 
 
 def open_rounds(experiment: Experiment, keys: Any, state: AnyState) -> Rounds:
@@ -264,7 +264,7 @@ def _gathered(drawn: _Drawn, data: Any, mesh: Mesh | None) -> Batches:
 
 
 def _compile_round(
-    method: FederatedMethod, drawing: Drawing, mesh: Mesh | None, resident: bool, *arguments: Any
+    method: FederatedMethod, drawing: _Drawing, mesh: Mesh | None, resident: bool, *arguments: Any
 ) -> Callable[..., tuple]:
     """Compiles drawing, look-up, augmentation and a round as one program.
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from fedjax_bn import __version__
 from fedjax_bn.arguments.errors import WorkdirError
-from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 
 Record = dict[str, Any]  # the content of a JSON file: of a round, a run or an evaluation
@@ -114,7 +113,7 @@ def read_json(path: Path, needs: Sequence[str] = ()) -> dict[str, Any]:
         version of this library wrote it.
     """
     try:
-        content = json.loads(read_text(path))
+        content = json.loads(path.read_text("utf-8-sig"))
         if not isinstance(content, dict):
             raise ValueError("it holds no object")
         if missing := [key for key in needs if key not in content]:

@@ -122,7 +122,7 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
         ({"target": "noise,c"}, "target noise,c"),
         ({"partition": "skewed"}, r"data\.partition"),
         ({"partition": "dirichlet"}, r"data\.num_clients"),
-        ({"partition": "dirichlet", "num_clients": 6, "alpha": 0.0}, r"data\.alpha"),
+        ({"partition": "dirichlet", "num_clients": 6, "alpha": 0.0}, "alpha"),
         ({"partition": "dirichlet", "clients_per_domain": 2, "sizes": "5"}, r"data\.sizes"),
         ({"partition": "dirichlet", "clients_per_domain": 37}, "toy, 'b': 36"),
         ({"num_clients": 2}, r"data\.num_clients"),

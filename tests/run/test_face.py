@@ -36,7 +36,6 @@ INNER = {
     "flower",
     "main",
     "run",
-    "training",
 }
 OWN = """
 from functools import partial

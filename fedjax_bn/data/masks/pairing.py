@@ -30,7 +30,7 @@ _REMEDY = (
 _Key = tuple[str, ...]
 
 
-class Paired(NamedTuple):
+class _Paired(NamedTuple):
     """The images of a domain and their masks, N files each, and the files that are neither."""
 
     images: list[Path]
@@ -38,7 +38,7 @@ class Paired(NamedTuple):
     strays: list[Path]
 
 
-def find_pairs(files: Sequence[Path], folder: Path, patterns: Sequence[str] = ()) -> Paired:
+def find_pairs(files: Sequence[Path], folder: Path, patterns: Sequence[str] = ()) -> _Paired:
     """Pairs the images and masks of a domain by their names, or by patterns.
 
     Args:
@@ -65,7 +65,7 @@ def pair_by_key(
     files: Sequence[Path],
     folder: Path,
     remedy: str = _REMEDY,
-) -> Paired:
+) -> _Paired:
     """Pairs images and masks with equal keys; all of `files` that are neither are strays.
 
     Raises:
@@ -84,7 +84,7 @@ def pair_by_key(
             )
     used = {*images.values(), *masks.values()}
     strays = [file for file in files if file not in used]
-    return Paired(list(images.values()), [masks[key] for key in images], strays)
+    return _Paired(list(images.values()), [masks[key] for key in images], strays)
 
 
 def stem_of(file: Path) -> str:

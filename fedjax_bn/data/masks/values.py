@@ -64,7 +64,7 @@ def _levels_of(image: Any) -> np.ndarray:
     raise ValueError(f"its pixels, {image.mode} of Pillow, are not numbers or greys: {_REMEDY}")
 
 
-def read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int] | None]:
+def _read_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], dict[int, int] | None]:
     """Returns the names of `data.classes`, and value -> class if every name states its values.
 
     Raises:
@@ -101,7 +101,7 @@ def classes_of(
       present: bool[N, 256], which values each mask has.
       domains: N names, the domain of each mask.
       files: N names, for error messages.
-      classes: as in `read_classes`; empty to find their number.
+      classes: as in `_read_classes`; empty to find their number.
       values: value -> class, or `UNLABELLED`; None for the values above.
 
     Returns:
@@ -112,7 +112,7 @@ def classes_of(
       ValueError: a mask has a value that is not a class or may be two, or all masks have the same
         value alone.
     """
-    names, stated_values = read_classes(classes)
+    names, stated_values = _read_classes(classes)
     values = stated_values or values
     shown = np.flatnonzero(present.any(0)).tolist()
     if len(shown) < 2:

@@ -1,7 +1,5 @@
 """Reads NumPy's archives, without objects of Python, with errors that name the file."""
 
-import math
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,14 +34,3 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """
     with _opened(path) as archive:
         return {name: archive[name] for name in names}
-
-
-def check_memory(size: int) -> None:
-    """Raises ValueError if `size` bytes exceed the machine's memory, if this is known."""
-    memory = math.inf
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory:
-        raise ValueError(
-            f"it claims {size / 1e9:,.1f} GB, more than this machine's {memory / 1e9:,.1f} GB"
-        )

@@ -57,7 +57,7 @@ class ClientLogs(NamedTuple):
 
     def on_round_end(self, round: int, state: AnyState, metrics: Record) -> None:
         """Writes what the report needs of this round."""
-        metrics.update(log_masks(self.experiment, self.folder, state))
+        metrics.update(_log_masks(self.experiment, self.folder, state))
         is_selected = "accuracy" in metrics and select_round(self.records) == round
         for moment, due in (("first", round == 1), ("selected", is_selected)):
             if due:
@@ -66,7 +66,7 @@ class ClientLogs(NamedTuple):
     def on_train_end(self, round: int, state: AnyState, metrics: Record) -> None:
         """Draws masked features."""
         del round, metrics
-        draw_masks_of(self.experiment, self.folder, state)
+        _draw_masks_of(self.experiment, self.folder, state)
 
 
 class Distances(NamedTuple):
@@ -183,7 +183,7 @@ def read_distances(folder: Path, name: str) -> Distances | None:
         raise not_readable(path, error) from error
 
 
-def log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
+def _log_masks(experiment: Experiment, folder: Path, state: AnyState) -> Record:
     """Writes the masks of a round.
 
     `masks/ROUND.npz` has the names of the clients, and for each mask NAME f[K, C] and NAME.mean
@@ -227,7 +227,7 @@ def _with_models(
     return tuple(domains[k] for k in client), cohort
 
 
-def draw_masks_of(experiment: Experiment, folder: Path, state: AnyState) -> None:
+def _draw_masks_of(experiment: Experiment, folder: Path, state: AnyState) -> None:
     """Draws what the masks of the first and the last client do to their features, if they do."""
     if FEATURES not in state.personal.get(COLLECTION, {}):
         return

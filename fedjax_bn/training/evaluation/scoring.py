@@ -40,7 +40,7 @@ Where = Literal["clients", "parts", "copies"]
 _Place = tuple[int, Split, int]  # a batch: client, split, first sample's number
 
 
-class TestData(NamedTuple):
+class _TestData(NamedTuple):
     """Batches of test samples of some clients; no batch mixes two clients.
 
     Clients of one domain may test on the same batches, so T client batches point to U stored ones.
@@ -60,7 +60,7 @@ class TestData(NamedTuple):
     batch: jax.Array
 
 
-Blocks = TestData | Iterable[TestData]  # all on the device at once, or block after block
+Blocks = _TestData | Iterable[_TestData]  # all on the device at once, or block after block
 
 
 class SplitBatches:
@@ -107,19 +107,19 @@ class SplitBatches:
                 self._parts[place[0] // clients_per_device * beside + number % beside].append(place)
         self._longest = max(map(len, self._parts))
 
-    def all_at_once(self) -> TestData:
+    def all_at_once(self) -> _TestData:
         """Returns all batches on the device."""
         width = max(len({(id(split), at) for _, split, at in part}) for part in self._parts)
         return self._stacked(self._parts, width, self._longest)
 
-    def blocks(self, length: int) -> Iterator[TestData]:
+    def blocks(self, length: int) -> Iterator[_TestData]:
         """Yields the batches on the device in blocks of one shape.
 
         Args:
           length: batches of a block on each device; the last block ends with empty ones.
         """
 
-        def block(start: int) -> TestData:
+        def block(start: int) -> _TestData:
             parts = [part[start : start + length] for part in self._parts]
             return self._stacked(parts, length, length)
 
@@ -131,7 +131,7 @@ class SplitBatches:
                 yield ready
             yield waiting.result()
 
-    def kept_within(self, device_megabytes: float) -> Callable[[], Iterable[TestData]]:
+    def kept_within(self, device_megabytes: float) -> Callable[[], Iterable[_TestData]]:
         """Returns `parts()`: all batches, which stay on the device, or blocks from the host.
 
         Args:
@@ -146,7 +146,7 @@ class SplitBatches:
         length = min(self._longest, max(1, int(device_megabytes / 4 / max(batch_megabytes, 1e-9))))
         return partial(self.blocks, length)
 
-    def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> TestData:
+    def _stacked(self, parts: Sequence[Sequence[_Place]], width: int, length: int) -> _TestData:
         """Returns each device's batches, padded by empty ones to U = `width` and T = `length`."""
         # Splits are compared by identity, because comparing their arrays would read all of them.
         stored = [{(id(place[1]), place[2]): place for place in part} for part in parts]
@@ -169,7 +169,7 @@ class SplitBatches:
             return tuple(np.array(column, np.int32) for column in zip(*pointers, strict=True))
 
         images, labels, valid = place_rows(read, len(parts) * width, spread)
-        data = TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
+        data = _TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
         return place_copies(data, self._mesh) if self._placement == "copies" else data
 
 
@@ -286,7 +286,7 @@ def _judging(
     the score keeps of these batches, arrays [T, ...].
     """
 
-    def on_device(common: tuple, personal: PyTree, data: TestData) -> tuple[PyTree, tuple]:
+    def on_device(common: tuple, personal: PyTree, data: _TestData) -> tuple[PyTree, tuple]:
         shared, carry = common
 
         def judge_batch(carry: PyTree, place: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
@@ -308,7 +308,7 @@ def _judging(
 
     # Every process reads all results, whichever device made them.
     @partial(jax.jit, out_shardings=copies_on(mesh))
-    def judge(shared: PyTree, personal: PyTree, carry: PyTree, data: TestData) -> tuple:
+    def judge(shared: PyTree, personal: PyTree, carry: PyTree, data: _TestData) -> tuple:
         if jax.tree.leaves(carry):  # each batch depends on the one before: all devices judge all
             return on_device((shared, carry), personal, data)
         return apart(on_device, mesh, (shared, carry), personal, data)
@@ -317,7 +317,7 @@ def _judging(
         shared: PyTree, personal: PyTree, carry: PyTree, blocks: Blocks
     ) -> tuple[np.ndarray, PyTree]:
         results = []
-        for block in [blocks] if isinstance(blocks, TestData) else blocks:
+        for block in [blocks] if isinstance(blocks, _TestData) else blocks:
             carry, result = judge(shared, personal, carry, block)
             # Conversion to NumPy waits for the device, so only one block is in flight at a time.
             client, used, batch_scores = jax.tree.map(np.asarray, result)
