@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -273,3 +274,24 @@ def test_a_path_on_the_command_line_may_begin_with_the_home_folder(monkeypatch, 
     monkeypatch.setenv("HOME", str(tmp_path))
     options, _ = main.parse(["main", *f"{words}~/x/y".split()])
     assert f"{tmp_path}/x/y" in str(options)
+
+
+def test_a_path_that_no_file_system_holds_is_refused_by_its_flag(capfd):
+    name = "a" * 300
+    assert runs.command("report", name) == 2
+    assert name in capfd.readouterr().err
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert runs.command("serve", "--workdir=~/none", "--export=~/served") == 2
+    assert str(tmp_path / "none") in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_an_output_without_room_ends_the_command_with_a_sentence():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "fedjax_bn", "list", "methods", "fedprox"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
