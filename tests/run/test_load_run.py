@@ -17,7 +17,7 @@ DATA = dataset_of_images(runs.NAMES, 0.4, 0.3, ("dark", "grey", "bright"))
 KEYS = {"data__image_size": 8, "rounds": 2, "model": "MLP", "target": ""}
 WAYS = {
     "fedbn": {"method": "fedbn"},
-    "gates": {"method": "fedig", "fedig__gates": True, "model": "SmallCNN"},
+    "gates": {"method": "fedig:gates=True", "model": "SmallCNN"},
     "own model": {"method": "ditto"},
     "absent clients": {"method": "fedbn", "clients_per_round": 1},
     "on the disk": {"method": "fedbn", "clients_per_round": 1, "population": "host"},
