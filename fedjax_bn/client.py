@@ -127,8 +127,8 @@ def train_locally(
       train: local training over a round's steps, such as `methods.selection.best_of_round(...)`.
 
     Raises:
-      ValueError: `local_epochs` is below 1; at `init` or `run`, the step cannot work over the
-        rounds (`LocalStep.check`).
+      ValueError: `local_epochs` is below 1; at `init`, the step cannot work over rounds
+        (`LocalStep.check`).
     """
     if local_epochs < 1:
         raise ValueError(f"local_epochs={local_epochs} must be at least 1")
@@ -136,14 +136,13 @@ def train_locally(
 
     def init(shared: PyTree, personal: PyTree) -> Memory:
         variables = join(shared, personal)
-        step.check(variables, keep_optimizer, None)
+        step.check(variables, keep_optimizer)
         state = step.init(variables) if keep_optimizer else ()
         return Memory(memory(shared, personal) if memory else (), state)
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         memory_before, received = received.memory, received._replace(memory=received.memory.method)
         variables = join(received.shared, received.personal)
-        step.check(variables, keep_optimizer, batches["valid"].shape[0])
         # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
         state = memory_before.step if keep_optimizer else step.init(variables)
         state = with_keys_of(state, key)

@@ -44,16 +44,15 @@ class LocalStep(NamedTuple):
     Attributes:
       init: `init(variables) -> state`, the state before the first step.
       update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
-      check: `check(variables, keep, steps)` raises ValueError if the step cannot work over rounds
-        of `steps` steps (None if not known yet). `keep` is whether a client keeps the step's state
-        between rounds.
+      check: `check(variables, keep)` raises ValueError if the step cannot work over rounds; `keep`
+        is whether a client keeps the step's state between rounds.
     """
 
     init: Callable[[Variables], PyTree]
     update: Callable[
         [Variables, PyTree, Batch, Received, jax.Array], tuple[Variables, PyTree, jax.Array]
     ]
-    check: Callable[[Variables, bool, int | None], None] = lambda variables, keep, steps: None
+    check: Callable[[Variables, bool], None] = lambda variables, keep: None
 
 
 def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
@@ -94,8 +93,7 @@ def gradient_step(
       collections: the collections that the gradient covers.
 
     Raises:
-      ValueError: `optimizer` is not an optax transformation, or needs an argument that local steps
-        do not pass.
+      ValueError: `optimizer` is not an optax transformation.
     """
     check_optimizer(optimizer)
 
@@ -116,7 +114,7 @@ def gradient_step(
     return LocalStep(
         lambda variables: start(optimizer, trained_of(variables)),
         update,
-        lambda variables, *arguments: check_rounds(optimizer, trained_of(variables), *arguments),
+        lambda variables, keep: check_rounds(optimizer, trained_of(variables), keep),
     )
 
 
@@ -133,8 +131,8 @@ def in_turn(*steps: LocalStep) -> LocalStep:
             losses.append(loss)
         return variables, tuple(states), losses[0]
 
-    def check(variables: Variables, keep: bool, number: int | None) -> None:
+    def check(variables: Variables, keep: bool) -> None:
         for step in steps:
-            step.check(variables, keep, number)
+            step.check(variables, keep)
 
     return LocalStep(lambda variables: tuple(step.init(variables) for step in steps), update, check)

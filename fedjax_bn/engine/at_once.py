@@ -15,7 +15,9 @@ DigitCNN's.
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
+
+from fedjax_bn.engine.backend import on_tpu
 
 _FAST = 2**27  # bytes of a core's fast memory; half of it is left to maps and gradients
 _MAPS = 3 * 2**29  # bytes of a step's maps up to which clients together cost less on a TPU
@@ -23,54 +25,35 @@ _ROOM = 2**33  # bytes of a GPU's memory that a step's maps may take
 _SMALL = 2**25  # bytes of a step's convolutions; DigitCNN's are 22 MB with batches of 64
 
 
-class _Loop(NamedTuple):
-    """A loop of a program, in bytes: what it carries, and the results of its products."""
+def clients_at_once(program: Any, num_clients: int) -> int:
+    """Returns how many of the clients of a device it trains at once, 1 to `num_clients`.
 
-    carried: int
-    products: int
-
-
-def on_a_tpu(program: Any, num_clients: int) -> int:
-    """Returns how many of the clients a TPU trains at once, at least 1 and at most `num_clients`.
-
-    A number that divides the clients is preferred, because a remainder is compiled a second time.
-
-    Args:
-      program: the jaxpr of one client's training; its loop over local steps is the one with the
-        largest results of convolutions and matrix products.
-      num_clients: the number of clients that a device trains.
+    `program` is the jaxpr of one client's training; its loop over local steps is the one with the
+    largest results of convolutions and matrix products.
     """
-    steps = max(_loops(program), key=lambda loop: loop.products, default=_Loop(0, 0))
-    most_clients = min(_FAST // 2 // max(steps.carried, 1), _MAPS // max(steps.products, 1))
-    return _evenly(most_clients, num_clients)
-
-
-def on_a_gpu(program: Any, num_clients: int) -> int:
-    """Returns how many of the clients a GPU trains at once; arguments as for `on_a_tpu`."""
-    results = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
-    if sum(map(_bytes, results)) > _SMALL or any(result.dtype.itemsize < 4 for result in results):
-        return 1
-    products = max((loop.products for loop in _loops(program)), default=0)
-    return _evenly(_ROOM // max(products, 1), num_clients)
-
-
-def _evenly(most_clients: int, num_clients: int) -> int:
-    """Returns at most `most_clients`, a number that divides all clients if one is near."""
+    carried, products = max(_loops(program), key=lambda loop: loop[1], default=(0, 0))
+    if on_tpu():
+        most_clients = min(_FAST // 2 // max(carried, 1), _MAPS // max(products, 1))
+    else:
+        maps = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
+        if sum(map(_bytes, maps)) > _SMALL or any(x.dtype.itemsize < 4 for x in maps):
+            return 1
+        most_clients = _ROOM // max(products, 1)
     most_clients = max(1, min(most_clients, num_clients))
+    # A number that divides the clients is preferred: a remainder is compiled a second time.
     even = max(n for n in range(1, most_clients + 1) if num_clients % n == 0)
     return even if 2 * even > most_clients else most_clients
 
 
-def _loops(program: Any) -> Iterator[_Loop]:
-    """Yields all scans of a program, at any depth."""
+def _loops(program: Any) -> Iterator[tuple[int, int]]:
+    """Yields what each scan carries and the results of its products, in bytes, at any depth."""
     for equation in program.eqns:
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"].jaxpr
             start = equation.params["num_consts"]
             carry = body.invars[start : start + equation.params["num_carry"]]
-            carried = sum(_bytes(variable.aval) for variable in carry)
             results = _results(body, ("conv_general_dilated", "dot_general"))
-            yield _Loop(carried, sum(_bytes(variable.aval) for variable in results))
+            yield tuple(sum(_bytes(x.aval) for x in values) for values in (carry, results))
         for inner in _inside(equation):
             yield from _loops(inner)
 

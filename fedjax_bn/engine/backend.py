@@ -2,7 +2,7 @@
 
 `models.cpu`, `normalization.cpu` and the mapping `auto` call `on_cpu`; on any other backend they
 are plain XLA. They call it while a program is traced, before JAX knows for which platform it lowers
-the program; `traced_for` sets another platform.
+the program.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,8 @@ def traced_for(platform: str) -> AbstractContextManager[None]:
             exported = jax.export.export(method.round, platforms=("cuda",))(state, batches, key)
 
     Without it a program exported on a machine without accelerator has the kernels for CPU, which
-    are correct on every platform but slow on others. Nothing is moved to the platform's devices.
-
-    Args:
-      platform: "cpu", or another, such as "cuda", "rocm" or "tpu", which are all treated alike.
+    are correct on every platform but slow on others. Platforms beside "cpu", such as "cuda" or
+    "tpu", need not exist here: nothing is moved to their devices.
     """
     return _traced_for(platform)
 
@@ -77,18 +75,14 @@ def _itself(tree: PyTree) -> PyTree:
 def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
     """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time.
 
-    LLVM optimizes less, and the numbers are the same. Inside another program, such as under
-    `jax.eval_shape`, the function is called directly, because the outer program's options apply.
-
-    Args:
-      function: a function from arrays to arrays.
-      **options: further arguments of `jax.jit`.
+    LLVM optimizes less, and the numbers are the same. `options` are further arguments of `jax.jit`.
     """
     if _less_optimized():
         options = {"compiler_options": _less_optimized()} | options
     compiled = jax.jit(function, **options)
 
     def call(*arguments: PyTree) -> PyTree:
+        # Inside another program, such as under `jax.eval_shape`, that program's options apply.
         inside = isinstance(jnp.zeros(()), jax.core.Tracer)
         return (function if inside else compiled)(*arguments)
 

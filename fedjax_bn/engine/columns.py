@@ -82,10 +82,8 @@ def convolve_packed(
     size, width = kernel.shape[1], x.shape[2] * read
     outputs = (width + left_padding + right - size) // across + 1
     # Output `written * j + i` reads the columns from `written * j * across + i * across - left`.
-    first_tap, last_tap = (
-        -left_padding // read,
-        (across * (written - 1) + size - 1 - left_padding) // read,
-    )
+    first_tap = -left_padding // read
+    last_tap = (across * (written - 1) + size - 1 - left_padding) // read
     taps = last_tap - first_tap + 1
     begins = [across * i - left_padding - first_tap * read for i in range(written)]
     ends = [taps * read - begin - size for begin in begins]

@@ -34,21 +34,14 @@ def risk_extrapolation(
         same weights to about 1e-6 and calls the host.
 
     Returns:
-      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. If a
-      client with samples has a risk that is not finite or below the floor normal number (about
-      1.2e-38 in float32), the rule raises a ValueError
-      that names the client. Under `jit`, where values are unknown, it returns NaN for that client:
-      the round then changes nothing, and `fedjax_bn.run.train` stops with the same error.
-
-    Raises:
-      ValueError: `eta` is negative or not finite, or the solver is unknown.
+      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. A client
+      with samples whose risk is not finite, or below the least normal number (about 1.2e-38 in
+      float32), gets NaN: the round then changes nothing, and a run stops by `check_risks`.
     """
     solve = equal_risks if solver == "closed_form" else _solve_on_host
 
     def rule(sizes: jax.Array, risks: jax.Array) -> jax.Array:
         sizes, risks = jnp.asarray(sizes), jnp.asarray(risks)
-        if not isinstance(sizes, jax.core.Tracer) and not isinstance(risks, jax.core.Tracer):
-            check_risks(np.asarray(sizes), np.asarray(risks))
         dtype = jnp.result_type(float)
         counts, risks = sizes > 0, risks.astype(dtype)
         # XLA takes smaller numbers as 0, which would make every weight NaN.
@@ -63,12 +56,9 @@ def risk_extrapolation(
 
 
 def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = None) -> None:
-    """Raises ValueError if a client with samples has a risk that the rule cannot weigh.
+    """Raises ValueError if a client with samples i32[K] has a risk f[K] that no rule can weigh.
 
-    Args:
-      sizes: i32[K].
-      risks: f[K].
-      names: the clients' names; by default "client 0" and so on.
+    The message has its name, by default "client 0" and so on.
     """
     floor = float(jnp.finfo(jnp.result_type(float)).tiny)
     unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))

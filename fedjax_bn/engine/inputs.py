@@ -9,7 +9,6 @@ Values are checked on the host if arrays can be read there. Inside a program, a 
 classes makes its sample invalid.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,38 +32,36 @@ def check_image_dtype(dtype: Any, place: str = "images") -> None:
         )
 
 
-def check_channels_last(shape: Sequence[int], place: str = "images") -> None:
-    """Raises ValueError for the shape of images [N, C, H, W] with one or three channels.
+def check_images(images: np.ndarray, place: str = "images") -> None:
+    """Raises ValueError for images [N, ...] of another dtype, channels first, or bytes as floats.
 
-    The message begins with `place`. Up to four numbers of the last axis may be channels.
+    The message begins with `place`.
     """
+    check_image_dtype(images.dtype, place)
+    shape = images.shape
+    # Up to four numbers of the last axis may be channels.
     if len(shape) == 4 and shape[1] in (1, 3) and min(shape[2:]) > 4:
         raise ValueError(
             f"{place} have shape {list(shape)}, with the channels first as in PyTorch, and must be "
             "[N, H, W, C]: move the channels by np.moveaxis(images, 1, -1)"
         )
-
-
-def check_scaled(images: np.ndarray, place: str = "images") -> None:
-    """Raises ValueError for float images [N, H, W, C] that hold bytes, whole numbers to 255.
-
-    Nothing would standardize them. The message begins with `place`. Numbers that are all 0 or 1 may
-    be scaled pixels.
-    """
-    if images.ndim != 4 or not _is_float(images.dtype):
-        return
-    highest = 0
-    for start in range(0, len(images), 64):  # usually the first images are enough
-        block = np.asarray(images[start : start + 64])
-        if not ((block >= 0) & (block <= 255) & (block == np.floor(block))).all():
-            return
-        highest = max(highest, block.max(initial=0))
-    if highest > 1:
+    if len(shape) == 4 and _is_float(images.dtype) and _holds_bytes(images):
         raise ValueError(
             f"{place} are {images.dtype} with the numbers of bytes, and floats are not "
             "standardized: give them as uint8, images.astype(np.uint8), or scale them, "
             "as by images / 255"
         )
+
+
+def _holds_bytes(images: np.ndarray) -> bool:
+    """Returns whether floats are whole numbers up to 255; all 0 or 1 may be scaled pixels."""
+    highest = 0
+    for start in range(0, len(images), 64):  # usually the first images are enough
+        block = np.asarray(images[start : start + 64])
+        if not ((block >= 0) & (block <= 255) & (block == np.floor(block))).all():
+            return False
+        highest = max(highest, block.max(initial=0))
+    return highest > 1
 
 
 def as_images(images: Any, place: str = "images") -> np.ndarray:
@@ -73,12 +70,10 @@ def as_images(images: Any, place: str = "images") -> np.ndarray:
     16-bit floats become float32; so does float64, unless JAX has float64 switched on.
 
     Raises:
-      ValueError: as in `check_image_dtype`, `check_channels_last` and `check_scaled`.
+      ValueError: as in `check_images`.
     """
     images = np.asarray(images)
-    check_image_dtype(images.dtype, place)
-    check_channels_last(images.shape, place)
-    check_scaled(images, place)
+    check_images(images, place)
     if images.dtype == np.uint8:
         return images
     wide = jnp.result_type(float) if images.dtype.itemsize > 4 else np.float32
@@ -123,8 +118,8 @@ def class_labels(
     if valid is not None:
         right |= ~valid
     if not right.all():
-        index = np.unravel_index(int(np.argmin(right)), right.shape)
-        at = str(index[0]) if right.ndim == 1 else str(tuple(map(int, index)))
+        index = tuple(map(int, np.argwhere(~right)[0]))
+        at = index[0] if len(index) == 1 else index
         raise ValueError(
             f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
         )
@@ -148,14 +143,7 @@ def known_labels(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns labels as i32 (0 for a label outside the classes), and whether each is a class, bool.
 
-    Args:
-      labels: numbers, possibly traced.
-      classes: C; a class is a whole number in [0, C).
-      place: their name, with which error messages begin.
-      shape: the shape that labels must have; None for [N].
-
-    Raises:
-      ValueError: the labels are not numbers, or have another shape.
+    `labels` are numbers of a shape, by default [N], possibly traced; ValueError if they are not.
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)
@@ -179,5 +167,4 @@ def random_key(key: Any) -> jax.Array:
         return key
     if dtype == np.uint32 and shape == jax.eval_shape(jax.random.PRNGKey, 0).shape:
         return jax.random.wrap_key_data(jnp.asarray(key))
-    value = repr(key)[:40] if dtype is None else f"{dtype} {list(shape or ())}"
-    raise ValueError(f"key is {value}; it must be one random key, such as jax.random.key(0)")
+    raise ValueError(f"key is {key!r}; it must be one random key, such as jax.random.key(0)")

@@ -24,11 +24,7 @@ def to_named(tree: PyTree) -> dict[str, np.ndarray]:
 
 
 def names_of(tree: PyTree) -> list[str]:
-    """Returns the names of a tree's leaves, arrays or `jax.ShapeDtypeStruct`s, in its order.
-
-    Raises:
-      ValueError: as in `to_named`.
-    """
+    """Returns the names of a tree's leaves, arrays or `jax.ShapeDtypeStruct`s, in its order."""
     return list(_leaves(tree))
 
 
@@ -41,20 +37,14 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
       like: a tree of arrays or `jax.ShapeDtypeStruct`s; the returned tree has NumPy arrays.
 
     Raises:
-      ValueError: a name is missing or unknown, or an array has another shape or dtype; the message
-        names it.
+      ValueError: a name is missing or unknown, or an array has another shape or dtype.
     """
     expected = _leaves(like)
-
-    def some(names: list[str]) -> str:
-        suffix = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return ", ".join(f"{name:.80}" for name in names[:3] or ["none"]) + suffix
-
     missing, unknown = sorted(expected.keys() - arrays), sorted(arrays.keys() - expected.keys())
     if missing or unknown:
         raise ValueError(
-            f"the arrays lack {some(missing)} and have unknown {some(unknown)}: the other side has "
-            "another model, method or sharing rule"
+            f"the arrays lack {missing[:3]} and have unknown {str(unknown[:3])[:200]}: the other "
+            "side has another model, method or sharing rule"
         )
 
     def fitting(name: str, leaf: Any) -> np.ndarray:
@@ -65,8 +55,7 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
         if array.shape != leaf.shape or array.dtype != dtype:
             raise ValueError(
                 f"the array {name} is {array.dtype}{list(array.shape)}, not "
-                f"{dtype}{list(leaf.shape)}: the other side has another model, data of another "
-                "form, or another precision"
+                f"{dtype}{list(leaf.shape)}: the other side has another model, data or precision"
             )
         return array
 

@@ -28,12 +28,11 @@ _COUNTING = (
     optax.AddNoiseState,
     optax.ConditionallyMaskState,
     optax.ConditionallyTransformState,
-)
-# These act only once in several steps.
-_GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
-# These begin with a tiny step size, and find a useful one only over some tens of steps. (`dowg`,
-# `cocob` and `schedule_free` train although they start again every round.)
-_ESTIMATING = (
+    optax.MultiStepsState,
+    optax.ApplyEvery,
+    optax.contrib.ReduceLROnPlateauState,
+    # These begin with a tiny step size, and find a useful one only over some tens of steps.
+    # (`dowg`, `cocob` and `schedule_free` train although they start again every round.)
     optax.contrib.DAdaptAdamWState,
     optax.contrib.DoGState,
     optax.contrib.MechanicState,
@@ -105,21 +104,16 @@ def descend(
     # Users' masks and labels may match the parameters alone; the engine trains collections.
     alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
-    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-        extra = {"round": jnp.asarray(round), "value": loss, "grad": grads}
-        updates, state = _taking_extra(optimizer).update(grads, state, params, **extra)
+    updates, state = _step(optimizer, grads, state, params, jnp.asarray(round), loss)
     return optax.apply_updates(trained, {"params": updates} if alone else updates), state
 
 
 def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
     """Returns an optimizer's state whose random keys are those of a client and round.
 
-    Without this all clients would draw the same noise, because their states start alike.
-
-    Args:
-      state: its typed keys, and the raw ones (u32[..., 2 or 4] in a field with "key" in its name,
-        as in `optax.AddNoiseState.rng_key`), are mixed with random words; other leaves stay.
-      key: random key of the client and round.
+    Without this all clients would draw the same noise, because their states start alike. Typed
+    keys, and raw ones (u32[..., 2 or 4] in a field with "key" in its name, as in
+    `optax.AddNoiseState.rng_key`), are mixed with random words of `key`; other leaves stay.
     """
 
     def mixed(number: int, path: tuple, leaf: Any) -> Any:
@@ -154,84 +148,40 @@ def scheduled(optimizer: optax.GradientTransformation) -> bool:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raises ValueError unless this is an optax transformation that a local step can call."""
+    """Raises ValueError unless this is an optax transformation."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise ValueError(
             f"optimizer={optimizer!r} is not an optax transformation: give one with its learning "
             "rate, such as optax.sgd(0.1)"
         )
-    value = jnp.zeros(())
-    try:
-        state = optimizer.init(value)
-        jax.eval_shape(lambda x: _step(optimizer, x, state), value)
-    except TypeError as error:
-        if "keyword" in str(error):
-            raise ValueError(
-                f"the local optimizer cannot be used here ({error}): a local step gives it value, "
-                "grad and round; choose one that needs nothing else"
-            ) from error
-    except Exception:  # a mask that does not fit one number; `check_rounds` has the parameters
-        pass
 
 
-def check_rounds(
-    optimizer: optax.GradientTransformation,
-    trained: Variables,
-    keep: bool,
-    steps: int | None = None,
-) -> None:
-    """Checks that a local optimizer can work over rounds of `steps` steps.
+def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, keep: bool) -> None:
+    """Raises ValueError if a local optimizer cannot work over {collection: tree} and over rounds.
 
-    Args:
-      optimizer, trained: the optimizer, and the {collection: tree} that it trains, or its shapes.
-      keep: whether clients keep its state between rounds.
-      steps: S of a round; None if not known yet.
-
-    Raises:
-      ValueError: masks fit neither the parameters nor {collection: tree}; a step needs an argument
-        that local steps do not pass; a schedule, a counter or the search of a step size would start
-        again every round; or the optimizer gathers gradients or losses over more steps than a round
-        has.
+    `keep` is whether clients keep its state between rounds. Otherwise a schedule, a counter, a
+    gathering of gradients or the search of a step size would start again every round.
     """
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
-    except Exception as error:
-        reason = one_line(error)
-        raise ValueError(
-            f"the local optimizer does not take these variables ({reason}): its masks and labels "
-            "must have the form of the parameters, or of {collection: tree} with "
-            f"{', '.join(sorted(trained))}"
-        ) from error
-    try:
+        number = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        count = jax.ShapeDtypeStruct((), jnp.int32)
+        seen = _seen_by(optimizer, trained)
         jax.eval_shape(
-            lambda *arguments: _step(optimizer, *arguments), _seen_by(optimizer, trained), state
+            lambda *arguments: _step(optimizer, *arguments), seen, state, seen, count, number
         )
     except Exception as error:
-        reason = one_line(error)
         raise ValueError(
-            f"the local optimizer cannot make a local step ({reason}): it gets the gradient, the "
-            "parameters, value, grad and round; choose one that needs nothing else"
+            f"the local optimizer cannot make a local step ({one_line(error)}): it gets the "
+            "gradient, the parameters, value, grad and round, and its masks and labels must have "
+            f"the form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
         ) from error
-    if keep:
-        return
-    if _holds(state, _COUNTING, (_InRound,)):
+    if not keep and _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
-            "a schedule or a counter inside the local optimizer counts its own steps and starts "
-            "again every round: write it over rounds with fedjax_bn.local_step.by_round, or "
-            "let clients keep its state (keep_optimizer=True)"
-        )
-    if _holds(state, _ESTIMATING):
-        raise ValueError(
-            "the local optimizer (prodigy, dadapt_adamw, mechanize or dog) finds its step "
-            "size from the steps that it has made and starts again every round, so that it "
-            "would hardly move: let clients keep its state (keep_optimizer=True), or give a rate "
-            "yourself, as in optax.adam(1e-3)"
-        )
-    if steps and _holds(state, _GATHERING) and not _acts(optimizer, trained, steps):
-        raise ValueError(
-            "the local optimizer gathers gradients or losses over more steps than the "
-            f"{steps} of a round and starts again every round, so that it would never act: gather "
-            f"over at most {steps} steps, or let clients keep its state (keep_optimizer=True)"
+            "the local optimizer has a schedule or counter, gathers gradients, or searches its "
+            "step size, and would start again every round: let clients keep its state "
+            "(keep_optimizer=True), or write a schedule over rounds with "
+            "fedjax_bn.local_step.by_round"
         )
 
 
@@ -243,6 +193,19 @@ def _taking_extra(
     if isinstance(optimizer, optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)
+
+
+def _step(
+    optimizer: optax.GradientTransformation,
+    gradients: PyTree,
+    state: PyTree,
+    params: PyTree,
+    round: jax.Array,
+    loss: jax.Array,
+) -> tuple[PyTree, PyTree]:
+    extra = {"round": round, "value": loss, "grad": gradients}
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+        return _taking_extra(optimizer).update(gradients, state, params, **extra)
 
 
 def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
@@ -273,35 +236,3 @@ def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
     # If the state holds the hyperparameters, only scheduled ones count.
     return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in parts)
-
-
-def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> tuple:
-    with jax.numpy_dtype_promotion("standard"):
-        extra = {"round": jnp.zeros((), jnp.int32), "value": jnp.zeros(()), "grad": x}
-        return _taking_extra(optimizer).update(x, state, x, **extra)
-
-
-def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: int) -> bool:
-    """Returns whether each gathering part acts within `steps` steps, with one number for a leaf.
-
-    The gradient is 1 and the loss stays 0, so that it never gets better.
-    """
-
-    def acted(part: PyTree) -> bool:
-        if isinstance(part, optax.MultiStepsState):
-            return bool(part.gradient_step > 0)
-        if isinstance(part, optax.contrib.ReduceLROnPlateauState):
-            return bool(part.scale < 1)
-        return moved
-
-    moved = False
-    # Evaluated at once, even while a round is traced: the result decides whether to raise an error.
-    with jax.ensure_compile_time_eval():
-        ones = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
-        ones = _seen_by(optimizer, ones)
-        state = optimizer.init(ones)
-        for _ in range(steps):
-            updates, state = _step(optimizer, ones, state)
-            moved = moved or any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(updates))
-        parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _GATHERING))
-        return all(acted(part) for part in parts if isinstance(part, _GATHERING))

@@ -1,4 +1,4 @@
-"""Perturbations of the images that a model reads in training, `(key, x, valid) -> x`.
+"""Perturbations `(key, x f[B, H, W, C], valid bool[B]) -> x` of what a model reads in training.
 
 They change standardized floats, between `prepare` and the model, so that nothing is rounded to
 bytes; any method takes one as `perturb=`.
@@ -6,7 +6,6 @@ bytes; any method takes one as `perturb=`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +31,8 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     Args:
       probability: the probability that a batch is mixed, in [0, 1].
 
-    Returns:
-      `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
-
     Raises:
-      ValueError: the probability is outside [0, 1]; at use, samples are not images.
+      ValueError: at use, samples are not images.
     """
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
@@ -66,16 +62,15 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
       identity: probability that a batch stays as it is, in [0, 1].
       largest: side of the largest kernel, odd; 7 in the authors' script for digits.
 
-    Returns:
-      `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
-
     Raises:
-      ValueError: an argument is out of its range; at use, samples are not images.
+      ValueError: at use, samples are not images.
     """
     sides = range(1, largest + 1, 2)
 
     def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
-        kernel = random_kernel(key, side, x.shape[-1], x.dtype)
+        # Kernels of this variance keep the mean square of a patch.
+        shape = (side, side, x.shape[-1], x.shape[-1])
+        kernel = jax.random.normal(key, shape, x.dtype) * (x.shape[-1] * side**2) ** -0.5
         return jax.lax.conv_general_dilated(
             x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
@@ -96,21 +91,14 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     return perturb
 
 
-def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
-    """Draws f[side, side, C, C] ~ N(0, 1 / (C side^2)): outputs keep the mean square of a patch."""
-    shape = (side, side, channels, channels)
-    return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
-
-
 def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `style`."""
-    own_spectrum, style_spectrum = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, style))
+    spectrum, style_spectrum = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, style))
     # Cosine and sine of the phase, not x / |x|, which is NaN at 0.
-    amplitude = (1 - share) * jnp.abs(own_spectrum) + share * jnp.abs(style_spectrum)
-    spectrum = jax.lax.complex(
-        *(amplitude * part(jnp.angle(own_spectrum)) for part in (jnp.cos, jnp.sin))
-    )
-    return jnp.fft.ifft2(spectrum, axes=(1, 2)).real
+    amplitude = (1 - share) * jnp.abs(spectrum) + share * jnp.abs(style_spectrum)
+    phase = jnp.angle(spectrum)
+    mixed = jax.lax.complex(amplitude * jnp.cos(phase), amplitude * jnp.sin(phase))
+    return jnp.fft.ifft2(mixed, axes=(1, 2)).real
 
 
 def partners(key: jax.Array, valid: jax.Array) -> jax.Array:

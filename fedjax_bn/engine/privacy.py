@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.arguments.ranges import SEED, refusal
-from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.arguments.ranges import Seed, bounded
+from fedjax_bn.engine.dtypes import promote, wide
 
 PyTree = Any
 
@@ -44,12 +44,9 @@ class Privacy(NamedTuple):
     seed: int
 
 
+@bounded
 def gaussian(
-    clip: float,
-    noise: float = 0.0,
-    *,
-    at: Literal["server", "client"] = "server",
-    seed: int = 0,
+    clip: float, noise: float = 0.0, *, at: Literal["server", "client"] = "server", seed: Seed = 0
 ) -> Privacy:
     """Returns the option `privacy` of a method.
 
@@ -65,32 +62,22 @@ def gaussian(
     Raises:
       ValueError: an argument is out of its range, or there is noise without a clip.
     """
-    requirements = {
-        "clip must be above 0": not clip > 0,
-        "noise must be at least 0 and finite": not 0 <= noise < math.inf,
-        "at must be server or client": at not in ("server", "client"),
-        f"seed must be {SEED.text}": bool(refusal(seed, SEED)),
-        "noise needs a finite clip, which bounds what a client adds": noise and clip == math.inf,
-    }
-    for sentence, is_wrong in requirements.items():
-        if is_wrong:
-            raise ValueError(f"gaussian(clip={clip}, noise={noise}, at={at!r}): {sentence}")
+    if not clip > 0 or not 0 <= noise < math.inf or (noise and clip == math.inf):
+        raise ValueError(
+            f"gaussian(clip={clip}, noise={noise}): clip must be above 0, noise at least 0 and "
+            "finite, and noise needs a finite clip, which bounds what a client adds"
+        )
     return Privacy(float(clip), float(noise), at, seed)
 
 
 def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
-    """Returns start + Delta min(1, norm / ||Delta||), Delta = leaves - start.
+    """Returns start + Delta min(1, norm / ||Delta||), Delta = leaves - start, norm above 0.
 
-    The norm is over all leaves together. An update within it is returned bit by bit.
-
-    Args:
-      leaves: a tree of floating arrays.
-      start: such a tree, the leaves before training.
-      norm: above 0.
+    ||Delta|| is over all floating leaves together. An update within it is returned bit by bit.
     """
     if is_known(norm, math.inf) or not jax.tree.leaves(leaves):
         return leaves
-    delta = jax.tree.map(lambda y, x: _wide(y) - _wide(x), leaves, start)
+    delta = jax.tree.map(lambda y, x: wide(y) - wide(x), leaves, start)
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(delta)]
     dtype = promote(*{x.dtype for x in squares})
     length, norm = jnp.sqrt(sum(x.astype(dtype) for x in squares)), jnp.asarray(norm, dtype)
@@ -98,7 +85,7 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     scale = norm / jnp.where(length > 0, length, 1)
 
     def shorten(y: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
-        short = (_wide(x) + scale.astype(d.dtype) * d).astype(y.dtype)
+        short = (wide(x) + scale.astype(d.dtype) * d).astype(y.dtype)
         # The leaf itself, not x + (y - x), which rounds.
         return jnp.where(length <= norm, y, short)
 
@@ -106,19 +93,13 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
 
 
 def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTree:
-    """Returns leaves + scale N(0, I), each leaf with its own key; unchanged for the number 0.
-
-    Args:
-      leaves: a tree of floating arrays.
-      key: random key.
-      scale: standard deviation, at least 0.
-    """
+    """Returns floating leaves + scale N(0, I), a key for each leaf; unchanged for the number 0."""
     if is_known(scale, 0):
         return leaves
     flat, form = jax.tree.flatten(leaves)
 
     def add(number: int, leaf: jax.Array) -> jax.Array:
-        dtype = _wide(leaf).dtype
+        dtype = wide(leaf).dtype
         drawn = jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype)
         return (leaf.astype(dtype) + jnp.asarray(scale, dtype) * drawn).astype(leaf.dtype)
 
@@ -128,11 +109,6 @@ def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTr
 def is_known(value: float | jax.Array, number: float) -> bool:
     """Returns whether a number is known before compilation and equals this one."""
     return isinstance(value, float | int) and value == number
-
-
-def _wide(leaf: jax.Array) -> jax.Array:
-    """Returns a leaf in at least float32, the dtype of norms and noise."""
-    return leaf.astype(promote(leaf.dtype, jnp.float32))
 
 
 def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ()) -> float:

@@ -7,11 +7,9 @@ nothing else. The server's step, such as FedAdam's, gets it as it gets the mean.
 Clients count alike, whatever sizes they report, because a size is a claim too. The weights of a
 round state what the result is made of: the clients that Krum keeps, the last weights of the
 geometric median, the fraction of the numbers that a median or trimmed mean takes from a client, or
-the factors of clipping, divided by their sum. Other means of the round have these weights, such as
-that of the personal leaves which an unseen client receives (`state.global_variables`). No rule
-bounds that mean: only a client of weight 0 cannot move it.
-
-A rule reads all uploads [C, ...] of a round at once, and so do all devices of a mesh.
+the factors of clipping. Other means of the round have these weights, such as that of the personal
+leaves which an unseen client receives (`state.global_variables`). No rule bounds that mean: only a
+client of weight 0 cannot move it. A rule reads all uploads [C, ...] of a round at once.
 """
 
 from collections.abc import Callable
@@ -48,11 +46,7 @@ def trimmed_mean(*, trim: BelowHalf = 0.25) -> Weighing:
     (Yin et al., ICML 2018, Option II.) Of n clients that count, $\lfloor \beta n \rfloor$ are left
     out at each end, other ones for each number.
 
-    Args:
-      trim: beta, at least 0 and below 0.5; 0 gives the mean of all.
-
-    Raises:
-      ValueError: `trim` is out of its range.
+    The fraction `trim` is beta, at least 0 and below 0.5; 0 gives the mean of all.
     """
     # Rounded, so that 0.29 of 100 are 29, and not 28 because 0.29 * 100 is 28.999....
     return _rule(_middle(lambda count: np.floor(np.round(trim * count, 9)).astype(np.int32)))
@@ -75,7 +69,7 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
       keep: how many uploads are averaged, at least 1; n - f if these are fewer.
 
     Raises:
-      ValueError: an argument is out of its range; at the round, it has fewer than 2f + 3 rows.
+      ValueError: at the round, it has fewer than 2f + 3 rows.
     """
     least_clients = 2 * malicious + 3
 
@@ -117,9 +111,6 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
     Args:
       iterations: at least 1.
       smoothing: nu, above 0; the norm below which distances are alike.
-
-    Raises:
-      ValueError: an argument is out of its range.
     """
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
@@ -150,11 +141,7 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
 
     $s_k = \min(1, c \, \mathrm{median}_j \lVert \Delta_j \rVert / \lVert \Delta_k \rVert)$
 
-    Args:
-      factor: c, above 0.
-
-    Raises:
-      ValueError: `factor` is out of its range.
+    The factor c is above 0.
     """
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
@@ -173,19 +160,13 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
 
 
 def update_norms(stacked: PyTree, start: PyTree, counts: jax.Array) -> jax.Array:
-    """Returns the norm of each client's leaves minus `start`, f[C]; 0 for one that does not count.
+    """Returns the norm of each client's leaves [C, ...] minus `start`, f[C]; 0 without `counts`."""
 
-    Args:
-      stacked: a tree of arrays [C, ...].
-      start: such a tree without the leading axis.
-      counts: bool[C].
-    """
-
-    def one(client: tuple[PyTree, jax.Array]) -> jax.Array:
+    def norm(client: tuple[PyTree, jax.Array]) -> jax.Array:
         leaves, counts = client
         return jnp.where(counts, jnp.sqrt(_squared(leaves, start)), 0)
 
-    return jax.lax.map(one, (stacked, counts))
+    return jax.lax.map(norm, (stacked, counts))
 
 
 def _rule(combine: _Combine) -> Weighing:
@@ -198,8 +179,8 @@ def _rule(combine: _Combine) -> Weighing:
         if sent := len(jax.tree.leaves(messages)):
             raise ValueError(
                 f"this method's clients send {sent} arrays beside their shared leaves, whose mean "
-                "one client could move as far as it likes in spite of a robust rule: choose a "
-                "method that sends none, such as fedavg, fedbn, fedprox or fedadam"
+                "one client could move as far as it likes: choose a method that sends none, such "
+                "as fedavg, fedbn, fedprox or fedadam"
             )
         return normalized(sizes > 0), state
 
@@ -215,7 +196,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
         count = counts.sum()
         low = jnp.asarray(cut(np.arange(len(weights) + 1)), count.dtype)[count]
 
-        def one(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def trimmed(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
             several = (-1, *[1] * (leaf.ndim - 1))
 
             # Ranks by comparing: on CPU in a twentieth of the time in which XLA sorts [8, 1e6].
@@ -229,7 +210,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
             return sum_over(part, leaf, rows)
 
         leaves, form = jax.tree.flatten(stacked)
-        sums, taken = zip(*map(one, leaves), strict=True) if leaves else ((), ())
+        sums, taken = zip(*map(trimmed, leaves), strict=True) if leaves else ((), ())
         averaged = jnp.maximum(count - 2 * low, 1)
         means = [total / averaged.astype(total.dtype) for total in sums]
         shares = sum(n.astype(weights.dtype) for n in taken)

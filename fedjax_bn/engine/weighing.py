@@ -30,10 +30,7 @@ def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
 
 
 def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """Returns p_k = 1/K f[K] over the clients with samples (the code of FedBN's authors).
-
-    `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
-    """
+    """Returns p_k = 1/K f[K] over the clients with samples (the code of FedBN's authors)."""
     del risks
     return normalized(sizes > 0)
 
@@ -43,8 +40,7 @@ def relative_weights(
 ) -> jax.Array | None:
     """Returns the weights f[C] of `by_size` or `uniform` before they are scaled to sum 1.
 
-    `sizes` i32[C] are the samples of some of the clients. Returns None for any other rule, whose
-    weights may depend on the sizes of all clients.
+    None for any other rule, whose weights may depend on the sizes of all clients.
     """
     if rule is by_size:
         return sizes.astype(jnp.result_type(float))
@@ -65,16 +61,11 @@ def normalized(weights: jax.Array) -> jax.Array:
 
 
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf.
+    """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf of `stacked` [K, ...], without axis K.
 
-    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean.
-
-    Args:
-      stacked: tree of arrays [K, ...].
-      weights: f[K], nonnegative, not all 0; need not sum to 1.
-
-    Returns:
-      The tree without the leading axis; every leaf keeps its dtype (integers are rounded).
+    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean. Weights
+    f[K] are nonnegative, not all 0, and need not sum to 1. Every leaf keeps its dtype (integers are
+    rounded).
     """
     weights = jnp.asarray(weights)
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
@@ -84,12 +75,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
-    """Returns w x, leaf by leaf, in float32 or wider; 0 where w is 0, even if x is NaN.
-
-    Args:
-      tree: one client's arrays.
-      weight: f[], nonnegative.
-    """
+    """Returns w x of one client's arrays, in float32 or wider; 0 where w is 0, even for NaN."""
 
     def scale(leaf: jax.Array) -> jax.Array:
         # Sums of 16-bit floats would lose what a client of small weight adds.
@@ -156,18 +142,18 @@ def by_divergence() -> Weighing:
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
-        shares = leaf_distances(stacked, weights)
+        shares = _leaf_distances(stacked, weights)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 
 
-def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
+def _leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Returns weights f[C] for each leaf [C, ...], with the sum and the zeros of `weights`."""
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
 
-    def one(leaf: jax.Array) -> jax.Array:
+    def shares_of(leaf: jax.Array) -> jax.Array:
         dtype = promote(leaf.dtype, weights.dtype)
 
         def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
@@ -185,7 +171,7 @@ def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
         shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)
         return weights.sum() * shares.astype(weights.dtype)
 
-    return jax.tree.map(one, stacked)
+    return jax.tree.map(shares_of, stacked)
 
 
 @bounded
@@ -211,8 +197,8 @@ def generalization_adjustment(
     with a_k = 1/K before the first round. At the end of a round a client also uploads two numbers:
     the metric of the received model and the metric of the trained model. The server keeps the
     second until the client's next round. So the weights of a round are those that the authors' code
-    computes after the previous round; the first round is a plain average, and so is every round
-    with step 0. A client that sits out keeps its weight; if no client has a gap, all weights stay.
+    computes after the previous round; the first round is a plain average. A client that sits out
+    keeps its weight; if no client has a gap, all weights stay.
 
     Differs from the authors' code, which has neither absent clients nor cohorts: the present
     clients keep the sum of their weights, its mean replaces 1/K, and r counts a client's own
@@ -220,13 +206,10 @@ def generalization_adjustment(
 
     Args:
       measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
-        the batches' "validation". The configuration sets it; None raises at use.
+        the batches' "validation". The configuration sets it; None raises ValueError at use.
       metric: what it measures; less loss or more accuracy is better.
       step: s, at least 0; 0.2 in the authors' code.
       rounds: R, over which the step decreases to about 0, at least 1; 40 in the authors' code.
-
-    Raises:
-      ValueError: an argument is out of its range; at use, there is no `measure`.
     """
     sign = 1 if metric == "loss" else -1
 
@@ -250,7 +233,7 @@ def generalization_adjustment(
         gaps = jnp.where(present & (times > 0), sign * (received - state["trained"]), 0)
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
-        weights = adjust_weights(state["weight"], gaps, steps, present)
+        weights = _adjusted(state["weight"], gaps, steps, present)
         renewed = {
             "weight": weights,
             "trained": jnp.where(
@@ -270,7 +253,7 @@ def generalization_adjustment(
     return Weighing(init, weigh, report)
 
 
-def adjust_weights(
+def _adjusted(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
     """Returns the weights f[C] adjusted by gaps f[C]; the present clients keep their sum."""

@@ -78,7 +78,7 @@ def test_weighing_rules_sum_to_one_over_those_who_count(rule, sizes, expected):
 def test_averaging_replaces_shared_leaves_by_the_mean():
     server = averaging()
     mean = {"w": jnp.asarray([3.0]), "kept": None}
-    uploads = Aggregate(mean, (), jnp.ones(()))
+    uploads = Aggregate(mean, (), jnp.ones(()), jnp.ones(()))
     start = {"w": jnp.zeros(1), "kept": None}
     shared, state = server.update(start, uploads, server.init(start, ()))
     np.testing.assert_allclose(shared["w"], [3.0])
