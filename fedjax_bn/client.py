@@ -46,7 +46,7 @@ class Trained(NamedTuple):
 
     @property
     def steps(self) -> jax.Array:
-        """Returns tau_k i32[], the number of steps with a valid sample that led to `variables`."""
+        """Tau_k i32[], the number of steps with a valid sample that led to `variables`."""
         # Padding does not count, so a client with fewer batches has made fewer steps.
         made_steps = (self.counts > 0).sum(dtype=jnp.int32)
         return made_steps if self.chosen is None else self.chosen
@@ -86,12 +86,7 @@ class Client(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of a client of `train_locally`.
-
-    Attributes:
-      method: what the method remembers of the client.
-      step: the state of the local step; () if it starts afresh each round.
-    """
+    """What a client of `train_locally` remembers: for the method, and of its local step if kept."""
 
     method: PyTree
     step: PyTree = ()
@@ -173,11 +168,7 @@ def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> L
 
 def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
     """Returns the `load` that looks samples up and changes the batch by `change(key, batch)`."""
-
-    def load(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
-        return change(key, look_up(source, batch, key))
-
-    return load
+    return lambda source, batch, key: change(key, look_up(source, batch, key))
 
 
 def load_first(load: Load | None, batches: Batch, key: jax.Array) -> Batch:
@@ -246,8 +237,7 @@ def clipping(client: Client, privacy: Privacy) -> Client:
         if sent := len(jax.tree.leaves(update.message)):
             raise ValueError(
                 f"this method's clients send {sent} arrays beside their shared leaves, which "
-                "privacy would neither clip nor noise: choose one that sends none, such as fedavg, "
-                "fedbn, fedprox or fedadam"
+                "privacy would neither clip nor noise: choose one that sends none, such as fedbn"
             )
         shared, personal = split_like(update.variables, received.shared)
         # Clip before adding noise, because the noise is scaled to the clip.
@@ -275,8 +265,8 @@ def take_part(
 
     Args:
       client, broadcast, own: the client's functions, what the server sent, what the client keeps.
-      batches: one client's batches of a round, without the axis K and with "client" i32[]; `key` is
-        the run's key.
+      batches: one client's batches of a round, without the axis K and with "client" i32[].
+      key: the run's key.
       divided: whether several devices share the client's samples while others train other clients.
         Then a client that sits out trains too, and the result is dropped: a reduction in a branch
         that only some devices take would wait for the others forever.
@@ -301,10 +291,9 @@ def take_part(
         shared, personal = split_like(update.variables, broadcast.shared)
         trained = Own(personal, update.memory)
         finite = all_finite((shared, trained, update.message, update.losses))
-        # `shared` and `new` already carry leaves and memory, so they are not returned twice.
+        # Leaves and memory are in `shared` and `trained`, so they are not returned twice.
         update_alone = update._replace(variables={}, memory=())
-        # A client whose update is not finite keeps its leaves and memory; its upload is left out
-        # later.
+        # A client whose update is not finite keeps its leaves; its upload is left out later.
         return where_tree(finite, trained, own), shared, update_alone, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:

@@ -127,7 +127,7 @@ class FederatedMethod(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What defines a method."""
+    """What defines a method; `federate` describes it."""
 
     client: Client
     server: ServerUpdate
@@ -155,10 +155,9 @@ def federate(
     """Composes a federated method from independent choices.
 
     A client that sits out, has no samples, or whose update is not finite, has weight 0; without a
-    finite update it keeps its personal leaves and memory. The shared leaves keep their values if no
-    client counts, if `weigh` returns NaN (then the metrics' weights are NaN), or if the server's
-    step is not finite (then server_finite is False). The random key of a client in a round is
-    `fold_in(fold_in(key, round), client)`.
+    finite update it keeps its personal leaves and memory. The shared leaves stay if no client
+    counts, if `weigh` returns NaN (then the metrics' weights are NaN), or if the server's step is
+    not finite. The random key of a client in a round is `fold_in(fold_in(key, round), client)`.
 
     A round's metrics are loss f[K] (mean over valid samples; NaN for a client that sits out),
     step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K], finite
@@ -176,25 +175,22 @@ def federate(
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
       clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
-        "batch", which divides the samples of a batch; None for one device. Results equal those of
-        one device up to the order of sums.
+        "batch", which divides the samples of a batch; None for one device.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
         if its array can be read, and makes its sample invalid inside a program.
 
     Raises:
-      ValueError: `clients` is unknown, the mesh has no axis "clients", or `weigh` cannot be used
-        with privacy; at `init`, `share` needs a batch norm and the model has none, or shares
-        statistics in spite of privacy, or `clients` asks for more than K.
+      ValueError: `clients`, `mesh` or `weigh` cannot be used; at `init`, `share` needs a batch norm
+        and the model has none, or shares statistics in spite of privacy.
     """
     check_strategy(clients)
     server = server or averaging()
     if privacy is not None:
         if weigh not in (None, uniform):
             raise ValueError(
-                "privacy needs weigh=uniform, its default: under another rule one client would "
-                "count more than the noise is made for"
+                "privacy needs weigh=uniform, its default: the noise is made for equal clients"
             )
         client, server, weigh = clipping(client, privacy), noising(server, privacy), uniform
     client, server, weigh = reporting(client, server, weigh or by_size)

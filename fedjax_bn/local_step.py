@@ -101,8 +101,7 @@ def gradient_step(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
-        # The round is passed because an optimizer that starts afresh each round cannot count
-        # rounds.
+        # An optimizer that starts afresh each round cannot count rounds, so it is given this one.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
         # The forward pass updates collections such as batch_stats, the optimizer the trained ones.
         moved = trainable(moved, variables.get(FROZEN))

@@ -38,10 +38,7 @@ class Score(NamedTuple):
     def __call__(self, outputs: PyTree, label: PyTree, valid: jax.Array | None = None) -> float:
         """Returns the score of all samples, in percent: `task.score(model(images), labels)`.
 
-        Args:
-          outputs: of the model, leaves [N, ...].
-          label: leaves [N, ...].
-          valid: bool[N], the samples that count; None for all.
+        Leaves of outputs and label are [N, ...]; `valid` bool[N] are the samples that count.
         """
         if valid is None:
             valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
@@ -94,8 +91,7 @@ def segmentation(
         then scored with all later ones.
 
     Raises:
-      ValueError: an argument is outside its range. Loss and score raise it for logits of another
-        number of classes.
+      ValueError: `classes` is out of its range; at use, logits are of another number of classes.
     """
     if not 2 <= classes <= UNLABELLED:
         raise ValueError(f"segmentation needs 2 to {UNLABELLED} classes, not {classes}")
@@ -116,14 +112,8 @@ def _mean_dice(overlaps: Overlaps) -> jax.Array:
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the percentage of samples whose largest output is at their class.
-
-    Args:
-      outputs: logits or probabilities f[N, C].
-      labels: whole numbers [N] in 0..C-1.
-
-    Returns:
-      0 to 100; 0 without samples.
+    """Returns the percentage of outputs f[N, C], logits or probabilities, that are largest at their
+    class; `labels` are whole numbers [N] in 0..C-1. Returns 0 without samples.
 
     Raises:
       ValueError: the arrays have other shapes, or a label is outside 0..C-1.
@@ -149,21 +139,15 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
         raise ValueError(
             f"outputs are {list(outputs.shape)} and labels {list(labels.shape)}; they must be "
-            "[samples, classes] and [samples]: give the outputs of a classifier, and one class a "
-            "sample (one-hot labels: labels.argmax(-1))"
+            "[samples, classes] and [samples] (one-hot labels: labels.argmax(-1))"
         )
     return outputs, class_labels(labels, "labels", outputs.shape[1])
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns the mean cross entropy f[] over the valid samples whose label is a class.
+    """Returns the mean cross entropy f[] of logits f[B, classes] and labels i32[B].
 
-    It is computed in at least float32.
-
-    Args:
-      logits: f[B, classes].
-      label: i32[B].
-      valid: bool[B].
+    It is over the valid bool[B] samples whose label is a class, in at least float32.
     """
     label, in_range = known_labels(label, logits.shape[-1])
     # `known_labels` replaced a label outside the classes by 0, so that its loss is finite.
@@ -201,6 +185,6 @@ def require_classifier(method: str, task: Task) -> None:
     """Raises ValueError if the task has no classifier's logits, which the method needs."""
     if not task.classifies:
         raise ValueError(
-            f"{method} needs the logits of a classifier, but its task reports {task.score.name!r} "
-            "of other outputs: use a method that trains any task, such as fedavg or fedbn"
+            f"{method} needs the logits of a classifier, but its task reports {task.score.name!r}: "
+            "use a method that trains any task, such as fedavg or fedbn"
         )

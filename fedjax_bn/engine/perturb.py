@@ -6,6 +6,7 @@ bytes; any method takes one as `perturb=`.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +69,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
     sides = range(1, largest + 1, 2)
 
     def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
-        # Kernels of this variance keep the mean square of a patch.
-        shape = (side, side, x.shape[-1], x.shape[-1])
-        kernel = jax.random.normal(key, shape, x.dtype) * (x.shape[-1] * side**2) ** -0.5
+        kernel = random_kernel(key, side, x.shape[-1], x.dtype)
         return jax.lax.conv_general_dilated(
             x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
@@ -89,6 +88,12 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
         return jnp.where(jax.random.bernoulli(whether_key, identity), x, changed)
 
     return perturb
+
+
+def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
+    """Draws f[side, side, C, C] ~ N(0, 1 / (C side^2)): outputs keep the mean square of a patch."""
+    shape = (side, side, channels, channels)
+    return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
 
 
 def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Array:

@@ -142,13 +142,13 @@ def by_divergence() -> Weighing:
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
-        shares = _leaf_distances(stacked, weights)
+        shares = leaf_distances(stacked, weights)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 
 
-def _leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
+def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Returns weights f[C] for each leaf [C, ...], with the sum and the zeros of `weights`."""
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
@@ -233,7 +233,7 @@ def generalization_adjustment(
         gaps = jnp.where(present & (times > 0), sign * (received - state["trained"]), 0)
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
-        weights = _adjusted(state["weight"], gaps, steps, present)
+        weights = adjust_weights(state["weight"], gaps, steps, present)
         renewed = {
             "weight": weights,
             "trained": jnp.where(
@@ -253,7 +253,7 @@ def generalization_adjustment(
     return Weighing(init, weigh, report)
 
 
-def _adjusted(
+def adjust_weights(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
     """Returns the weights f[C] adjusted by gaps f[C]; the present clients keep their sum."""
