@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Rounds, bounded
 from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
 from fedjax_bn.engine.keys import step_keys, stream
@@ -96,12 +97,13 @@ Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
 Train = Callable[..., Trained]
 
 
+@bounded
 def train_locally(
     step: LocalStep,
     *,
     memory: Callable[[PyTree, PyTree], PyTree] | None = None,
     finish: Finish | None = None,
-    local_epochs: int = 1,
+    local_epochs: Rounds = 1,
     keep_optimizer: bool = False,
     load: Load | None = None,
     train: Train | None = None,
@@ -125,8 +127,6 @@ def train_locally(
       ValueError: `local_epochs` is below 1; at `init`, the step cannot work over rounds
         (`LocalStep.check`).
     """
-    if local_epochs < 1:
-        raise ValueError(f"local_epochs={local_epochs} must be at least 1")
     train = train or run_steps
 
     def init(shared: PyTree, personal: PyTree) -> Memory:

@@ -52,7 +52,7 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm, so that the rule would silently share everything.
     """
-    return _outside(_paths_or_error(variables), variables)
+    return _outside(_some(batch_norm_paths(variables)), variables)
 
 
 def all_but_statistics(variables: Variables) -> PyTree:
@@ -61,7 +61,7 @@ def all_but_statistics(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm.
     """
-    _paths_or_error(variables)
+    _some(batch_norm_paths(variables))
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
 
 
@@ -71,10 +71,7 @@ def all_but_norms(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no norm, so that the rule would silently share everything.
     """
-    norms = norm_paths(variables)
-    if not norms:
-        raise ValueError("all_but_norms keeps norms, and the model has no norm: share=everything")
-    return _outside(norms, variables)
+    return _outside(_some(norm_paths(variables)), variables)
 
 
 def _outside(modules: frozenset[tuple[str, ...]], variables: Variables) -> PyTree:
@@ -254,17 +251,16 @@ def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(entry, "key", entry)) for entry in path)
 
 
-def _paths_or_error(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Returns `batch_norm_paths`; raises ValueError if there are none."""
-    # Without this check a model with another kind of batch norm would be shared as a whole.
-    layers = batch_norm_paths(variables)
-    if not layers:
+def _some(norms: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of norms; raises ValueError if there are none."""
+    # Without this check a model with another kind of norm would be shared as a whole.
+    if not norms:
         raise ValueError(
-            "this sharing rule keeps batch norm local, but the model has no batch norm (no running "
-            f"mean or variance in '{STATISTICS}'): build it with "
-            "fedjax_bn.normalization.BatchNorm or flax's own, or use share=everything"
+            "this sharing rule keeps norms local, but the model has no batch norm (no running mean "
+            f"or variance in '{STATISTICS}'), nor another norm if the rule is all_but_norms: build "
+            "it with fedjax_bn.normalization.BatchNorm or flax's own, or use share=everything"
         )
-    return layers
+    return norms
 
 
 def split(variables: Variables, mask: PyTree) -> tuple[PyTree, PyTree]:

@@ -5,20 +5,21 @@ Labels are a tree of arrays [B, ...]; for classification, one array i32[B].
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.arguments.ranges import Range, UpTo1, bounded
 from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
 from fedjax_bn.engine.mask_loss import logits_of, segmentation_loss
 from fedjax_bn.engine.overlap import Overlaps, overlaps, score_of
 
 PyTree = Any
+_Classes = Annotated[int, Range("at least 2 and at most 255", lambda n: 2 <= n <= UNLABELLED)]
 
 
 class Score(NamedTuple):
@@ -73,7 +74,7 @@ def classification() -> Task:
 
 @bounded
 def segmentation(
-    classes: int, *, dice: UpTo1 = 0.5, by_sample: bool = False, nested: bool = False
+    classes: _Classes, *, dice: UpTo1 = 0.5, by_sample: bool = False, nested: bool = False
 ) -> Task:
     """Returns the task of cross entropy and soft Dice, whose score is the mean Dice in percent.
 
@@ -93,8 +94,6 @@ def segmentation(
     Raises:
       ValueError: `classes` is out of its range; at use, logits are of another number of classes.
     """
-    if not 2 <= classes <= UNLABELLED:
-        raise ValueError(f"segmentation needs 2 to {UNLABELLED} classes, not {classes}")
 
     def of_batch(logits: jax.Array, label: Any, valid: jax.Array) -> Overlaps:
         predicted = logits_of(logits, label["mask"], classes).argmax(-1).astype(jnp.uint8)

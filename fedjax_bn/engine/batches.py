@@ -44,21 +44,21 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
         )
     if "client" in batches and "population" not in batches:
         raise ValueError("batches['client'] needs batches['population'], the number of all clients")
-    if batches["valid"].dtype != bool:
-        raise ValueError(f"batches['valid'] is {batches['valid'].dtype}; it must be bool")
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
-    starts = {"label": (rows, *shape[1:]), "image": shape, "valid": shape}
-    starts |= dict.fromkeys((*_BY_CLIENT, "source", "validation"), (rows,))
-    for name, start in starts.items():
+    forms: dict[str, tuple] = {"label": (rows, *shape[1:]), "image": shape, "valid": shape}
+    forms |= dict.fromkeys((*_BY_CLIENT, "source", "validation"), (rows,))
+    for name, form in forms.items():
         for leaf in jax.tree.leaves(batches.get(name, ())):
-            begins = leaf.shape[: len(start)] == start and len(shape) == 3
-            if not begins or (name in _BY_CLIENT and leaf.ndim > 1):
-                form = f"[K={rows}, S, B]" if name == "label" else f"{[*start]} in its first axes"
-                raise ValueError(f"batches['{name}'] has shape {leaf.shape}, not {form}")
+            fits = len(shape) == 3 and leaf.shape[: len(form)] == form
+            fits &= leaf.ndim == 1 or name not in _BY_CLIENT
+            if not fits or (name == "valid" and leaf.dtype != bool):
+                raise ValueError(
+                    f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}; its first axes must be "
+                    f"{list(form)}, of [K={rows}, S, B], and valid must be bool"
+                )
     if shape[1] % epochs:
         raise ValueError(
-            f"{shape[1]} steps are not {epochs} equal local epochs: pad every epoch to the same "
-            "number of steps with valid=False"
+            f"{shape[1]} steps are not {epochs} equal local epochs: pad epochs with valid=False"
         )
 
 
@@ -106,7 +106,7 @@ def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
 
 
 class Admission:
-    """Checks the labels of batches against the number of classes, computed once for each shape.
+    """Checks labels against the number of classes, which it computes once for each shape.
 
     `shared` and `personal` are leaves of the state; they and batches belong to all clients or one.
     """
@@ -135,11 +135,7 @@ class Admission:
         return self._numbers[form], is_traced
 
     def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
-        """Raises ValueError for a label that is not a class.
-
-        It reads labels on the host. It reads labels on a device only if they are ready, or if a
-        program must be compiled anyway.
-        """
+        """Raises ValueError for a label that is not a class, if labels can be read on the host."""
         arrays: list[Any] = [batches.get(name) for name in REQUIRED]
         _, label, valid = arrays
         if not all(hasattr(array, "dtype") for array in arrays) or valid.dtype != bool:
@@ -157,11 +153,6 @@ class Admission:
         if classes is None:
             return batches
         label, valid = batches["label"], batches["valid"]
-        if not hasattr(label, "shape"):
-            raise ValueError(
-                "batches['label'] is a tree of arrays, but the method's task is classification: "
-                "give the method a task for such labels, or batches with one class a sample"
-            )
         label, in_range = known_labels(label, classes, "batches['label']", valid.shape)
         return batches | {"label": label, "valid": valid & in_range}
 
@@ -172,7 +163,10 @@ def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
 
 
 def _readable(array: Any, is_traced: bool) -> bool:
-    """Returns whether an array can be read on the host without delaying a round."""
+    """Returns whether an array can be read on the host without delaying a round.
+
+    Before the first round of a shape, waiting costs nothing: a program must be compiled anyway.
+    """
     if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
         return False
     if isinstance(array, np.ndarray):

@@ -27,8 +27,8 @@ _VALUES = 2**20
 def fitting(shape: Sequence[int]) -> int:
     """Returns the number of columns to pack in maps of shape (B, H, W, C): 2 on TPU, or 1.
 
-    Two columns are packed if they fill the lanes better than one, and if the map is large. Of
-    narrower maps more columns would fit, but the zeros of their kernels cost more than they gain.
+    Two columns are packed if they fill the lanes better than one, and if the map is large. More
+    columns of narrower maps cost more by the zeros of their kernels than they gain.
     """
     (*_, width, channels), half = shape, _LANES // 2
     large = math.prod(shape) >= _VALUES
@@ -87,10 +87,8 @@ def convolve_packed(
     taps = last_tap - first_tap + 1
     begins = [across * i - left_padding - first_tap * read for i in range(written)]
     ends = [taps * read - begin - size for begin in begins]
-    copies = [
-        jnp.pad(kernel, ((0, 0), (begin, end), (0, 0), (0, 0)))
-        for begin, end in zip(begins, ends, strict=True)
-    ]
+    sides = zip(begins, ends, strict=True)
+    copies = [jnp.pad(kernel, ((0, 0), side, (0, 0), (0, 0))) for side in sides]
     large = jnp.stack(copies, axis=3)  # f[r, taps read, C, written, F]
     large = large.reshape(kernel.shape[0], taps, read * kernel.shape[2], -1)
     step = across * written // read

@@ -41,12 +41,10 @@ def map_and_sum(
     It never holds more parts than clients that run at once, and overwrites the old rows.
 
     Args:
-      function: a pure function of one client's row and its other trees that returns (part, row,
-        result).
+      function: a pure function of one client's row and its other trees -> (part, row, result).
       clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:at_once=n` (n at a
         time, or all if there are fewer).
-      rows: a tree with leading axis K.
-      *stacked: such a tree for each other argument of `function`.
+      rows, *stacked: trees with leading axis K, one for each argument of `function`.
 
     Returns:
       The sum of the parts, the new rows, and the results stacked along a leading axis K.
@@ -221,16 +219,11 @@ def on_each_device(
     function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]],
     mesh: Mesh | None,
 ) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
-    """Returns a function that runs on each device of the clients axis with its clients' rows.
+    """Returns `(common, rows) -> (everywhere, rows)`, run on each device of the clients axis.
 
-    Args:
-      function: `function(meeting, common, rows) -> (everywhere, rows)`; `everywhere` is the same on
-        all devices, because it was reduced over the devices.
-      mesh: None for one device.
-
-    Returns:
-      A function (common, rows) -> (everywhere, rows). Every device gets the tree `common` whole;
-      `rows` are arrays [P, ...] of all clients, with P a multiple of the axis.
+    `function(meeting, common, rows)` gets the tree `common` whole and its device's part of the rows
+    [P, ...] of all clients, with P a multiple of the axis. What it returns as `everywhere` was
+    reduced over the devices.
     """
     if mesh is None:
         return functools.partial(function, Meeting())

@@ -1,7 +1,7 @@
 r"""Risk extrapolation aggregation, REA of FedCD (Ma et al., ACM MM 2024, Section 3.4).
 
-A client's risk R_e is its mean training loss over its last local epoch. REA chooses weights with
-which the weighted risks of all clients are equal:
+A client's risk R_e is its mean training loss over its last local epoch. REA makes the weighted
+risks of all clients equal:
 
 $w = \mathrm{argmin} \; \mathrm{Var}(w_1 R_1, \ldots, w_K R_K)$ with $\sum_e w_e = 1$ (Eq. 17)
 
@@ -66,18 +66,16 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = 
         k = int(np.flatnonzero(unusable)[0])
         who = names[k] if names else f"client {k}"
         raise ValueError(
-            f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}, but the mean training "
-            f"loss of every client's last local epoch must be finite and at least {floor:.3g}; use "
-            "another weighing rule, such as by_size, where a client fits its data without any loss"
+            f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}; the mean training loss "
+            f"of a last local epoch must be finite and at least {floor:.3g}: use another weighing "
+            "rule, such as by_size"
         )
 
 
 def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns the solution of Eq. 17: w_e proportional to 1 / R_e, which makes the variance zero.
+    """Returns the solution of Eq. 17 of risks f[K]: w_e proportional to 1 / R_e, without variance.
 
-    Args:
-      risks: f[K], positive.
-      counts: bool[K], which clients count; the others get weight 0.
+    Clients outside of `counts` bool[K] get weight 0; the risks of the others are positive.
     """
     # Relative to the floor risk, because 1 / R of a tiny risk would overflow.
     floor = jnp.min(risks, initial=jnp.inf, where=counts)
@@ -104,10 +102,9 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
 def least_variance(risks: np.ndarray) -> np.ndarray:
     """Returns w f64[K] in [0, 1] that solves Eq. 17 by sequential least squares (SLSQP).
 
-    The unknowns are v_e = w_e R_e, scaled to 1 at the solution: the variance is equally curved
-    along all of them. With the unknowns w_e SciPy stops at weights that are wrong by up to 0.6 if
-    risks range from 1e-4 to 1e2, even if they are divided by their mean. ftol is 1e-12, because
-    with the default SciPy returns the start point.
+    The unknowns are v_e = w_e R_e, scaled to 1 at the solution, so that the variance is equally
+    curved along all of them: with the unknowns w_e SciPy stops at weights that are wrong by up to
+    0.6. ftol is 1e-12, because with the default SciPy returns the start point.
     """
     from scipy.optimize import minimize
 

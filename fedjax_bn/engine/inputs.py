@@ -26,9 +26,8 @@ def check_image_dtype(dtype: Any, place: str = "images") -> None:
     """Raises ValueError unless a dtype is uint8 or floating; the message begins with `place`."""
     if dtype != np.uint8 and not _is_float(dtype):
         raise ValueError(
-            f"{place} have dtype {dtype}; allowed are uint8, which is standardized, and floats, "
-            "which are read as they are: convert them to uint8 (0 to 255), or standardize them to "
-            "float32"
+            f"{place} have dtype {dtype}; allowed are uint8 (0 to 255), which is standardized, and "
+            "floats, which are read as they are: convert them"
         )
 
 
@@ -42,14 +41,13 @@ def check_images(images: np.ndarray, place: str = "images") -> None:
     # Up to four numbers of the last axis may be channels.
     if len(shape) == 4 and shape[1] in (1, 3) and min(shape[2:]) > 4:
         raise ValueError(
-            f"{place} have shape {list(shape)}, with the channels first as in PyTorch, and must be "
-            "[N, H, W, C]: move the channels by np.moveaxis(images, 1, -1)"
+            f"{place} have shape {list(shape)}, with the channels first, and must be [N, H, W, C]: "
+            "move the channels by np.moveaxis(images, 1, -1)"
         )
     if len(shape) == 4 and _is_float(images.dtype) and _holds_bytes(images):
         raise ValueError(
             f"{place} are {images.dtype} with the numbers of bytes, and floats are not "
-            "standardized: give them as uint8, images.astype(np.uint8), or scale them, "
-            "as by images / 255"
+            "standardized: give images.astype(np.uint8), or scale them, as by images / 255"
         )
 
 
@@ -89,8 +87,7 @@ def class_labels(
 ) -> np.ndarray:
     """Returns labels that are counted from `first` as i32[N] counted from 0.
 
-    Accepts integers of any width, and floats that are exactly whole numbers, as in MATLAB and HDF5
-    files; rejects booleans, texts, objects and times.
+    Accepts integers of any width, and floats that are exactly whole numbers.
 
     Args:
       labels: [N] as read, or with the shape of `valid`.
@@ -104,24 +101,21 @@ def class_labels(
     """
     labels = np.asarray(labels)
     # Labels become i32, so there are at most 2**31 classes.
-    count = 2**31 if classes is None else classes
-    allowed = f"whole numbers, counted from {first}"
-    if classes is not None:
-        allowed = f"whole numbers in {first}..{first + classes - 1}"
+    end = first + (classes or 2**31)
+    allowed = f"whole numbers in {first}..{end - 1}"
     _check_form(labels, place, allowed, None if valid is None else valid.shape)
     floating = _is_float(labels.dtype)
     # Compared in their own dtype or a wider one: nothing wraps around, and NaN fails all tests.
     values = labels.astype(np.result_type(labels, np.float64)) if floating else labels
-    right = (values >= first) & (values < first + count)
+    right = (values >= first) & (values < end)
     if floating:
         right &= np.floor(values) == values
     if valid is not None:
         right |= ~valid
     if not right.all():
         index = tuple(map(int, np.argwhere(~right)[0]))
-        at = index[0] if len(index) == 1 else index
         raise ValueError(
-            f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
+            f"{place} has label {labels[index]} at index {index}; labels must be {allowed}"
         )
     with np.errstate(invalid="ignore"):  # labels that do not count may be NaN
         return (labels.astype(np.int64) - first).astype(np.int32)

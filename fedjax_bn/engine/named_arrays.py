@@ -15,11 +15,7 @@ PyTree = Any
 
 
 def to_named(tree: PyTree) -> dict[str, np.ndarray]:
-    """Returns the leaves of a tree on the host, by name, in the tree's order.
-
-    Raises:
-      ValueError: two leaves have one name, as in {"a/b": x, "a": {"b": y}}.
-    """
+    """Returns the leaves of a tree on the host, by name, in the tree's order."""
     return {name: np.asarray(leaf) for name, leaf in _leaves(tree).items()}
 
 
@@ -31,10 +27,7 @@ def names_of(tree: PyTree) -> list[str]:
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     """Returns the tree with the structure of `like` whose leaves are the arrays of their names.
 
-    Args:
-      arrays: name -> array; a dtype that NumPy does not have, such as bfloat16, may have become
-        bytes of the same width on the way (`|V2`).
-      like: a tree of arrays or `jax.ShapeDtypeStruct`s; the returned tree has NumPy arrays.
+    `like` is a tree of arrays or `jax.ShapeDtypeStruct`s; the returned tree has NumPy arrays.
 
     Raises:
       ValueError: a name is missing or unknown, or an array has another shape or dtype.
@@ -66,18 +59,11 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
 def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
     """Raises ValueError if a number of named arrays is not finite, or a variance is negative."""
     for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"the array {name:.80} is not finite")
-        if f"/{STATISTICS}/" in f"/{name}" and name.endswith("/var") and (array < 0).any():
-            raise ValueError(f"a running variance, {name:.80}, is negative")
+        is_variance = f"/{STATISTICS}/" in f"/{name}" and name.endswith("/var")
+        if not np.isfinite(array).all() or (is_variance and (array < 0).any()):
+            raise ValueError(f"the array {name:.80} is not finite, or a negative variance")
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:
-    """Returns the leaves by name; raises ValueError if two leaves have one name."""
     leaves = jax.tree.leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
-    if len(named) < len(leaves):
-        raise ValueError(
-            "two leaves of the tree have one name, because a key holds a slash: rename that key"
-        )
-    return named
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}

@@ -58,9 +58,8 @@ def by_round(
     round; with `keep_optimizer` it counts all steps that the client has made. The round is compiled
     once for all rounds.
 
-    Args:
-      make: `make(round)` returns the optimizer of a round, i32[] from 0 and traced. The structure
-        of its state must not depend on the round.
+    `make(round)` returns the optimizer of a round, i32[] from 0 and traced; the structure of its
+    state must not depend on the round.
     """
 
     def init(params: PyTree) -> _InRound:
@@ -93,12 +92,8 @@ def descend(
 ) -> tuple[Variables, PyTree]:
     """Makes one step of an optimizer; returns the moved collections, and its new state.
 
-    Args:
-      optimizer, state: the local optimizer and its state before the step.
-      gradients: {collection: tree}; these collections of `variables` move.
-      variables: the model's collections.
-      round: i32[], rounds finished.
-      loss: f[], the loss of the batch.
+    The collections of `gradients` move; `round` i32[] are the rounds finished, `loss` f[] is the
+    batch's.
     """
     trained = {name: variables[name] for name in gradients}
     # Users' masks and labels may match the parameters alone; the engine trains collections.

@@ -23,22 +23,15 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     $x' = F^{-1}(((1 - l) |F x| + l |F x_2|) e^{i \angle F x})$ with $l \sim U(0, 1)$
 
     F is the Fourier transform over height and width of each channel, x2 another valid sample of the
-    client's batch; l is one number for each sample. A batch is mixed as a whole with the given
-    probability, else left as it is.
+    client's batch; l is one number for each sample. A batch is mixed as a whole with the
+    probability, in [0, 1], else left as it is.
 
     Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
     standardized floats that are not clipped.
 
-    Args:
-      probability: the probability that a batch is mixed, in [0, 1].
-
-    Raises:
-      ValueError: at use, samples are not images.
     """
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
-        if x.ndim != 4:
-            raise ValueError(f"amplitude_mix needs images f[B, H, W, C], not {x.shape}")
         partner_key, share_key, whether_key = jax.random.split(key, 3)
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
         mixed = mix_amplitudes(x, x[partners(partner_key, valid)], share)
@@ -62,9 +55,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
       mix: whether the images are mixed with what the convolution makes of them.
       identity: probability that a batch stays as it is, in [0, 1].
       largest: side of the largest kernel, odd; 7 in the authors' script for digits.
-
-    Raises:
-      ValueError: at use, samples are not images.
     """
     sides = range(1, largest + 1, 2)
 
@@ -76,8 +66,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         del valid
-        if x.ndim != 4:
-            raise ValueError(f"randconv needs images f[B, H, W, C], not {x.shape}")
         side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
         # A switch computes only the drawn side; under vmap over clients it computes all sides.
         which = jax.random.randint(side_key, (), 0, len(sides))

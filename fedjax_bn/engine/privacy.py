@@ -55,9 +55,8 @@ def gaussian(
       noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that
         add it themselves each add as much, so that the server sees no update without noise.
       at: who adds it.
-      seed: the seed of the noise, 0 to 2**32 - 1, which makes runs repeatable. Whoever knows it can
-        subtract the noise: in a deployment the server, or each client, has its own secret seed,
-        which `fedjax_bn.flower` draws by itself.
+      seed: the seed of the noise, 0 to 2**32 - 1. Whoever knows it can subtract the noise:
+        `fedjax_bn.flower` draws secret ones by itself.
 
     Raises:
       ValueError: an argument is out of its range, or there is noise without a clip.
@@ -125,23 +124,14 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
       rounds: T, at least 0.
       delta: above 0 and below 1; well below one over the number of clients.
       cohort: (C, K); empty if all take part.
-
-    Raises:
-      ImportError: dp-accounting is not installed.
     """
-    try:
-        import dp_accounting as dp
-    except ImportError as error:
-        raise ImportError(
-            "epsilon is computed by dp-accounting, which is not installed: pip install "
-            "'fedjax_bn[privacy]'"
-        ) from error
+    import dp_accounting as dp  # of the extra fedjax_bn[privacy]
+    from dp_accounting.rdp import RdpAccountant
+
     if not noise or not rounds:
         return math.inf if rounds else 0.0
     if not cohort or cohort[0] == cohort[1]:
         return float(dp.get_epsilon_gaussian(noise / math.sqrt(rounds), delta))
-    from dp_accounting.rdp import RdpAccountant
-
     # Replaced data move the sum up to twice as far as left-out data, as with half the noise.
     drawn, population = cohort
     event = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(noise / 2))

@@ -59,10 +59,8 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
     (Blanchard et al., NeurIPS 2017, section 4.) Of n clients that count, the score of client k is
     the sum of its squared distances to the n - f - 2 clients nearest to it, over all shared leaves
     together. The result is the mean of the uploads with the least scores; of equal scores the
-    client in the first row is taken.
-
-    The paper's guarantee needs n >= 2f + 3. A round in which fewer clients count, because some are
-    absent or failed, has weights 0, and the shared leaves keep their values.
+    client in the first row is taken. The guarantee needs n >= 2f + 3: a round in which fewer
+    clients count has weights 0, and the shared leaves keep their values.
 
     Args:
       malicious: f, how many of the clients may send anything, at least 0.
@@ -105,8 +103,7 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
 
     Differs from the authors' code, which weighs clients by size and starts at their mean: it starts
     at what the clients received, and in the first iteration nu is the median of the distances, if
-    that is larger. So no upload pulls harder than another, neither one that is far away nor one
-    that is what its client received, at which the iterations would stay.
+    that is larger. So no upload pulls harder than another, even where the iterations start.
 
     Args:
       iterations: at least 1.
@@ -172,9 +169,7 @@ def update_norms(stacked: PyTree, start: PyTree, counts: jax.Array) -> jax.Array
 def _rule(combine: _Combine) -> Weighing:
     """Returns the rule that weighs clients alike and combines their leaves by `combine`."""
 
-    def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-    ) -> tuple[jax.Array, PyTree]:
+    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
         del risks
         if sent := len(jax.tree.leaves(messages)):
             raise ValueError(

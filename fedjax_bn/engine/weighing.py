@@ -128,14 +128,11 @@ def by_divergence() -> Weighing:
 
     $q_k = \lVert m - w_k \rVert / \sum_j \lVert m - w_j \rVert$ with the mean $m$ of all $w_j$
 
-    A client that is farther from the mean of a leaf counts more there, so that what only a few
-    clients have learned is not averaged away. Clients with equal leaves have equal weights. A round
-    reports the weight 1 / n for each of the n clients that count.
+    What only a few clients have learned is thus not averaged away. Clients with equal leaves have
+    equal weights. A round reports the weight 1 / n for each of the n clients that count.
     """
 
-    def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-    ) -> tuple[jax.Array, PyTree]:
+    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
         del risks, messages
         present = (sizes > 0).astype(jnp.result_type(float))
         return present / jnp.maximum(present.sum(), 1), state
@@ -216,16 +213,13 @@ def generalization_adjustment(
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
             raise ValueError(
-                "generalization_adjustment has nothing to measure: give it measure="
-                "fedjax_bn.methods.selection.validation_loss(model, prepare)"
+                "generalization_adjustment needs measure=validation_loss(model, prepare)"
             )
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)
         return {"received": measure(start, received), "trained": measure(variables, received)}
 
-    def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-    ) -> tuple[jax.Array, PyTree]:
+    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
         del risks
         present, times = sizes > 0, state["rounds"]
         received = messages["received"].astype(state["trained"].dtype)
@@ -234,11 +228,10 @@ def generalization_adjustment(
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
         weights = adjust_weights(state["weight"], gaps, steps, present)
+        trained = messages["trained"].astype(received.dtype)
         renewed = {
             "weight": weights,
-            "trained": jnp.where(
-                present, messages["trained"].astype(received.dtype), state["trained"]
-            ),
+            "trained": jnp.where(present, trained, state["trained"]),
             "rounds": times + present.astype(times.dtype),
         }
         return jnp.where(present, weights, 0), renewed
