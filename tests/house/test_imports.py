@@ -74,20 +74,6 @@ def rooms_imported(tree: ast.AST) -> set[str]:
 TREES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 
 
-@pytest.mark.parametrize(
-    ("text", "rooms"),
-    [
-        ("from fedjax_bn import run", {"run"}),
-        ("def f():\n    from fedjax_bn.run.config import keys", {"run"}),
-        ("import_module('fedjax_bn.report.page')", {"report"}),
-        ("import_module(f'fedjax_bn.contrib.{name}')", {"contrib"}),
-        ("'fedjax_bn.run is a module'", set()),
-    ],
-)
-def test_an_import_is_found(text, rooms):
-    assert rooms_imported(ast.parse(text)) == rooms
-
-
 def test_the_rooms_are_below_those_that_import_from_them():
     rooms = list(BELOW)
     for room, below in BELOW.items():
