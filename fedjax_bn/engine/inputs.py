@@ -101,8 +101,9 @@ def class_labels(
     """
     labels = np.asarray(labels)
     # Labels become i32, so there are at most 2**31 classes.
-    end = first + (classes or 2**31)
-    allowed = f"whole numbers in {first}..{end - 1}"
+    end = first + (2**31 if classes is None else classes)
+    counted = f"counted from {first}" if classes is None else f"in {first}..{end - 1}"
+    allowed = f"whole numbers {counted}"
     _check_form(labels, place, allowed, None if valid is None else valid.shape)
     floating = _is_float(labels.dtype)
     # Compared in their own dtype or a wider one: nothing wraps around, and NaN fails all tests.
@@ -114,8 +115,9 @@ def class_labels(
         right |= ~valid
     if not right.all():
         index = tuple(map(int, np.argwhere(~right)[0]))
+        at = index[0] if len(index) == 1 else index
         raise ValueError(
-            f"{place} has label {labels[index]} at index {index}; labels must be {allowed}"
+            f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
         )
     with np.errstate(invalid="ignore"):  # labels that do not count may be NaN
         return (labels.astype(np.int64) - first).astype(np.int32)

@@ -33,14 +33,6 @@ def test_amplitudes_are_mixed_and_phases_kept_as_numpy_does(x64, share):
         np.testing.assert_allclose(ours, x, rtol=0, atol=1e-12)
 
 
-def test_ones_own_amplitudes_change_nothing_and_flat_ones_the_contrast(x64):
-    x = jnp.asarray(images_of())
-    share = jnp.full((5, 1, 1, 1), 0.7)
-    np.testing.assert_allclose(mix_amplitudes(x, x, share), x, rtol=0, atol=1e-12)
-    flat = mix_amplitudes(x, jnp.zeros_like(x), share)
-    np.testing.assert_allclose(flat, 0.3 * x, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 7])
 def test_partners_are_other_valid_samples_each_taken_once(count):
     valid = np.isin(np.arange(7), np.random.default_rng(count).permutation(7)[:count])
@@ -77,10 +69,3 @@ def test_a_configuration_names_one_and_the_method_gets_it(monkeypatch):
     np.testing.assert_array_equal(seen["perturb"](KEY, x, valid), x)
     with pytest.raises(ConfigError, match=r"config.data.perturb='amplitude_mixx'.*amplitude_mix"):
         build(runs.config(method="fedavg", data__perturb="amplitude_mixx"))
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"probability=1\.5"):
-        amplitude_mix(1.5)
-    with pytest.raises(ValueError, match=r"\(4, 6\)"):
-        amplitude_mix()(KEY, jnp.zeros((4, 6)), jnp.ones(4, bool))

@@ -20,7 +20,7 @@ CORE = {
     "task": "arguments engine",
     "state": "sharing engine",
     "local_step": "sharing engine state",
-    "client": "sharing engine task state local_step",
+    "client": "arguments sharing engine task state local_step",
     "aggregation": "sharing engine state client",
     "adding": "engine state aggregation",
     "federation": f"{ROUND} adding",

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from fedjax_bn.arguments.text import cell, file_name, shown
-from fedjax_bn.data.division.partition import share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import blocks, page
 from fedjax_bn.report.comparison import text_files
@@ -108,13 +107,6 @@ def domains(*names: str, count: int = 8) -> Dataset:
         split = Split(images, np.arange(count, dtype=np.int32) % 2)
         made.append(Domain(name, split, None, split))
     return Dataset("odd", 2, tuple(made), (0.5,), (0.5,), classes=("$a$b", "_c"))
-
-
-def test_clients_of_two_domains_never_have_one_name():
-    dataset = domains("a/0", "b")
-    dataset = dataset._replace(domains=(*domains("a", count=20).domains, *dataset.domains))
-    with pytest.raises(ValueError, match="'a/0'"):
-        share_out_domains(dataset, num_clients=4)
 
 
 def test_every_tag_of_tensorboard_is_a_column_of_its_own():
