@@ -60,8 +60,7 @@ class LocalUpdate(NamedTuple):
       variables: all its trained leaves, those it keeps and those it uploads.
       memory: what it keeps for its next round.
       message: what it uploads in addition to its shared leaves, a tree of arrays.
-      losses: f[S], the loss of each step; 0 for a step without valid samples.
-      counts: i32[S], valid samples of each step.
+      losses, counts: of each step, as in `Trained`.
     """
 
     variables: Variables
@@ -86,7 +85,7 @@ class Client(NamedTuple):
     epochs: int = 1
 
 
-class Memory(NamedTuple):
+class _Memory(NamedTuple):
     """What a client of `train_locally` remembers: for the method, and of its local step if kept."""
 
     method: PyTree
@@ -112,28 +111,26 @@ def train_locally(
 
     Args:
       step: the local step, usually a `gradient_step`.
-      memory: `memory(shared, personal)` -> the method's memory of a client before the first round,
-        from the common start.
+      memory: `memory(shared, personal)` -> the method's memory of a client before the first round.
       finish: `finish(received, trained) -> (variables, memory, message)`, called after the last
-        step of a round: returns all leaves that the client keeps or uploads, its new memory, and a
-        message to the server (a tree of arrays).
-      local_epochs: the number of equal epochs in S steps; at least 1.
+        step of a round: all leaves that the client keeps or uploads, its new memory, and a message
+        to the server (a tree of arrays).
+      local_epochs: the number of equal epochs in S steps.
       keep_optimizer: whether clients keep the local step's state between rounds.
       load: `load(source, batch, key) -> batch`, called at the start of every step: it looks samples
         up in the client's source, augments them, and may change labels. By default `look_up`.
       train: local training over a round's steps, such as `methods.selection.best_of_round(...)`.
 
     Raises:
-      ValueError: `local_epochs` is below 1; at `init`, the step cannot work over rounds
-        (`LocalStep.check`).
+      ValueError: at `init`, the step cannot work over rounds (`LocalStep.check`).
     """
     train = train or run_steps
 
-    def init(shared: PyTree, personal: PyTree) -> Memory:
+    def init(shared: PyTree, personal: PyTree) -> _Memory:
         variables = join(shared, personal)
         step.check(variables, keep_optimizer)
         state = step.init(variables) if keep_optimizer else ()
-        return Memory(memory(shared, personal) if memory else (), state)
+        return _Memory(memory(shared, personal) if memory else (), state)
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         memory_before, received = received.memory, received._replace(memory=received.memory.method)
@@ -147,7 +144,7 @@ def train_locally(
         variables, method_memory, message = (
             finish(received, trained) if finish else (trained.variables, received.memory, ())
         )
-        memory_after = Memory(method_memory, trained.state if keep_optimizer else ())
+        memory_after = _Memory(method_memory, trained.state if keep_optimizer else ())
         return LocalUpdate(variables, memory_after, message, trained.losses, trained.counts)
 
     return Client(init, run, local_epochs)
@@ -192,13 +189,11 @@ def run_steps(
     A step without any valid sample (padding of a client with fewer batches) changes nothing.
 
     Args:
-      step, received: the local step, and what the client starts the round with.
+      step, received, load: as in `train_locally`, and what the client starts the round with.
       variables: the collections to train, usually `join(received.shared, received.personal)`.
       state: the local step's state before the first step.
-      batches: {"image": [S, B, ...], "label": i32[S, B] or a tree, "valid": bool[S, B],
-        "last_epoch": bool[S]}, optionally with "source" [N, ...].
+      batches: as `Client.run` takes them, optionally with "source" [N, ...].
       key: random key of this client and round, or one key for each step [S].
-      load: as in `train_locally`.
     """
     load, source = load or look_up, batches.get("source")
     # The source has no axis S: every step reads from it, so it is not scanned over.
@@ -263,16 +258,12 @@ def take_part(
 
     A client that sits out costs no time if clients are mapped one after another.
 
-    Args:
-      client, broadcast, own: the client's functions, what the server sent, what the client keeps.
-      batches: one client's batches of a round, without the axis K and with "client" i32[].
-      key: the run's key.
-      divided: whether several devices share the client's samples while others train other clients.
-        Then a client that sits out trains too, and the result is dropped: a reduction in a branch
-        that only some devices take would wait for the others forever.
+    Batches are one client's of a round, without the axis K and with "client" i32[]; `key` is the
+    run's. With `divided` several devices share the client's samples while others train other
+    clients. Then a client that sits out trains too, and the result is dropped: a reduction in a
+    branch that only some devices take would wait for the others forever.
 
-    Returns:
-      The client's new personal leaves and memory, its upload, and the loss of each step f[S].
+    Returns the client's new personal leaves and memory, its upload, and the losses of steps f[S].
     """
     # The client's number, not its row, so that a client draws the same in a cohort or without one.
     who, size = batches["client"], owned_samples(batches, client.epochs)

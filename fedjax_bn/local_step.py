@@ -1,17 +1,16 @@
 """Defines what a client minimizes, along which gradient, and one step of its training.
 
-Four seams, each a plain function or a pair of them, from the narrowest to the widest:
+Four seams, from the narrowest to the widest:
 
     objective(variables, batch, received, key) -> (value, (loss, moved))
     gradient(variables, batch, received, key) -> (gradients, (loss, moved))
     LocalStep: update(variables, state, batch, received, key) -> (variables, state, loss)
     client.Client: run(received, batches, key) -> LocalUpdate
 
-An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
-(both f[], means over valid samples) and the collections that the forward pass updated, such as
-`batch_stats`. A *gradient* by default differentiates an objective (`differentiate`) with respect to
-`params` and optionally other collections; a method may correct or replace it. A *local step* by
-default makes one descent along the gradient (`gradient_step`), and may make several.
+An *objective* returns the value to differentiate, the loss to report (both f[], means over valid
+samples) and the collections that the forward pass updated, such as `batch_stats`. A *gradient* by
+default differentiates an objective with respect to `params` (`differentiate`); a method may correct
+or replace it. A *local step* by default makes one descent along the gradient (`gradient_step`).
 
 `batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
 "last_epoch" is True in the steps of the client's last local epoch.

@@ -107,13 +107,9 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
 def at(*paths: str, statistics: bool = True) -> SharingRule:
     """Returns the rule that is True for the leaves of some modules, to freeze these modules.
 
-    Args:
-      paths: modules or single leaves, such as "encoder" or "encoder/block0/kernel".
-      statistics: whether it is True for their running statistics too. A batch norm with frozen
-        statistics normalizes by them in training, as in FixBN; otherwise they move.
-
-    Raises:
-      ValueError: when the rule is used, a path is not in the variables.
+    Paths are modules or single leaves, such as "encoder" or "encoder/block0/kernel"; at use,
+    ValueError if one is not in the variables. Without `statistics` their running statistics move; a
+    batch norm with frozen ones normalizes by them in training, as in FixBN.
     """
     return _by_path(paths, True, statistics)
 
@@ -293,11 +289,8 @@ def join(shared: PyTree, personal: PyTree) -> Variables:
 def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: PyTree = ()) -> str:
     """Returns a table of shared, personal and frozen leaves, with counts and bytes, as text.
 
-    Args:
-      variables: the variables of one client, arrays or `jax.ShapeDtypeStruct`s.
-      mask: a boolean for each leaf, True if it is shared.
-      modules: whether the table has a line for each module in addition to the sums.
-      frozen: the frozen leaves, which `variables` lack.
+    `variables` are of one client, arrays or `jax.ShapeDtypeStruct`s, and `mask` is True for each
+    shared leaf; `frozen` are the leaves that they lack. Without `modules` it has only sums.
     """
     leaves = [leaf for tree in (variables, frozen) for leaf in jax.tree.leaves_with_path(tree)]
     kinds = ["shared" if shared else "personal" for shared in jax.tree.leaves(mask)]

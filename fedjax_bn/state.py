@@ -31,8 +31,7 @@ class Own(NamedTuple):
     Attributes:
       personal: its personal leaves; None where a leaf is shared.
       memory: what it remembers, see `client.Client`.
-      frozen: the frozen leaves, which all clients have alike, see `sharing.split_frozen`; () for a
-        model without frozen leaves, and in rows of several clients.
+      frozen: the frozen leaves, which all clients have alike; () in rows of several clients.
     """
 
     personal: PyTree
@@ -120,9 +119,8 @@ class FederatedState(NamedTuple):
       server: the server's part of the method state.
       weights: f[K], aggregation weights of the last round (before the first: uniform).
       weighing: what the weighing rule remembers, [K, ...].
-      personal: the personal leaves [K, ...]; None where a leaf is shared. On a mesh padding rows
-        may follow, up to a multiple of its clients axis.
-      memory: the clients' part of the method state, with the same rows as `personal`.
+      personal, memory: of each client, as in `Own`, [K, ...]. On a mesh padding rows may follow, up
+        to a multiple of its clients axis.
       frozen: the frozen leaves, one copy, see `sharing.split_frozen`; () for none.
     """
 

@@ -5,9 +5,7 @@
 
 (McMahan, Ramage, Talwar & Zhang, "Learning differentially private recurrent language models", ICLR
 2018, Algorithm 1 with flat clipping and equal weights; n clients count in the round.) Any method
-takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`. A
-deployment applies it too, because it runs the method's client and server. `client.clipping` and
-`aggregation.noising` apply it.
+takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`.
 
 It covers what a method shares each round, for the number of rounds given to `epsilon`. It does not
 cover other reports: sizes, losses, accuracies, the round selected by them, and personal leaves that
@@ -119,11 +117,8 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
     Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data,
     which are replaced, so that the sum may move twice as far.
 
-    Args:
-      noise: z; 0 gives infinity.
-      rounds: T, at least 0.
-      delta: above 0 and below 1; well below one over the number of clients.
-      cohort: (C, K); empty if all take part.
+    The noise is z (0 gives infinity), the rounds are T, delta is well below one over the number of
+    clients, and the cohort is (C, K), empty if all take part.
     """
     import dp_accounting as dp  # of the extra fedjax_bn[privacy]
     from dp_accounting.rdp import RdpAccountant

@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import Weighing, normalized, weighted
+from fedjax_bn.engine.weighing import Weighing, alike, normalized, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
@@ -170,14 +170,13 @@ def _rule(combine: _Combine) -> Weighing:
     """Returns the rule that weighs clients alike and combines their leaves by `combine`."""
 
     def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
-        del risks
         if sent := len(jax.tree.leaves(messages)):
             raise ValueError(
                 f"this method's clients send {sent} arrays beside their shared leaves, whose mean "
                 "one client could move as far as it likes: choose a method that sends none, such "
                 "as fedavg, fedbn, fedprox or fedadam"
             )
-        return normalized(sizes > 0), state
+        return alike(state, sizes, risks, messages)
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 

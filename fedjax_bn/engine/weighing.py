@@ -120,6 +120,13 @@ class Weighing(NamedTuple):
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
 
 
+def alike(
+    state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
+) -> tuple[jax.Array, PyTree]:
+    """Returns equal weights f[C] of the clients that count, as `Weighing.weigh`."""
+    return uniform(sizes, risks), state
+
+
 def by_divergence() -> Weighing:
     r"""Returns the weighing rule of CSAC (Yuan et al., TKDE 2023), for any method.
 
@@ -132,17 +139,12 @@ def by_divergence() -> Weighing:
     equal weights. A round reports the weight 1 / n for each of the n clients that count.
     """
 
-    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
-        del risks, messages
-        present = (sizes > 0).astype(jnp.result_type(float))
-        return present / jnp.maximum(present.sum(), 1), state
-
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
         shares = leaf_distances(stacked, weights)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
-    return Weighing(lambda num_clients: (), weigh, combine=combine)
+    return Weighing(lambda num_clients: (), alike, combine=combine)
 
 
 def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
@@ -204,9 +206,8 @@ def generalization_adjustment(
     Args:
       measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
         the batches' "validation". The configuration sets it; None raises ValueError at use.
-      metric: what it measures; less loss or more accuracy is better.
-      step: s, at least 0; 0.2 in the authors' code.
-      rounds: R, over which the step decreases to about 0, at least 1; 40 in the authors' code.
+      metric: what it measures.
+      step, rounds: s, at least 0, and R, at least 1; 0.2 and 40 in the authors' code.
     """
     sign = 1 if metric == "loss" else -1
 

@@ -100,7 +100,7 @@ def test_what_starts_again_every_round_is_refused_unless_clients_keep_it(name):
 
 TRAINING = [
     (optax.MultiSteps(by_round(lambda round: optax.sgd(0.1)), 2), True),
-    (optax.chain(optax.polyak_sgd(max_learning_rate=0.1), plateau(1)), True),
+    (optax.polyak_sgd(max_learning_rate=0.1), False),
     (optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), False),
     (optax.contrib.cocob(), False),
     (optax.contrib.dowg(), False),
