@@ -277,11 +277,7 @@ def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
 
 
 def early_weights(
-    rule: WeighingRule | Weighing,
-    batches: Batches,
-    epochs: int,
-    num_clients: int,
-    meeting: Meeting,
+    rule: WeighingRule | Weighing, batches: Batches, epochs: int, num_clients: int, meeting: Meeting
 ) -> jax.Array | None:
     """Returns the weights f[C] of a device's C clients, up to a factor common to all K clients.
 

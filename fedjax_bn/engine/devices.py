@@ -216,8 +216,7 @@ def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
 
 
 def on_each_device(
-    function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]],
-    mesh: Mesh | None,
+    function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]], mesh: Mesh | None
 ) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
     """Returns `(common, rows) -> (everywhere, rows)`, run on each device of the clients axis.
 

@@ -180,9 +180,7 @@ def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, ke
         )
 
 
-def _taking_extra(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def _taking_extra(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer with an update that takes extra arguments."""
     # MultiSteps is not a transformation: `with_extra_args_support` would drop its extra arguments.
     if isinstance(optimizer, optax.MultiSteps):

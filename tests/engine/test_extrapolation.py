@@ -9,12 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import runs
-from federations import (
-    OneNorm,
-    assert_equal,
-    batches_of,
-    variables_of,
-)
+from federations import OneNorm, assert_equal, batches_of, variables_of
 from fedjax_bn.aggregation import risk_extrapolation
 from fedjax_bn.arguments.errors import RiskError
 from fedjax_bn.engine.extrapolation import check_risks, equal_risks, least_variance

@@ -21,13 +21,7 @@ from federations import (
 )
 from fedjax_bn import sharing
 from fedjax_bn.engine.privacy import gaussian
-from fedjax_bn.federation import (
-    broadcast_of,
-    client_variables,
-    global_variables,
-    own_of,
-    traffic,
-)
+from fedjax_bn.federation import broadcast_of, client_variables, global_variables, own_of, traffic
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.perfedavg import personalize
@@ -68,8 +62,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES]
 )
 def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x64, name):
     found = {}

@@ -247,10 +247,7 @@ def test_methods_that_wrap_the_optimizer_pass_the_round_on():
             lambda r: 0.1 * (0.2 + 0.4 * (1 + np.cos(np.pi * min(r, 4) / 4))),
         ),
         ({"schedule": "step:rounds=2"}, lambda r: 0.1 * 0.1 ** (r // 2)),
-        (
-            {"schedule": "exponential:rounds=2:factor=0.5"},
-            lambda r: 0.1 * 0.5 ** (r / 2),
-        ),
+        ({"schedule": "exponential:rounds=2:factor=0.5"}, lambda r: 0.1 * 0.5 ** (r / 2)),
         ({"warmup_rounds": 3}, lambda r: 0.1 * min((r + 1) / 4, 1)),
         (
             {"schedule": "cosine", "warmup_rounds": 2},

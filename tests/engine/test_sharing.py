@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from federations import (
-    SGD,
-    NormNet,
-    PlainNet,
-    assert_equal,
-    variables_of,
-)
+from federations import SGD, NormNet, PlainNet, assert_equal, variables_of
 from fedjax_bn import sharing
 from fedjax_bn.adaptation import tsmobn
 from fedjax_bn.methods import fedbn
