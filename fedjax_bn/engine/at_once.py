@@ -53,7 +53,7 @@ def _loops(program: Any) -> Iterator[tuple[int, int]]:
             start = equation.params["num_consts"]
             carry = body.invars[start : start + equation.params["num_carry"]]
             results = _results(body, ("conv_general_dilated", "dot_general"))
-            yield tuple(sum(_bytes(x.aval) for x in values) for values in (carry, results))
+            yield sum(_bytes(x.aval) for x in carry), sum(_bytes(x.aval) for x in results)
         for inner in _inside(equation):
             yield from _loops(inner)
 

@@ -15,7 +15,7 @@ import optax
 
 from fedjax_bn.arguments.text import one_line
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.sharing import Variables, path_names
+from fedjax_bn.sharing import Variables
 
 PyTree = Any
 # States of optax.masked and of optax.partition (multi_transform).
@@ -106,25 +106,20 @@ def descend(
 def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
     """Returns an optimizer's state whose random keys are those of a client and round.
 
-    Without this all clients would draw the same noise, because their states start alike. Typed
-    keys, and raw ones (u32[..., 2 or 4] in a field with "key" in its name, as in
-    `optax.AddNoiseState.rng_key`), are mixed with random words of `key`; other leaves stay.
+    Without this all clients would draw the same noise, because their states start alike.
     """
 
-    def mixed(number: int, path: tuple, leaf: Any) -> Any:
+    def mixed(number: int, leaf: Any) -> Any:
         dtype = getattr(leaf, "dtype", None)
-        typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-        named = dtype == jnp.uint32 and bool(path) and "key" in path_names(path)[-1]
-        if not typed and not (named and leaf.shape[-1:] in ((2,), (4,))):
+        if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return leaf
-        words = jax.random.key_data(leaf) if typed else leaf
+        words = jax.random.key_data(leaf)
         part_key = jax.random.fold_in(stream(key, "local optimizer"), number)
         words ^= jax.random.bits(part_key, words.shape, words.dtype)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf)) if typed else words
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
 
-    leaves, form = jax.tree_util.tree_flatten_with_path(state)
-    mixed_leaves = [mixed(number, *leaf) for number, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(form, mixed_leaves)
+    leaves, form = jax.tree.flatten(state)
+    return jax.tree.unflatten(form, [mixed(number, leaf) for number, leaf in enumerate(leaves)])
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
@@ -159,12 +154,8 @@ def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, ke
     """
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
-        number = jax.ShapeDtypeStruct((), jnp.result_type(float))
-        count = jax.ShapeDtypeStruct((), jnp.int32)
-        seen = _seen_by(optimizer, trained)
-        jax.eval_shape(
-            lambda *arguments: _step(optimizer, *arguments), seen, state, seen, count, number
-        )
+        seen, count = _seen_by(optimizer, trained), jnp.zeros((), jnp.int32)
+        jax.eval_shape(lambda x, state: _step(optimizer, x, state, x, count, 0.0), seen, state)
     except Exception as error:
         raise ValueError(
             f"the local optimizer cannot make a local step ({one_line(error)}): it gets the "
@@ -194,18 +185,15 @@ def _step(
     state: PyTree,
     params: PyTree,
     round: jax.Array,
-    loss: jax.Array,
+    loss: jax.Array | float,
 ) -> tuple[PyTree, PyTree]:
-    extra = {"round": round, "value": loss, "grad": gradients}
+    extra = {"round": round, "value": jnp.asarray(loss), "grad": gradients}
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         return _taking_extra(optimizer).update(gradients, state, params, **extra)
 
 
 def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
-    """Returns whether the optimizer's masks are over the parameters, not {"params": ...}.
-
-    A mask function that fits both gets the parameters.
-    """
+    """Returns whether masks are over the parameters, not {"params": ...}; over both: the first."""
     if set(trained) != {"params"}:
         return False
     try:

@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import Weighing, alike, normalized, weighted
+from fedjax_bn.engine.weighing import Weighing, normalized, weigh_alike, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
@@ -176,7 +176,7 @@ def _rule(combine: _Combine) -> Weighing:
                 "one client could move as far as it likes: choose a method that sends none, such "
                 "as fedavg, fedbn, fedprox or fedadam"
             )
-        return alike(state, sizes, risks, messages)
+        return weigh_alike(state, sizes, risks, messages)
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 

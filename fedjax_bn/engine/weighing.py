@@ -120,7 +120,7 @@ class Weighing(NamedTuple):
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
 
 
-def alike(
+def weigh_alike(
     state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
 ) -> tuple[jax.Array, PyTree]:
     """Returns equal weights f[C] of the clients that count, as `Weighing.weigh`."""
@@ -144,7 +144,7 @@ def by_divergence() -> Weighing:
         shares = leaf_distances(stacked, weights)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
-    return Weighing(lambda num_clients: (), alike, combine=combine)
+    return Weighing(lambda num_clients: (), weigh_alike, combine=combine)
 
 
 def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:

@@ -1,7 +1,5 @@
 """Local optimizers over rounds: schedules, what cannot work over a round, masks, and losses."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,34 +117,12 @@ def test_optimizers_train_with_what_a_local_step_gives_them(optimizer, keep):
     assert min(losses) < 0.9 * losses[0]
 
 
-class Drawn(NamedTuple):
-    seed_key: jax.Array
-
-
-def raw_noise():
-    """A transformation that keeps a raw key of two words, as older ones do."""
-
-    def update(updates, state, params=None):
-        leaves, form = jax.tree.flatten(updates)
-        keys = jax.random.split(state.seed_key, len(leaves) + 1)
-        drawn = [jax.random.normal(k, x.shape) for k, x in zip(keys[1:], leaves, strict=True)]
-        return form.unflatten(drawn), Drawn(keys[0])
-
-    return optax.GradientTransformation(lambda params: Drawn(jax.random.PRNGKey(3)), update)
-
-
-def typed_noise():
+def pure_noise():
     return optax.chain(optax.scale(0.0), optax.add_noise(1.0, 0.0, key=3))
 
 
 @pytest.mark.parametrize(
-    ("noise", "keep"),
-    [
-        (typed_noise, True),
-        (lambda: by_round(lambda round: typed_noise()), False),
-        (raw_noise, True),
-        (raw_noise, False),
-    ],
+    ("noise", "keep"), [(pure_noise, True), (lambda: by_round(lambda round: pure_noise()), False)]
 )
 def test_clients_and_rounds_draw_other_noise_and_repeat_it(noise, keep):
     """Clients with nothing but noise in their steps, which share nothing: all moves differ."""
