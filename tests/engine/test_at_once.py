@@ -47,13 +47,12 @@ def test_as_many_clients_as_fit_into_the_memories(carried, products, clients, ex
     ("side", "dtype", "clients", "expected"),
     [
         (0, jnp.float32, 8, 8),  # no convolution
-        (512, jnp.float32, 8, 8),  # 16 MB of maps
         (512, jnp.float32, 900, 450),  # the maps of 512 fit into 8 GB, and 450 divide all
         (1024, jnp.float32, 8, 1),  # 64 MB
         (16, jnp.bfloat16, 8, 1),  # grouped convolutions in 16 bits are slow in any size
     ],
 )
-def test_a_gpu_trains_clients_at_once_if_their_convolutions_are_small(
+def test_a_gpu_trains_few_clients_at_once_whose_convolutions_are_large(
     side, dtype, clients, expected
 ):
     def train(image, kernel):

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from federations import in_float64
 from fedjax_bn import models
 from fedjax_bn.engine import columns
 from fedjax_bn.engine.backend import all_finite, traced_for
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.normalization.layer import moments
 
@@ -111,30 +109,6 @@ def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name)
         ours = derivatives(model, variables, images, valid)
     for one, other in zip(*map(jax.tree.leaves, (ours, usual)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
-
-
-def by_position(layer, x, valid):
-    """A rule whose statistics differ between positions of maps."""
-    if x.ndim != 4:
-        return running_statistics(layer, x, valid)
-    return x.mean((0, 3), keepdims=True), 1 + jnp.square(x).mean((0, 3), keepdims=True)
-
-
-@pytest.mark.parametrize("name", ["ResNet", "DigitCNN"])
-def test_a_rule_may_return_statistics_of_positions(x64, monkeypatch, name):
-    monkeypatch.setattr(columns, "_VALUES", 0)
-    model, side = NETWORKS[name]
-    images = draw((2, side, side, 3))
-    variables = in_float64(model.init(KEY, images.astype(jnp.float32)))
-
-    @jax.jit
-    def features(images):
-        with normalize_with(by_position):
-            return model.apply(variables, images, method="features")
-
-    usual = features(images)
-    with traced_for("tpu"):
-        np.testing.assert_allclose(features(images), usual, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

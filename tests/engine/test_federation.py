@@ -233,16 +233,6 @@ def test_risk_is_the_loss_of_the_last_local_epoch():
     np.testing.assert_allclose(metrics["weights"], np.array(SIZES) / sum(SIZES), rtol=1e-6)
 
 
-def test_given_sizes_replace_counted_ones():
-    batches = batches_of(SIZES) | {"size": jnp.array([1, 1, 2], jnp.int32)}
-    _, metrics = run_rounds(once(fedavg, PlainNet(), SGD), variables_of(PlainNet()), batches)
-    np.testing.assert_allclose(metrics["weights"], [0.25, 0.25, 0.5])
-    _, metrics = run_rounds(
-        once(fedavg, PlainNet(), SGD, weigh=uniform), variables_of(PlainNet()), batches
-    )
-    np.testing.assert_allclose(metrics["weights"], [1 / 3] * 3, rtol=1e-6)
-
-
 def test_bytes_are_standardized_on_the_device():
     images = np.random.default_rng(0).integers(0, 256, (1, 3, 4, FEATURES), dtype=np.uint8)
     batches = batches_of((12,))
@@ -283,15 +273,16 @@ def test_a_federation_needs_as_many_clients_as_run_at_once_and_a_local_epoch():
 
 
 @pytest.mark.parametrize(
-    ("weigh", "weights"),
+    ("weigh", "changes", "weights"),
     [
-        (by_size, [9 / 13, 4 / 13, 0]),
-        (uniform, [1 / 2, 1 / 2, 0]),
-        (lambda sizes, risks: jnp.ones(3) / 3, [1 / 2, 1 / 2, 0]),
+        (by_size, {}, [9 / 13, 4 / 13, 0]),
+        (by_size, {"size": jnp.array([1, 3, 2], jnp.int32)}, [1 / 4, 3 / 4, 0]),
+        (uniform, {}, [1 / 2, 1 / 2, 0]),
+        (lambda sizes, risks: jnp.ones(3) / 3, {}, [1 / 2, 1 / 2, 0]),
     ],
 )
-def test_who_counts_is_weighed_by_the_rule(weigh, weights):
-    batches = batches_of(SIZES) | {"participates": jnp.array([True, True, False])}
+def test_who_counts_is_weighed_by_the_rule(weigh, changes, weights):
+    batches = batches_of(SIZES) | {"participates": jnp.array([True, True, False])} | changes
     method = once(fedavg, PlainNet(), SGD, weigh=weigh)
     _, metrics = run_rounds(method, variables_of(PlainNet()), batches)
     np.testing.assert_allclose(metrics["weights"], weights, rtol=1e-6)

@@ -2,7 +2,6 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -20,8 +19,7 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import sharing
-from fedjax_bn.engine.privacy import gaussian
-from fedjax_bn.federation import broadcast_of, client_variables, global_variables, own_of, traffic
+from fedjax_bn.federation import client_variables, global_variables, own_of, traffic
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.perfedavg import personalize
@@ -112,28 +110,6 @@ def test_a_round_moves_the_bytes_of_the_trained_leaves_alone():
         arguments.append(program.memory_analysis().argument_size_in_bytes - of_batches)
     rows = 2 * (head + moments + 4)  # and the weights of the last round
     assert 0 <= arguments[1] - arguments[0] - rows < 64
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("scaffold", {}),
-        ("fedavg", {"keep_optimizer": True}),
-        ("fedavg", {"privacy": gaussian(1.0, 0.5), "share": sharing.all_but_statistics}),
-    ],
-)
-def test_no_variate_moment_or_message_has_a_row_for_frozen_leaves(name, options):
-    method = METHODS[name](NormNet(), MOMENTUM, frozen=sharing.at("bn"), **options)
-    variables, key = variables_of(NormNet()), jax.random.key(0)
-    state = jax.eval_shape(lambda: method.init(key, variables, 2))
-    batches = jax.tree.map(lambda leaf: leaf[0], batches_of((8, 6)))
-    batches |= {"client": jnp.zeros((), jnp.int32)}
-    sent, own = jax.eval_shape(lambda s: (broadcast_of(s), own_of(s, 0)), state)
-    kept, upload = jax.eval_shape(method.client, sent, own, batches, key)
-    for tree in (state._replace(frozen=()), sent, kept._replace(frozen=()), upload):
-        paths = [sharing.path_names(path) for path, _ in jax.tree.leaves_with_path(tree)]
-        assert not [path for path in paths if "bn" in path]
-    assert [path for path in paths if "norm" in path]
 
 
 def _but_head(variables):

@@ -201,15 +201,3 @@ def test_a_state_that_a_round_has_used_up_is_refused_with_the_remedy():
     method().round(used, batches, KEY)
     with pytest.raises(ValueError, match="earlier round"):
         method().round(used, batches, KEY)
-
-
-def test_a_source_of_ones_own_takes_what_a_round_takes():
-    images = np.random.default_rng(0).normal(size=(4, 6))
-    for labels in (np.array([0, 1, 0, 1]), np.array([0.0, 1, 0, 1])):
-        pool = Pool("a", images, labels, np.arange(4).astype(str))
-        (kept,) = check_source(Source("own", ("a", "b"), (pool,), HALF, HALF)).pools
-        assert (kept.images.dtype, kept.labels.dtype) == (np.float32, np.int32)
-        assert kept.labels.tolist() == [0, 1, 0, 1]
-    wrong = pool._replace(labels=np.array([0, 1, 2, 1]))
-    with pytest.raises(ValueError, match="index 2"):
-        check_source(Source("own", ("a", "b"), (wrong,), HALF, HALF))

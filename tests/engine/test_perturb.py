@@ -5,12 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import runs
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.perturb import amplitude_mix, mix_amplitudes, partners
-from fedjax_bn.methods import fedavg
-from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.method import METHODS
 
 KEY = jax.random.key(0)
 
@@ -53,19 +48,3 @@ def test_a_batch_is_changed_with_its_probability_and_as_a_whole():
     assert all(one.all() or not one.any() for one in changed)
     assert 8 < sum(one.any() for one in changed) < 32
     np.testing.assert_array_equal(amplitude_mix(0.0)(KEY, x, valid), x)
-
-
-def test_a_configuration_names_one_and_the_method_gets_it(monkeypatch):
-    runs.install(monkeypatch)
-    seen = {}
-
-    def spied(model, optimizer, *, perturb=None, **options):
-        seen["perturb"] = perturb
-        return fedavg(model, optimizer, perturb=perturb, **options)
-
-    monkeypatch.setitem(METHODS, "fedavg", spied)
-    build(runs.config(method="fedavg", data__perturb="amplitude_mix:probability=0"))
-    x, valid = jnp.asarray(images_of(4)), jnp.ones(4, bool)
-    np.testing.assert_array_equal(seen["perturb"](KEY, x, valid), x)
-    with pytest.raises(ConfigError, match=r"config.data.perturb='amplitude_mixx'.*amplitude_mix"):
-        build(runs.config(method="fedavg", data__perturb="amplitude_mixx"))
