@@ -119,10 +119,17 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
 
     The noise is z (0 gives infinity), the rounds are T, delta is well below one over the number of
     clients, and the cohort is (C, K), empty if all take part.
-    """
-    import dp_accounting as dp  # of the extra fedjax_bn[privacy]
-    from dp_accounting.rdp import RdpAccountant
 
+    Raises:
+      ImportError: dp-accounting is not installed.
+    """
+    try:
+        import dp_accounting as dp
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError as error:
+        raise ImportError(
+            "epsilon needs dp-accounting: pip install 'fedjax_bn[privacy]'"
+        ) from error
     if not noise or not rounds:
         return math.inf if rounds else 0.0
     if not cohort or cohort[0] == cohort[1]:

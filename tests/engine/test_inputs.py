@@ -163,15 +163,6 @@ def test_known_labels_are_whole_numbers_of_any_dtype():
     assert known_labels(jnp.asarray([2**32 - 1], jnp.uint32), 3)[1].tolist() == [False]
 
 
-def test_a_score_and_a_loss_leave_out_samples_without_a_class():
-    task, logits = classification(), jnp.asarray([[2.0, 0, 0], [0, 2, 0], [0, 0, 2]])
-    label, valid = jnp.asarray([0, 3, 1]), jnp.ones(3, bool)
-    kept = valid & (label < 3)
-    assert task.score.of_batch(logits, label, valid).tolist() == [1, 2]
-    safe = jnp.where(kept, label, 0)
-    assert task.loss(logits, label, valid) == task.loss(logits, safe, kept)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_a_mean_over_more_samples_than_16_bits_count_is_that_of_float64(dtype):
     random = np.random.default_rng(0)

@@ -84,17 +84,15 @@ def test_without_noise_and_clip_the_bits_are_the_methods():
     assert int(kept.rounds) == 2
 
 
-def by_hand(method, variables, batches, rounds):
-    """The state after some rounds, client by client, as a deployment makes them."""
-    state = begun(method, KEY, variables, len(SIZES))
-    for _ in range(rounds):
-        sent, uploads = broadcast_of(state), []
-        for k in range(len(SIZES)):
-            mine = client(batches, k) | {"client": jnp.int32(k)}
-            own, upload = method.client(sent, own_of(state, k), mine, KEY)
-            state, uploads = with_own(state, k, own), [*uploads, jax.device_get(upload)]
-        state = method.server(state, jax.tree.map(lambda *rows: np.stack(rows), *uploads))
-    return state, uploads
+def by_hand(method, variables, batches):
+    """The state after a round and the uploads, client by client, as a deployment makes them."""
+    state, uploads = begun(method, KEY, variables, len(SIZES)), []
+    sent = broadcast_of(state)
+    for k in range(len(SIZES)):
+        mine = client(batches, k) | {"client": jnp.int32(k)}
+        own, upload = method.client(sent, own_of(state, k), mine, KEY)
+        state, uploads = with_own(state, k, own), [*uploads, jax.device_get(upload)]
+    return method.server(state, jax.tree.map(lambda *rows: np.stack(rows), *uploads)), uploads
 
 
 def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
@@ -105,7 +103,7 @@ def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, seed=7))
     start = begun(method, KEY, variables, 3).shared
     state, _ = run_rounds(method, variables, batches, 1)
-    ours, uploads = by_hand(method, variables, batches, 1)
+    ours, uploads = by_hand(method, variables, batches)
     assert_close(ours, state, 1e-12, 1e-12)
     counting = [uploads[0].shared, uploads[2].shared]
     lengths = [norm_of(differences(shared, start)) for shared in counting]
@@ -121,7 +119,7 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
     clip, noise = 0.05, 0.8
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, at="client", seed=7))
     start = begun(method, KEY, variables, 3).shared
-    ours, uploads = by_hand(method, variables, batches, 1)
+    ours, uploads = by_hand(method, variables, batches)
     changes = [differences(upload.shared, start) for upload in uploads]
     expected = clip * noise * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
     for one, other in itertools.pairwise(changes):
@@ -134,7 +132,7 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda p: fedavg(MODEL, SGD, privacy=p), "a running statistic"),
+        (lambda p: fedavg(MODEL, SGD, privacy=p), "shares running statistics"),
         (lambda p: fedbn(MODEL, SGD, privacy=p, weigh=by_size), "weigh=uniform"),
         (lambda p: fedcd(MODEL, SGD, privacy=p), "weigh=uniform"),
         (lambda p: scaffold(MODEL, SGD, privacy=p, share=all_but_batch_norm), "4 arrays"),
@@ -292,17 +290,14 @@ def test_a_run_that_is_killed_draws_the_same_noise_when_it_goes_on(tmp_path, mon
     runs.install(monkeypatch)
     runs.run(tmp_path / "straight", **KEYS)
 
-    class Killed(BaseException):
-        pass
-
     def killed(path, record, append=train.workdir.append_line):
         append(path, record)
         if record["round"] == 2:
-            raise Killed
+            raise runs.Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(train.workdir, "append_line", killed)
-        with pytest.raises(Killed):
+        with pytest.raises(runs.Killed):
             runs.run(tmp_path / "stopped", **KEYS)
     runs.run(tmp_path / "stopped", **KEYS)
     like = jax.eval_shape(train.prepare(runs.config(**KEYS))[2])

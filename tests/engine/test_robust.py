@@ -98,18 +98,6 @@ def test_a_rule_is_its_formula_over_the_clients_that_count(x64, rule):
         np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rule_follows_the_clients_order_and_their_common_offset(x64, rule):
-    stacked, weights = drawn(8), np.full(8, 1 / 8)
-    leaves, weighed = combined(rule)(stacked, FROM, weights)
-    order = np.random.default_rng(1).permutation(8)
-    moved = jax.tree.map(lambda x: x[order] + 3, stacked)
-    ours, theirs = combined(rule)(moved, jax.tree.map(lambda x: x + 3, FROM), weights)
-    for name, leaf in leaves.items():
-        np.testing.assert_allclose(ours[name], leaf + 3, rtol=1e-9)
-    np.testing.assert_allclose(theirs, weighed[order], rtol=1e-7, atol=1e-12)
-
-
 @pytest.mark.parametrize("size", [1e3, 1e15, 1e30])
 @pytest.mark.parametrize("rule", RULES)
 def test_one_client_cannot_move_a_rule_far(rule, size):

@@ -68,23 +68,6 @@ def test_the_state_with_the_best_score_is_kept(target, every, steps, best):
     np.testing.assert_array_equal(trained.state, steps)
 
 
-def test_the_steps_are_those_of_plain_training_with_the_same_keys_and_loads():
-    def noisy(variables, state, batch, received, key):
-        value = variables["params"] + batch["image"].sum() * jax.random.normal(key)
-        return {"params": value}, state, value
-
-    step = LocalStep(COUNTING.init, noisy)
-    arguments = (step, NOWHERE, START, jnp.zeros((), jnp.int32), batches(7), jax.random.key(1))
-
-    def load(source, batch, key):
-        return batch | {"image": batch["image"] * jax.random.uniform(key)}
-
-    plain = local.run_steps(*arguments, load)
-    selected = best_of_round(lambda variables, received: 0.0 * variables["params"], 3)
-    np.testing.assert_array_equal(selected(*arguments, load).losses, plain.losses)
-    np.testing.assert_allclose(selected(*arguments, load).variables["params"], plain.losses[2])
-
-
 def test_empty_steps_between_the_others_change_nothing():
     """A client of several epochs beside larger ones has them, and alone over Flower it has none."""
 
