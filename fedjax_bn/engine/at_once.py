@@ -1,16 +1,14 @@
 """Chooses how many clients a TPU or a GPU trains at once, from a traced program of one client.
 
-The rule for a TPU follows `benchmarks/README.md` ("Compiled for a TPU"), so it rests on the
-compiler's estimates. Clients together fill the vector registers better than one. But if what they
-train no longer fits into a core's fast memory, every step reads and writes it in the main memory,
-which costs more: a network with large dense layers is cheaper client by client. Nor do clients gain
-from each other if the maps of one are large (YOLOv5n, or DenseNet121 in float32).
+The rule for a TPU rests on the compiler's estimates (`benchmarks/README.md`, "Compiled for a TPU").
+Clients together fill the vector registers better than one. But if what they train no longer fits
+into a core's fast memory, every step reads and writes it in the main memory, which costs more. Nor
+do clients gain from each other if the maps of one are large.
 
-The rule for a GPU follows times of an H200 ("On an accelerator"). Clients together start fewer
+The rule for a GPU rests on times of an H200 ("On an accelerator"). Clients together start fewer
 kernels, but their convolutions become grouped ones, which are slow for large maps and in 16 bits:
 DigitCNN in float32 takes 0.7 to 0.8 of the time, but ResNet18 at 224 pixels 4.8 times as long, and
-46 times in bfloat16. So clients are together only if their convolutions are as small as
-DigitCNN's.
+46 times in bfloat16.
 """
 
 import math

@@ -138,8 +138,9 @@ class Admission:
         """Raises ValueError for a label that is not a class, if labels can be read on the host."""
         arrays: list[Any] = [batches.get(name) for name in REQUIRED]
         _, label, valid = arrays
+        # `check_batches` and `admitted` refuse what is left out here.
         if not all(hasattr(array, "dtype") for array in arrays) or valid.dtype != bool:
-            return  # `check_batches` and `admitted` refuse these
+            return
         if label.shape[: valid.ndim] != valid.shape:
             return
         classes, is_traced = self._number(shared, personal, batches)

@@ -4,9 +4,8 @@ A TPU stores and computes the channels of a position in rows of 128 lanes. With 
 each row is empty, in every pass over a map and in every matrix product. Therefore two neighbouring
 columns of such a map are stored as one with twice the channels, f[B, H, W, C] as f[B, H, W / 2,
 2 C]. A convolution has its kernel at as many places of a larger kernel, and zeros elsewhere.
-
-Modules receive and return maps f[B, H, W, C] all the same: they pack what they read and unpack what
-they return, and XLA removes an unpacking that meets a packing.
+Modules pack what they read and unpack what they return, and XLA removes an unpacking that meets a
+packing.
 """
 
 import math

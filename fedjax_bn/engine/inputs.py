@@ -87,14 +87,10 @@ def class_labels(
 ) -> np.ndarray:
     """Returns labels that are counted from `first` as i32[N] counted from 0.
 
-    Accepts integers of any width, and floats that are exactly whole numbers.
-
-    Args:
-      labels: [N] as read, or with the shape of `valid`.
-      place: the file and its part, with which error messages begin.
-      classes: how many there are; None for any number.
-      first: the label of the first class.
-      valid: bool, the labels that count; by default labels have one axis and all count.
+    Integers of any width, and floats that are exactly whole numbers, [N] or with the shape of
+    `valid` (bool, the labels that count; by default all). Error messages begin with `place`, the
+    file and its part. `classes` is how many there are, None for any number, and `first` the label
+    of the first class.
 
     Raises:
       ValueError: another dtype or shape, or a label that is not a whole number or out of range.

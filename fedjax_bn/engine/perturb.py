@@ -23,12 +23,13 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     $x' = F^{-1}(((1 - l) |F x| + l |F x_2|) e^{i \angle F x})$ with $l \sim U(0, 1)$
 
     F is the Fourier transform over height and width of each channel, x2 another valid sample of the
-    client's batch; l is one number for each sample. A batch is mixed as a whole with the
-    probability, in [0, 1], else left as it is.
+    client's batch; l is one number for each sample. Batches are mixed as a whole or not.
 
     Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
     standardized floats that are not clipped.
 
+    Args:
+      probability: the probability that a batch is mixed, in [0, 1].
     """
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:

@@ -46,7 +46,8 @@ def trimmed_mean(*, trim: BelowHalf = 0.25) -> Weighing:
     (Yin et al., ICML 2018, Option II.) Of n clients that count, $\lfloor \beta n \rfloor$ are left
     out at each end, other ones for each number.
 
-    The fraction `trim` is beta, at least 0 and below 0.5; 0 gives the mean of all.
+    Args:
+      trim: beta, at least 0 and below 0.5; 0 gives the mean of all.
     """
     # Rounded, so that 0.29 of 100 are 29, and not 28 because 0.29 * 100 is 28.999....
     return _rule(_middle(lambda count: np.floor(np.round(trim * count, 9)).astype(np.int32)))
@@ -138,7 +139,8 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
 
     $s_k = \min(1, c \, \mathrm{median}_j \lVert \Delta_j \rVert / \lVert \Delta_k \rVert)$
 
-    The factor c is above 0.
+    Args:
+      factor: c, above 0.
     """
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:

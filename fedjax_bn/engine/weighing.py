@@ -206,8 +206,9 @@ def generalization_adjustment(
     Args:
       measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
         the batches' "validation". The configuration sets it; None raises ValueError at use.
-      metric: what it measures.
-      step, rounds: s, at least 0, and R, at least 1; 0.2 and 40 in the authors' code.
+      metric: what it measures; less loss or more accuracy is better.
+      step: s, at least 0; 0.2 in the authors' code.
+      rounds: R, over which the step decreases to about 0, at least 1; 40 in the authors' code.
     """
     sign = 1 if metric == "loss" else -1
 
