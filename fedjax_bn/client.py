@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Rounds, bounded
 from fedjax_bn.engine.backend import all_finite, where_tree
-from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
+from fedjax_bn.engine.batches import blank_padding, owned_samples
 from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.engine.optimizers import with_keys_of
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
@@ -271,7 +271,7 @@ def take_part(
     validation = batches.get("validation", ())
     read = ("image", "label", "valid", "source")
     data = {name: batches[name] for name in read if name in batches}
-    in_last_epoch = last_epoch(batches["valid"], client.epochs)
+    in_last_epoch = _last_epoch(batches["valid"], client.epochs)
     start = (broadcast.shared, with_frozen(own.personal, own.frozen), own.memory)
     own = own._replace(frozen=())
     received = Received(*start, broadcast.message, validation, broadcast.round, who)
@@ -315,3 +315,14 @@ def take_part(
         population=batches.get("population"),
     )
     return own, upload, losses
+
+
+def _last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
+    """Returns bool[S], True in the last of E epochs of `valid` bool[S, B] that has a valid sample.
+
+    A client that makes fewer local epochs than others has epochs without valid samples.
+    """
+    # Counted from the end, because padding epochs follow the real ones.
+    real = valid.reshape(epochs, -1).any(1)
+    last_real = epochs - 1 - jnp.argmax(real[::-1])
+    return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last_real

@@ -86,17 +86,6 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
     return batches["valid"].reshape(epochs, -1).sum(1, dtype=jnp.int32).max()
 
 
-def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
-    """Returns bool[S], True in the last of E epochs of `valid` bool[S, B] that has a valid sample.
-
-    A client that makes fewer local epochs than others has epochs without valid samples.
-    """
-    # Counted from the end, because padding epochs follow the real ones.
-    real = valid.reshape(epochs, -1).any(1)
-    last_real = epochs - 1 - jnp.argmax(real[::-1])
-    return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last_real
-
-
 def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
     """Returns the steps of one client's first local epoch of E, one or more times in a row."""
     # The source has no axis S.

@@ -3,7 +3,7 @@
 Each device trains its clients one after another, all at once, or n at a time. The strategy changes
 speed and memory, but results only by the order of sums. On CPU `vmap` over per-client kernels makes
 grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and
-GPU `at_once` chooses n by the network's size.
+GPU it is n at a time, by the network's size.
 
 A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round,
 which also carries weights, losses and counts. Rows are padded to a multiple of the axis. The
@@ -14,20 +14,24 @@ gradients of any order, so that results equal those of one device up to the orde
 """
 
 import functools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_bn.engine.at_once import clients_at_once
-from fedjax_bn.engine.backend import computed_once, on_cpu
+from fedjax_bn.engine.backend import computed_once, on_cpu, on_tpu
 from fedjax_bn.engine.dtypes import promote
 
 PyTree = Any
 CLIENTS, BATCH = "clients", "batch"
+_FAST = 2**27  # bytes of a core's fast memory; half of it is left to maps and gradients
+_MAPS = 3 * 2**29  # bytes of a step's maps up to which clients together cost less on a TPU
+_ROOM = 2**33  # bytes of a GPU's memory that a step's maps may take
+_SMALL = 2**25  # bytes of a step's convolutions; DigitCNN's are 22 MB with batches of 64
 
 
 def map_and_sum(
@@ -53,7 +57,7 @@ def map_and_sum(
     function = jax.jit(function, inline=True)  # traced once, though used several times
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (rows, *stacked))
     if clients == "auto" and not on_cpu():
-        size = clients_at_once(function.trace(*shapes).jaxpr.jaxpr, num_clients)
+        size = _clients_that_fit(function.trace(*shapes).jaxpr.jaxpr, num_clients)
     else:
         size = min(_at_once(clients) or num_clients, num_clients)
 
@@ -95,6 +99,66 @@ def map_and_sum(
         carry, leftover_results = step(carry, (jnp.int32(grouped), leftover))
         results = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), results, leftover_results)
     return *carry, results
+
+
+def _clients_that_fit(program: Any, num_clients: int) -> int:
+    """Returns how many of the clients of a device an accelerator trains at once.
+
+    `program` is the jaxpr of one client's training; its loop over local steps is the one with the
+    largest results of convolutions and matrix products. The rule for a TPU rests on the compiler's
+    estimates, that for a GPU on times of an H200 (`benchmarks/README.md`).
+    """
+    carried, products = max(_loops(program), key=lambda loop: loop[1], default=(0, 0))
+    # Clients together fill a TPU's vector registers better than one, but what they train has to
+    # fit into a core's fast memory, and nothing is gained if the maps of one are large.
+    if on_tpu():
+        most_clients = min(_FAST // 2 // max(carried, 1), _MAPS // max(products, 1))
+    else:
+        # Clients together start fewer kernels, but their convolutions become grouped ones, which a
+        # GPU computes slowly for large maps and in 16 bits.
+        maps = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
+        if sum(map(_bytes, maps)) > _SMALL or any(x.dtype.itemsize < 4 for x in maps):
+            return 1
+        most_clients = _ROOM // max(products, 1)
+    most_clients = max(1, min(most_clients, num_clients))
+    # A number that divides the clients is preferred: a remainder is compiled a second time.
+    even = max(n for n in range(1, most_clients + 1) if num_clients % n == 0)
+    return even if 2 * even > most_clients else most_clients
+
+
+def _loops(program: Any) -> Iterator[tuple[int, int]]:
+    """Yields what each scan carries and the results of its products, in bytes, at any depth."""
+    for equation in program.eqns:
+        if equation.primitive.name == "scan":
+            body = equation.params["jaxpr"].jaxpr
+            start = equation.params["num_consts"]
+            carry = body.invars[start : start + equation.params["num_carry"]]
+            results = _results(body, ("conv_general_dilated", "dot_general"))
+            yield sum(_bytes(x.aval) for x in carry), sum(_bytes(x.aval) for x in results)
+        for inner in _inside(equation):
+            yield from _loops(inner)
+
+
+def _results(program: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    """Yields what the operations of these names return, at any depth."""
+    for equation in program.eqns:
+        if equation.primitive.name in names:
+            yield from equation.outvars
+        for inner in _inside(equation):
+            yield from _results(inner, names)
+
+
+def _inside(equation: Any) -> Iterator[Any]:
+    """Yields the programs in an operation's parameters, such as the body of a loop."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(part, "jaxpr", part)
+            if hasattr(program, "eqns"):
+                yield program
+
+
+def _bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)

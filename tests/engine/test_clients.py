@@ -1,5 +1,7 @@
 """Mapping over clients: every strategy is the same function."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,3 +59,35 @@ def test_what_clients_keep_is_held_once(clients):
 def test_unknown_strategies_are_refused(clients):
     with pytest.raises(ValueError, match="vmap:at_once=n"):
         check_strategy(clients, 3)
+
+
+def train_by(megabytes, row, weights):
+    """A client whose steps carry its weights, and make products of so many megabytes."""
+
+    def step(weights, x):
+        made = jnp.ones((megabytes * 2**18, 1)) @ x
+        return weights + made.sum(), ()
+
+    return jax.lax.scan(step, weights, jnp.zeros((3, 1, 1)))[0].sum(), row, ()
+
+
+@pytest.mark.parametrize(
+    ("platform", "carried", "products", "clients", "expected"),
+    [
+        ("tpu", 16, 1, 6, {2, 3}),  # two groups of three clients, which fit; three steps
+        ("tpu", 16, 1, 8, {2, 3}),  # two of four
+        ("tpu", 300, 1, 5, {5, 3}),  # one after another
+        ("tpu", 1, 700, 8, {4, 3}),  # the maps of two take less than 1.5 GB
+        ("cuda", 16, 1, 6, {3}),
+        ("cpu", 16, 1, 6, {6, 3}),
+    ],
+)
+def test_auto_groups_clients_as_they_fit_a_platform(platform, carried, products, clients, expected):
+    rows = jax.ShapeDtypeStruct((clients,), jnp.float32)
+    weights = jax.ShapeDtypeStruct((clients, carried * 2**18), jnp.float32)
+    train = functools.partial(train_by, products)
+    with traced_for(platform):
+        program = jax.make_jaxpr(lambda *trees: map_and_sum(train, "auto", *trees))(rows, weights)
+    # The lengths of the loops over groups of clients and over steps.
+    lengths = {int(part.split()[0]) for part in str(program).split("length=")[1:]}
+    assert lengths == expected
