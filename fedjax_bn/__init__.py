@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedjax_bn import (
+    from fedjax_bn import (  # fmt: skip
         adaptation,
         adding,
         aggregation,
@@ -36,29 +36,10 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
-    "adaptation",
-    "adding",
-    "aggregation",
-    "client",
-    "contrib",
-    "data",
-    "engine",
-    "federation",
-    "load_run",
-    "local_step",
-    "methods",
-    "models",
-    "normalization",
-    "report",
-    "serving",
-    "sharing",
-    "simulate",
-    "simulation",
-    "state",
-    "task",
-    "tasks",
-    "training",
-]
+    "adaptation", "adding", "aggregation", "client", "contrib", "data", "engine", "federation",
+    "load_run", "local_step", "methods", "models", "normalization", "report", "serving", "sharing",
+    "simulate", "simulation", "state", "task", "tasks", "training",
+]  # fmt: skip
 
 _FUNCTIONS = {"load_run": "run.load_run", "simulate": "simulation"}
 

@@ -1,21 +1,19 @@
 """The server's half of a round: weighs uploads, sums them, and makes the server's step.
 
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
-that does not count in a round (`state.Upload.counts`: it sits out, has no samples, or its update is
-not finite) gets weight 0. The rule sees size 0 for a client that sits out; if it reads the risks,
-it sees size 0 and risk 0 for a client that failed too. A rule with a state is a `Weighing`, and so
-are the rules of `engine.robust`, which compute something else than a weighted mean.
+that does not count in a round (`state.Upload.counts`) gets weight 0. The rule sees size 0 for a
+client that sits out; if it reads the risks, it sees size 0 and risk 0 for a client that failed too.
+A rule with a state is a `Weighing`, and so are the rules of `engine.robust`, which compute
+something else than a weighted mean.
 
 If weights are known before training, a round holds only sums, whose size does not depend on the
 number of clients. Over several devices a round has one reduction if the rule is `by_size` or
 `uniform`. Any other rule needs a second one, which gathers what it reads of all clients.
-
-`client` implements the clients' half of a round, and `federation` joins the two.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,17 +52,17 @@ class Aggregate(NamedTuple):
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
       message: the mean of their messages, weighted by `ServerUpdate.message_weight`.
       share: f[], the fraction of the population that counts in the round.
-      count: f[], the number of clients that count; None if unknown.
+      count: f[], the number of clients that count.
     """
 
     mean: PyTree
     message: PyTree
     share: jax.Array
-    count: jax.Array | None = None  # type: ignore[assignment]
+    count: jax.Array  # type: ignore[assignment]
 
 
-# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in the mean. A
-# factor common to the weights of all clients must not change that mean.
+# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in the mean.
+# Over several devices weights are relative: a common factor must not change that mean.
 _MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -93,8 +91,7 @@ class ServerUpdate(NamedTuple):
         `sharing.join(shared, personal)` gives its variables.
       update: `update(shared, aggregate, state) -> (shared, ServerState)`, with the shared leaves
         as the clients received them.
-      message_weight: the weights with which the clients' messages are averaged. Over several
-        devices the given weights are relative: a common factor must not change the mean.
+      message_weight: the weights with which the clients' messages are averaged.
     """
 
     init: Callable[[PyTree, PyTree], ServerState]
@@ -116,8 +113,7 @@ def averaging(
         to the shared leaves; by default nothing.
       renew: `renew(sent, aggregate) -> tree`, what it sends in the next round, cast to the dtypes
         of `sent`; by default `sent` again.
-      message_weight: the weights with which the clients' messages are averaged. Over several
-        devices the given weights are relative: a common factor must not change the mean.
+      message_weight: as in `ServerUpdate`.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -130,8 +126,7 @@ def averaging(
         if renew is None:
             return aggregate.mean, state
         renewed = renew(state.sent, aggregate)
-        # Messages are summed in float32 or wider; what is sent keeps its dtype, else the next round
-        # would compile again for another dtype.
+        # What is sent keeps its dtype, else the next round would compile again.
         sent = jax.tree.map(lambda leaf, before: leaf.astype(before.dtype), renewed, state.sent)
         return aggregate.mean, state._replace(sent=sent)
 
@@ -142,10 +137,7 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
     r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$.
 
     (Reddi et al. 2021, Algorithm 1.) It sees shared parameters only; running statistics are plainly
-    averaged, so that no variance can become negative.
-
-    Args:
-      optimizer: any optax transformation; `optax.sgd(1.0)` is `averaging`.
+    averaged, so that no variance can become negative. `optax.sgd(1.0)` is `averaging`.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -182,16 +174,12 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
         for path, leaf in jax.tree_util.tree_leaves_with_path(shared):
-            if path_names(path)[0] == STATISTICS:
+            floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+            if path_names(path)[0] == STATISTICS or not floating:
                 raise ValueError(
-                    "privacy cannot be used with a sharing rule that shares running statistics, "
-                    "because noise could make variances negative: use share=all_but_statistics or "
-                    "all_but_batch_norm, as silobn and fedbn do"
-                )
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise ValueError(
-                    f"privacy cannot noise the shared leaf {'/'.join(path_names(path))} of "
-                    f"{leaf.dtype}: keep it with its client by a sharing rule"
+                    f"privacy cannot noise the leaf {'/'.join(path_names(path))} of {leaf.dtype}: "
+                    "this method shares running statistics, or what is no float; use "
+                    "share=all_but_statistics or all_but_batch_norm"
                 )
         state = server.init(shared, personal)
         # Kept as words, because states are saved by NumPy, which has no dtype for typed keys.
@@ -205,8 +193,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         if privacy.at == "server" and not is_known(privacy.noise, 0):
             key = jax.random.fold_in(jax.random.wrap_key_data(noise.key), noise.rounds)
             # The mean is the sum divided by n: noise z C on the sum is z C / n on the mean.
-            count = cast(jax.Array, aggregate.count)
-            mean = with_noise(mean, key, privacy.noise * privacy.clip / count)
+            mean = with_noise(mean, key, privacy.noise * privacy.clip / aggregate.count)
         state = state._replace(kept=noise.inner)
         shared, state = server.update(shared, aggregate._replace(mean=mean), state)
         private = noise._replace(inner=state.kept, rounds=noise.rounds + 1)
@@ -290,33 +277,18 @@ def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
 
 
 def early_weights(
-    rule: WeighingRule | Weighing,
-    batches: Batches,
-    epochs: int,
-    num_clients: int,
-    meeting: Meeting,
+    rule: WeighingRule | Weighing, batches: Batches, epochs: int, num_clients: int, meeting: Meeting
 ) -> jax.Array | None:
     """Returns the weights f[C] of a device's C clients, up to a factor common to all K clients.
 
-    A client whose update turns out not to be finite is left out of the sums later. Over several
-    devices any rule but `by_size` and `uniform` costs a reduction here.
-
-    Args:
-      rule: the weighing rule.
-      batches: the device's, [C, ...]; the rows of all devices begin with the K clients, and the
-        others are padding.
-      epochs, num_clients: local epochs in a round's batches, and K.
-      meeting: how the devices exchange arrays.
-
-    Returns:
-      The weights, or None if the rule needs uploads.
+    None if the rule needs uploads. A client whose update turns out not to be finite is left out of
+    the sums later. The rows of the batches of all devices begin with the K clients, and the others
+    are padding; `epochs` are the local epochs in them.
     """
     if isinstance(rule, Weighing) or _needs_risks(rule, num_clients):
         return None
-    counted_batches: Batches = {
-        name: batches[name] for name in ("valid", "size") if name in batches
-    }
-    sizes = jax.vmap(functools.partial(owned_samples, epochs=epochs))(counted_batches)
+    counted: Batches = {name: batches[name] for name in ("valid", "size") if name in batches}
+    sizes = jax.vmap(functools.partial(owned_samples, epochs=epochs))(counted)
     participates = batches.get("participates", jnp.ones(sizes.shape, bool))
     sizes = jnp.where(participates, sizes, 0)
     relative = relative_weights(rule, sizes)
@@ -334,9 +306,8 @@ def weigh_uploads(
 ) -> tuple[jax.Array, PyTree, PyTree]:
     """Weighs stacked uploads; `start` are the shared leaves before the round.
 
-    Returns:
-      Weights f[C], 0 for clients that do not count; the result of the rule's `combine`, None
-      without one; and the rule's new state.
+    Returns weights f[C], 0 for clients that do not count; the result of the rule's `combine`, None
+    without one; and the rule's new state.
     """
     counts, rows = uploads.counts, uploads.size.shape[0]
     # A rule must not see the NaN risk of a client that failed: one NaN makes all weights NaN.
@@ -398,21 +369,16 @@ def serve(
     numbered = (population == rows) & (uploads.client < rows).all()
     place = jnp.where(numbered, uploads.client, jnp.arange(uploaded, dtype=jnp.int32))
     weighing = jax.tree.map(lambda leaf: leaf[place], state.weighing)
-    weights, combined, weighing_after = weigh_uploads(weigh, weighing, uploads, state.shared)
-    if combined is not None:
-        uploads = uploads._replace(shared=())
-    sums = sum_uploads(server, weights, uploads)
-    if combined is not None:
+    weights, combined, weighing = weigh_uploads(weigh, weighing, uploads, state.shared)
+    if combined is None:
+        sums = sum_uploads(server, weights, uploads)
+    else:
+        sums = sum_uploads(server, weights, uploads._replace(shared=()))
         sums = in_place_of_mean(sums, combined)
     after, finite = conclude(server, state, sums, uploads.counts, population)
     weights = jnp.zeros_like(state.weights).at[place].set(weights)
-    after = after._replace(
-        weights=last_weights(weights, state),
-        weighing=jax.tree.map(
-            lambda leaf, rows: leaf.at[place].set(rows), state.weighing, weighing_after
-        ),
-    )
-    return after, finite
+    weighing = jax.tree.map(lambda x, rows: x.at[place].set(rows), state.weighing, weighing)
+    return after._replace(weights=last_weights(weights, state), weighing=weighing), finite
 
 
 def last_weights(weights: jax.Array, state: FederatedState) -> jax.Array:

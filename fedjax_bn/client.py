@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Rounds, bounded
 from fedjax_bn.engine.backend import all_finite, where_tree
-from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
+from fedjax_bn.engine.batches import blank_padding, owned_samples
 from fedjax_bn.engine.keys import step_keys, stream
 from fedjax_bn.engine.optimizers import with_keys_of
 from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
@@ -46,7 +47,7 @@ class Trained(NamedTuple):
 
     @property
     def steps(self) -> jax.Array:
-        """Returns tau_k i32[], the number of steps with a valid sample that led to `variables`."""
+        """Tau_k i32[], the number of steps with a valid sample that led to `variables`."""
         # Padding does not count, so a client with fewer batches has made fewer steps.
         made_steps = (self.counts > 0).sum(dtype=jnp.int32)
         return made_steps if self.chosen is None else self.chosen
@@ -59,8 +60,7 @@ class LocalUpdate(NamedTuple):
       variables: all its trained leaves, those it keeps and those it uploads.
       memory: what it keeps for its next round.
       message: what it uploads in addition to its shared leaves, a tree of arrays.
-      losses: f[S], the loss of each step; 0 for a step without valid samples.
-      counts: i32[S], valid samples of each step.
+      losses, counts: of each step, as in `Trained`.
     """
 
     variables: Variables
@@ -85,13 +85,8 @@ class Client(NamedTuple):
     epochs: int = 1
 
 
-class Memory(NamedTuple):
-    """The memory of a client of `train_locally`.
-
-    Attributes:
-      method: what the method remembers of the client.
-      step: the state of the local step; () if it starts afresh each round.
-    """
+class _Memory(NamedTuple):
+    """What a client of `train_locally` remembers: for the method, and of its local step if kept."""
 
     method: PyTree
     step: PyTree = ()
@@ -101,12 +96,13 @@ Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
 Train = Callable[..., Trained]
 
 
+@bounded
 def train_locally(
     step: LocalStep,
     *,
     memory: Callable[[PyTree, PyTree], PyTree] | None = None,
     finish: Finish | None = None,
-    local_epochs: int = 1,
+    local_epochs: Rounds = 1,
     keep_optimizer: bool = False,
     load: Load | None = None,
     train: Train | None = None,
@@ -115,35 +111,30 @@ def train_locally(
 
     Args:
       step: the local step, usually a `gradient_step`.
-      memory: `memory(shared, personal)` -> the method's memory of a client before the first round,
-        from the common start.
+      memory: `memory(shared, personal)` -> the method's memory of a client before the first round.
       finish: `finish(received, trained) -> (variables, memory, message)`, called after the last
-        step of a round: returns all leaves that the client keeps or uploads, its new memory, and a
-        message to the server (a tree of arrays).
-      local_epochs: the number of equal epochs in S steps; at least 1.
+        step of a round: all leaves that the client keeps or uploads, its new memory, and a message
+        to the server (a tree of arrays).
+      local_epochs: the number of equal epochs in S steps.
       keep_optimizer: whether clients keep the local step's state between rounds.
       load: `load(source, batch, key) -> batch`, called at the start of every step: it looks samples
         up in the client's source, augments them, and may change labels. By default `look_up`.
       train: local training over a round's steps, such as `methods.selection.best_of_round(...)`.
 
     Raises:
-      ValueError: `local_epochs` is below 1; at `init` or `run`, the step cannot work over the
-        rounds (`LocalStep.check`).
+      ValueError: at `init`, the step cannot work over rounds (`LocalStep.check`).
     """
-    if local_epochs < 1:
-        raise ValueError(f"local_epochs={local_epochs} must be at least 1")
     train = train or run_steps
 
-    def init(shared: PyTree, personal: PyTree) -> Memory:
+    def init(shared: PyTree, personal: PyTree) -> _Memory:
         variables = join(shared, personal)
-        step.check(variables, keep_optimizer, None)
+        step.check(variables, keep_optimizer)
         state = step.init(variables) if keep_optimizer else ()
-        return Memory(memory(shared, personal) if memory else (), state)
+        return _Memory(memory(shared, personal) if memory else (), state)
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         memory_before, received = received.memory, received._replace(memory=received.memory.method)
         variables = join(received.shared, received.personal)
-        step.check(variables, keep_optimizer, batches["valid"].shape[0])
         # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
         state = memory_before.step if keep_optimizer else step.init(variables)
         state = with_keys_of(state, key)
@@ -153,7 +144,7 @@ def train_locally(
         variables, method_memory, message = (
             finish(received, trained) if finish else (trained.variables, received.memory, ())
         )
-        memory_after = Memory(method_memory, trained.state if keep_optimizer else ())
+        memory_after = _Memory(method_memory, trained.state if keep_optimizer else ())
         return LocalUpdate(variables, memory_after, message, trained.losses, trained.counts)
 
     return Client(init, run, local_epochs)
@@ -174,11 +165,7 @@ def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> L
 
 def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
     """Returns the `load` that looks samples up and changes the batch by `change(key, batch)`."""
-
-    def load(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
-        return change(key, look_up(source, batch, key))
-
-    return load
+    return lambda source, batch, key: change(key, look_up(source, batch, key))
 
 
 def load_first(load: Load | None, batches: Batch, key: jax.Array) -> Batch:
@@ -202,13 +189,11 @@ def run_steps(
     A step without any valid sample (padding of a client with fewer batches) changes nothing.
 
     Args:
-      step, received: the local step, and what the client starts the round with.
+      step, received, load: as in `train_locally`, and what the client starts the round with.
       variables: the collections to train, usually `join(received.shared, received.personal)`.
       state: the local step's state before the first step.
-      batches: {"image": [S, B, ...], "label": i32[S, B] or a tree, "valid": bool[S, B],
-        "last_epoch": bool[S]}, optionally with "source" [N, ...].
+      batches: as `Client.run` takes them, optionally with "source" [N, ...].
       key: random key of this client and round, or one key for each step [S].
-      load: as in `train_locally`.
     """
     load, source = load or look_up, batches.get("source")
     # The source has no axis S: every step reads from it, so it is not scanned over.
@@ -247,8 +232,7 @@ def clipping(client: Client, privacy: Privacy) -> Client:
         if sent := len(jax.tree.leaves(update.message)):
             raise ValueError(
                 f"this method's clients send {sent} arrays beside their shared leaves, which "
-                "privacy would neither clip nor noise: choose one that sends none, such as fedavg, "
-                "fedbn, fedprox or fedadam"
+                "privacy would neither clip nor noise: choose one that sends none, such as fedbn"
             )
         shared, personal = split_like(update.variables, received.shared)
         # Clip before adding noise, because the noise is scaled to the clip.
@@ -274,16 +258,12 @@ def take_part(
 
     A client that sits out costs no time if clients are mapped one after another.
 
-    Args:
-      client, broadcast, own: the client's functions, what the server sent, what the client keeps.
-      batches: one client's batches of a round, without the axis K and with "client" i32[]; `key` is
-        the run's key.
-      divided: whether several devices share the client's samples while others train other clients.
-        Then a client that sits out trains too, and the result is dropped: a reduction in a branch
-        that only some devices take would wait for the others forever.
+    Batches are one client's of a round, without the axis K and with "client" i32[]; `key` is the
+    run's. With `divided` several devices share the client's samples while others train other
+    clients. Then a client that sits out trains too, and the result is dropped: a reduction in a
+    branch that only some devices take would wait for the others forever.
 
-    Returns:
-      The client's new personal leaves and memory, its upload, and the loss of each step f[S].
+    Returns the client's new personal leaves and memory, its upload, and the losses of steps f[S].
     """
     # The client's number, not its row, so that a client draws the same in a cohort or without one.
     who, size = batches["client"], owned_samples(batches, client.epochs)
@@ -291,7 +271,7 @@ def take_part(
     validation = batches.get("validation", ())
     read = ("image", "label", "valid", "source")
     data = {name: batches[name] for name in read if name in batches}
-    in_last_epoch = last_epoch(batches["valid"], client.epochs)
+    in_last_epoch = _last_epoch(batches["valid"], client.epochs)
     start = (broadcast.shared, with_frozen(own.personal, own.frozen), own.memory)
     own = own._replace(frozen=())
     received = Received(*start, broadcast.message, validation, broadcast.round, who)
@@ -302,10 +282,9 @@ def take_part(
         shared, personal = split_like(update.variables, broadcast.shared)
         trained = Own(personal, update.memory)
         finite = all_finite((shared, trained, update.message, update.losses))
-        # `shared` and `new` already carry leaves and memory, so they are not returned twice.
+        # Leaves and memory are in `shared` and `trained`, so they are not returned twice.
         update_alone = update._replace(variables={}, memory=())
-        # A client whose update is not finite keeps its leaves and memory; its upload is left out
-        # later.
+        # A client whose update is not finite keeps its leaves; its upload is left out later.
         return where_tree(finite, trained, own), shared, update_alone, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
@@ -336,3 +315,14 @@ def take_part(
         population=batches.get("population"),
     )
     return own, upload, losses
+
+
+def _last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
+    """Returns bool[S], True in the last of E epochs of `valid` bool[S, B] that has a valid sample.
+
+    A client that makes fewer local epochs than others has epochs without valid samples.
+    """
+    # Counted from the end, because padding epochs follow the real ones.
+    real = valid.reshape(epochs, -1).any(1)
+    last_real = epochs - 1 - jnp.argmax(real[::-1])
+    return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last_real

@@ -3,8 +3,8 @@
 A federation is K clients. The variables of their models are split by a sharing rule into shared
 leaves (one copy) and personal leaves (stacked, leading axis K). One call of `round` broadcasts the
 shared leaves, trains every client, averages the shared leaves and keeps the personal ones. Row i of
-the state and row i of the batches belong to one client; the rows are all clients, or a cohort.
-`take_rows` and `put_rows` gather and scatter rows of the state (see `fedjax_bn.engine.batches`).
+the state and row i of the batches belong to one client; the rows are all clients, or a cohort
+(see `fedjax_bn.engine.batches`).
 """
 
 import functools
@@ -75,7 +75,6 @@ from fedjax_bn.state import (
     take_rows,
     with_own,
 )
-from fedjax_bn.task import Task
 
 __all__ = [
     "Broadcast", "FederatedMethod", "FederatedState", "Own", "Upload", "broadcast_of",
@@ -101,16 +100,15 @@ class FederatedMethod(NamedTuple):
         own part of the state is unchanged.
       statistics: how its clients predict, the `normalization.StatisticsRule` of their batch norms;
         None for running statistics.
-      learned: `methods.learning.Learning`: the model, its task and its preprocessing, with which
-        `fedjax_bn.serving` predicts; None if unknown.
+      learned: `methods.learning.Learning`, with which `fedjax_bn.serving` predicts.
       serves: the adaptations that use parts which this method trains, such as `learned_alpha`.
       notes: sentences for the user, such as what travels in addition to the model.
       personalize: (labelled samples, learning rate) with which a client adapts its model before it
         is tested (`methods.perfedavg.personalize`); None if it does not adapt.
       checked_server: `checked_server(state, uploads) -> (state, finite bool[])`, jitted: `server`,
         and whether its step is finite; if not, the shared leaves and the server's state stay.
-      adding: the same for uploads that arrive one after another (`fedjax_bn.adding`); None if
-        `weigh` is neither `by_size` nor `uniform`.
+      adding: the same for uploads that arrive one after another; None if `weigh` is neither
+        `by_size` nor `uniform`.
       local_epochs: the passes over its data that a client makes in a round, at least 1.
     """
 
@@ -129,7 +127,7 @@ class FederatedMethod(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The choices that define a method; `federate` describes them."""
+    """What defines a method; `federate` describes it."""
 
     client: Client
     server: ServerUpdate
@@ -157,11 +155,9 @@ def federate(
     """Composes a federated method from independent choices.
 
     A client that sits out, has no samples, or whose update is not finite, has weight 0; without a
-    finite update it keeps its personal leaves and memory. The shared leaves keep their values if no
-    client counts, if `weigh` returns NaN (then the metrics' weights are NaN), or if the server's
-    step is not finite (then server_finite is False). The batches of a client with fewer local
-    epochs have valid=False in the missing ones. The random key of a client in a round is
-    `fold_in(fold_in(key, round), client)`.
+    finite update it keeps its personal leaves and memory. The shared leaves stay if no client
+    counts, if `weigh` returns NaN (then the metrics' weights are NaN), or if the server's step is
+    not finite. The random key of a client in a round is `fold_in(fold_in(key, round), client)`.
 
     A round's metrics are loss f[K] (mean over valid samples; NaN for a client that sits out),
     step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K], finite
@@ -173,35 +169,28 @@ def federate(
       server: the server's step; plain averaging by default.
       share: the sharing rule, see `fedjax_bn.sharing`.
       frozen: a rule of the same form, True for leaves of `params` and `batch_stats` that nothing
-        trains, such as `sharing.all_but("head")`; it takes precedence over `share`. None for none.
+        trains, such as `sharing.all_but("head")`; it takes precedence over `share`.
       weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
         with privacy.
       privacy: a mechanism that clips what is shared and adds noise, see `fedjax_bn.engine.privacy`.
       clients: how each device maps its clients, see `fedjax_bn.engine.devices`.
       mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
-        "batch", which divides the samples of a batch; None for one device. Results equal those of
-        one device up to the order of sums. A round has one reduction over the clients, or two if
-        `weigh` is neither `by_size` nor `uniform`, and under `jax_enable_x64` one more for
-        parameters that are not float64.
+        "batch", which divides the samples of a batch; None for one device.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
-        computed from shapes alone; None if labels are not classes. A label outside [0, C) raises
-        ValueError if its array can be read, and makes its sample invalid inside a program.
+        from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
+        if its array can be read, and makes its sample invalid inside a program.
 
     Raises:
-      ValueError: a choice has the wrong type, such as a name instead of a function; the mesh has
-        no axis "clients"; `weigh` cannot be used with privacy; at `init`, `share` needs a batch
-        norm and the model has none, or `share` shares statistics in spite of privacy, or `clients`
-        asks for more than K; at `round`, batches do not fit.
+      ValueError: `clients`, `mesh` or `weigh` cannot be used; at `init`, `share` needs a batch norm
+        and the model has none, or shares statistics in spite of privacy.
     """
-    rules = {"share": share, "frozen": frozen, "weigh": weigh}
-    check_choices(**rules, server=server, privacy=privacy, clients=clients)
+    check_strategy(clients)
     server = server or averaging()
     if privacy is not None:
         if weigh not in (None, uniform):
             raise ValueError(
-                "privacy needs weigh=uniform, which it takes by default: under another rule one "
-                "client would count more than the noise is made for"
+                "privacy needs weigh=uniform, its default: the noise is made for equal clients"
             )
         client, server, weigh = clipping(client, privacy), noising(server, privacy), uniform
     client, server, weigh = reporting(client, server, weigh or by_size)
@@ -214,19 +203,16 @@ def federate(
         concrete = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
         if concrete and count.is_deleted():
             raise ValueError(
-                "this state was given to an earlier round, which used up its arrays: continue with "
-                "the state that the round returned, as in `state, metrics = "
-                "method.round(state, ...)`"
+                "an earlier round used up the arrays of this state: continue with the state that "
+                "it returned, as in `state, metrics = method.round(state, ...)`"
             )
-        random_key(key)
         admission.check(filled(state.shared, state.frozen), state.personal, batches)
 
     def check_client(broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array) -> None:
-        random_key(key)
         admission.check(filled(broadcast.shared, own.frozen), own.personal, batches)
 
     served = functools.partial(serve, plan.server, plan.weigh)
-    # The state is donated, so XLA overwrites the personal leaves of K clients and holds them once.
+    # The state is donated, so that XLA holds the personal leaves of K clients once.
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
@@ -239,42 +225,6 @@ def federate(
     )
 
 
-def _or_none(kind: type | None = None) -> Callable[[Any], bool]:
-    """Returns a check for None or an instance of `kind`, by default for None or a function."""
-    return lambda x: x is None or (isinstance(x, kind) if kind else callable(x))
-
-
-# Options that users easily set to a name or number by mistake: a check, and what to pass instead.
-_CHOICES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "share": (callable, "a sharing rule: give a function variables -> booleans, such as "
-              "everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
-    "frozen": (_or_none(), "a rule of frozen leaves: give a function variables -> booleans, such "
-               "as all_but('head') of fedjax_bn.sharing"),
-    "weigh": (lambda x: isinstance(x, Weighing) or _or_none()(x), "a weighing rule: give a "
-              "function (sizes, risks) -> weights, such as by_size or uniform of "
-              "fedjax_bn.aggregation"),
-    "server": (_or_none(ServerUpdate), "a server's step: give a ServerUpdate, such as averaging() "
-               "of fedjax_bn.aggregation"),
-    "privacy": (_or_none(Privacy), "a mechanism: give engine.privacy.gaussian(clip, noise)"),
-    "load": (_or_none(), "a function: give load(source, batch, key) -> batch, such as "
-             "fedjax_bn.client.augmenting(augment)"),
-    "prepare": (_or_none(), "a function: give one, such as "
-                "fedjax_bn.engine.images.standardize()"),
-    "perturb": (_or_none(), "a function: give one, such as fedjax_bn.engine.perturb.randconv()"),
-    "task": (_or_none(Task), "a task: give a Task, such as fedjax_bn.task.classification()"),
-}  # fmt: skip
-
-
-def check_choices(**options: Any) -> None:
-    """Raises ValueError for an option of a wrong type, such as a name instead of a function."""
-    check_strategy(
-        options.get("clients", "auto"), 2**31
-    )  # the number of clients is known only at `init`
-    for name, (fits, expected) in _CHOICES.items():
-        if name in options and not fits(options[name]):
-            raise ValueError(f"{name}={options[name]!r} is not {expected}")
-
-
 def _checked(program: Any, check: Callable[..., None]) -> Any:
     """Returns the jitted program as a function that checks its arguments first."""
 
@@ -283,7 +233,7 @@ def _checked(program: Any, check: Callable[..., None]) -> Any:
         check(*args, **kwargs)
         return program(*args, **kwargs)
 
-    # The methods of a jitted function that callers use, such as `method.round.lower(...)` in run/.
+    # What callers use of a jitted function, such as `method.round.lower(...)`.
     for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
         setattr(called, name, getattr(program, name))
     return called
@@ -292,8 +242,6 @@ def _checked(program: Any, check: Callable[..., None]) -> Any:
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
     """Returns the state before the first round, in which all clients start from `variables`."""
     del key  # nothing random here; methods with random state of their own use it
-    if num_clients < 1:
-        raise ValueError(f"a federation needs at least one client, not {num_clients}")
     rows = padded(num_clients, plan.mesh)
     check_strategy(plan.clients, num_clients)
     # Copies, because rounds donate the state and the caller keeps its variables.
@@ -307,21 +255,15 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     shared, personal = split(variables, mask)
     memory = plan.client.init(shared, personal)
     weighing = plan.weigh.init(num_clients) if isinstance(plan.weigh, Weighing) else ()
-    state = FederatedState(
-        round=jnp.zeros((), jnp.int32),
-        shared=shared,
-        # Copies, because a donated state must not hold one array twice.
-        server=jax.tree.map(jnp.copy, plan.server.init(shared, personal)),
-        weights=normalized(jnp.ones(num_clients)),
-        weighing=jax.tree.map(jnp.copy, weighing),
-        personal=(),
-        memory=(),
-        frozen=frozen,
-    )
-    client_rows = Own(stack(personal, rows), stack(memory, rows))
-    client_rows = place(client_rows, plan.mesh, by_client=True)
+    server = plan.server.init(shared, personal)
+    # Copies, because a donated state must not hold one array twice.
+    server, weighing = jax.tree.map(jnp.copy, (server, weighing))
+    weights, count = normalized(jnp.ones(num_clients)), jnp.zeros((), jnp.int32)
+    state = FederatedState(count, shared, server, weights, weighing, (), (), frozen)
     state = place(state, plan.mesh, by_client=False)
-    return state._replace(personal=client_rows.personal, memory=client_rows.memory)
+    client_rows = stack(personal, rows), stack(memory, rows)
+    personal, memory = place(client_rows, plan.mesh, by_client=True)
+    return state._replace(personal=personal, memory=memory)
 
 
 def _take_part(
@@ -360,17 +302,16 @@ def _round(
     train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
     (sums, weighing, seen), rows_after = train_all(common, split_rows)
     # Cut the padding to the length of the state's rows, which on a mesh are padded themselves.
-    rows_after = jax.tree.map(
-        lambda after, before_row: after[: before_row.shape[0]], rows_after, before
-    )
+    rows_after = jax.tree.map(lambda after, start: after[: len(start)], rows_after, before)
     seen = jax.tree.map(lambda leaf: leaf[:rows], seen)
     everybody = rows if population is None else population
     # The server's step runs once, not on each device: the sums are the same on all of them.
     after, finite = conclude(plan.server, state, sums, seen["counts"], everybody)
     weights = normalized(seen["weights"])
     # A round in which no client counts keeps the last weights; > is False for NaN too.
+    last_weights = jnp.where(weights.sum() > 0, weights, state.weights)
     after = after._replace(
-        weights=jnp.where(weights.sum() > 0, weights, state.weights),
+        weights=last_weights,
         weighing=weighing,
         personal=rows_after.personal,
         memory=rows_after.memory,
@@ -396,23 +337,18 @@ def _train_all(
     # If weights are known before training, the trained models need not all be held at once.
     early = early_weights(plan.weigh, batches, plan.client.epochs, num_clients, meeting)
 
-    def one(
-        client_state: Own, weight: jax.Array | None, batches: Batches
-    ) -> tuple[PyTree, Own, tuple]:
-        client_state = client_state._replace(frozen=state.frozen)
-        client_state, upload, losses = take_part(
-            plan.client, broadcast, client_state, batches, key, divided
-        )
+    def train(row: Own, weight: jax.Array | None, batches: Batches) -> tuple[PyTree, Own, tuple]:
+        row = row._replace(frozen=state.frozen)
+        row, upload, losses = take_part(plan.client, broadcast, row, batches, key, divided)
         if weight is None:
-            return (), client_state, (upload, losses)
+            return (), row, (upload, losses)
         part = part_of(plan.server, weight, upload)
         # The sum already includes the upload's leaves; stacked they would fill the memory.
-        return part, client_state, (upload._replace(shared=(), message=()), losses)
+        return part, row, (upload._replace(shared=(), message=()), losses)
 
     # The rows come before the other trees, because `map_and_sum` updates them in place.
-    sums, rows_after, (uploads, losses) = map_and_sum(
-        one, plan.clients, rows_before, early, batches
-    )
+    results = map_and_sum(train, plan.clients, rows_before, early, batches)
+    sums, rows_after, (uploads, losses) = results
     weights: PyTree = early
     weighing, combined, extra_metrics = state.weighing, None, {}
     if early is None:
@@ -421,10 +357,9 @@ def _train_all(
         needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         # Drop the padding rows: the rule's state has rows for real clients only.
-        real_uploads = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
-        weights, combined, weighing = weigh_uploads(
-            plan.weigh, weighing, real_uploads, state.shared
-        )
+        everybody = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
+        weighed = weigh_uploads(plan.weigh, weighing, everybody, state.shared)
+        weights, combined, weighing = weighed
         weights = meeting.local_rows(weights)
         if leaves:
             norms = update_norms(uploads.shared, state.shared, uploads.counts)
@@ -451,12 +386,8 @@ def _train_all(
 def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) -> dict[str, int]:
     """Returns the bytes that one client receives and sends in a round, {"down": int, "up": int}.
 
-    Args:
-      method: the method.
-      state: its state; only the shapes of its arrays and of the batches are read.
-      batches: one client's batches of a round, without the axis K.
+    `batches` are one client's of a round, without the axis K. Only shapes are read.
     """
-    # Everything is computed from shapes: nothing is trained, and a state of shapes is enough.
     sent = jax.eval_shape(broadcast_of, state)
     client_state = jax.eval_shape(lambda state: own_of(state, 0), state)
     batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}

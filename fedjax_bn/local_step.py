@@ -1,17 +1,16 @@
 """Defines what a client minimizes, along which gradient, and one step of its training.
 
-Four seams, each a plain function or a pair of them, from the narrowest to the widest:
+Four seams, from the narrowest to the widest:
 
     objective(variables, batch, received, key) -> (value, (loss, moved))
     gradient(variables, batch, received, key) -> (gradients, (loss, moved))
     LocalStep: update(variables, state, batch, received, key) -> (variables, state, loss)
     client.Client: run(received, batches, key) -> LocalUpdate
 
-An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
-(both f[], means over valid samples) and the collections that the forward pass updated, such as
-`batch_stats`. A *gradient* by default differentiates an objective (`differentiate`) with respect to
-`params` and optionally other collections; a method may correct or replace it. A *local step* by
-default makes one descent along the gradient (`gradient_step`), and may make several.
+An *objective* returns the value to differentiate, the loss to report (both f[], means over valid
+samples) and the collections that the forward pass updated, such as `batch_stats`. A *gradient* by
+default differentiates an objective with respect to `params` (`differentiate`); a method may correct
+or replace it. A *local step* by default makes one descent along the gradient (`gradient_step`).
 
 `batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
 "last_epoch" is True in the steps of the client's last local epoch.
@@ -44,16 +43,15 @@ class LocalStep(NamedTuple):
     Attributes:
       init: `init(variables) -> state`, the state before the first step.
       update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
-      check: `check(variables, keep, steps)` raises ValueError if the step cannot work over rounds
-        of `steps` steps (None if not known yet). `keep` is whether a client keeps the step's state
-        between rounds.
+      check: `check(variables, keep)` raises ValueError if the step cannot work over rounds; `keep`
+        is whether a client keeps the step's state between rounds.
     """
 
     init: Callable[[Variables], PyTree]
     update: Callable[
         [Variables, PyTree, Batch, Received, jax.Array], tuple[Variables, PyTree, jax.Array]
     ]
-    check: Callable[[Variables, bool, int | None], None] = lambda variables, keep, steps: None
+    check: Callable[[Variables, bool], None] = lambda variables, keep: None
 
 
 def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
@@ -94,8 +92,7 @@ def gradient_step(
       collections: the collections that the gradient covers.
 
     Raises:
-      ValueError: `optimizer` is not an optax transformation, or needs an argument that local steps
-        do not pass.
+      ValueError: `optimizer` is not an optax transformation.
     """
     check_optimizer(optimizer)
 
@@ -103,8 +100,7 @@ def gradient_step(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
-        # The round is passed because an optimizer that starts afresh each round cannot count
-        # rounds.
+        # An optimizer that starts afresh each round cannot count rounds, so it is given this one.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
         # The forward pass updates collections such as batch_stats, the optimizer the trained ones.
         moved = trainable(moved, variables.get(FROZEN))
@@ -116,7 +112,7 @@ def gradient_step(
     return LocalStep(
         lambda variables: start(optimizer, trained_of(variables)),
         update,
-        lambda variables, *arguments: check_rounds(optimizer, trained_of(variables), *arguments),
+        lambda variables, keep: check_rounds(optimizer, trained_of(variables), keep),
     )
 
 
@@ -133,8 +129,8 @@ def in_turn(*steps: LocalStep) -> LocalStep:
             losses.append(loss)
         return variables, tuple(states), losses[0]
 
-    def check(variables: Variables, keep: bool, number: int | None) -> None:
+    def check(variables: Variables, keep: bool) -> None:
         for step in steps:
-            step.check(variables, keep, number)
+            step.check(variables, keep)
 
     return LocalStep(lambda variables: tuple(step.init(variables) for step in steps), update, check)

@@ -52,15 +52,7 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm, so that the rule would silently share everything.
     """
-    layers = _paths_or_error(variables)
-
-    def shared(path: tuple, leaf: Any) -> bool:
-        del leaf
-        # Scale and bias have the same path in "params" as their statistics in "batch_stats".
-        collection, *module, _ = path
-        return collection.key != STATISTICS and path_names(module) not in layers
-
-    return jax.tree_util.tree_map_with_path(shared, variables)
+    return _outside(_some(batch_norm_paths(variables)), variables)
 
 
 def all_but_statistics(variables: Variables) -> PyTree:
@@ -69,7 +61,7 @@ def all_but_statistics(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm.
     """
-    _paths_or_error(variables)
+    _some(batch_norm_paths(variables))
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
 
 
@@ -79,16 +71,17 @@ def all_but_norms(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no norm, so that the rule would silently share everything.
     """
-    norms = norm_paths(variables)
-    if not norms:
-        raise ValueError(
-            "all_but_norms keeps norms local, but the model has no norm: it has neither a batch "
-            "norm nor a module whose parameters are scale and bias; use share=everything"
-        )
+    return _outside(_some(norm_paths(variables)), variables)
+
+
+def _outside(modules: frozenset[tuple[str, ...]], variables: Variables) -> PyTree:
+    """Returns True for the leaves that are neither running statistics nor of some modules."""
 
     def shared(path: tuple, leaf: Any) -> bool:
         del leaf
-        return path[0].key != STATISTICS and path_names(path[1:-1]) not in norms
+        # Scale and bias have the same path in "params" as their statistics in "batch_stats".
+        collection, *module, _ = path_names(path)
+        return collection != STATISTICS and tuple(module) not in modules
 
     return jax.tree_util.tree_map_with_path(shared, variables)
 
@@ -96,10 +89,8 @@ def all_but_norms(variables: Variables) -> PyTree:
 def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> SharingRule:
     """Returns the sharing rule with which every client keeps a whole collection.
 
-    Args:
-      share: the rule for all other collections; it does not see this one.
-      collection: the collection's name; variables need not have it.
-      shared: True if clients share the collection instead, whatever `share` says.
+    `share` decides for all other collections, and does not see this one, which variables need not
+    have. With `shared` clients share the collection instead.
     """
 
     # Without the collection, so that it does not change what the inner rule decides for the others.
@@ -116,13 +107,9 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
 def at(*paths: str, statistics: bool = True) -> SharingRule:
     """Returns the rule that is True for the leaves of some modules, to freeze these modules.
 
-    Args:
-      paths: modules or single leaves, such as "encoder" or "encoder/block0/kernel".
-      statistics: whether it is True for their running statistics too. A batch norm with frozen
-        statistics normalizes by them in training, as in FixBN; otherwise they move.
-
-    Raises:
-      ValueError: when the rule is used, a path is not in the variables.
+    Paths are modules or single leaves, such as "encoder" or "encoder/block0/kernel"; at use,
+    ValueError if one is not in the variables. Without `statistics` their running statistics move; a
+    batch norm with frozen ones normalizes by them in training, as in FixBN.
     """
     return _by_path(paths, True, statistics)
 
@@ -153,10 +140,8 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
         def chosen(path: tuple, leaf: Any) -> bool:
             del leaf
             collection, *names = path_names(path)
-            inside_module = any(
-                tuple(names[: len(module_path)]) == module_path for module_path in module_paths
-            )
-            return inside_module == inside and (statistics or collection != STATISTICS)
+            is_inside = any(tuple(names[: len(module)]) == module for module in module_paths)
+            return is_inside == inside and (statistics or collection != STATISTICS)
 
         return jax.tree_util.tree_map_with_path(chosen, variables)
 
@@ -166,17 +151,13 @@ def _by_path(paths: tuple[str, ...], inside: bool, statistics: bool) -> SharingR
 def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variables]:
     """Returns the variables with None for frozen leaves, and {collection: frozen leaves}.
 
-    Only `params` and `batch_stats` have frozen leaves: collections that a method adds are trained.
-
-    Args:
-      variables: the tree to split.
-      mask: booleans of the same structure, True for a frozen leaf.
+    `mask` has True for each leaf that a rule freezes. Only `params` and `batch_stats` have frozen
+    leaves: collections that a method adds are trained.
 
     Raises:
       ValueError: no parameter would be trained, or none is frozen.
     """
     network = ("params", STATISTICS)
-    # Collections that a method adds are trained, whatever the rule says of them.
     mask = {
         name: tree if name in network else jax.tree.map(lambda _: False, tree)
         for name, tree in mask.items()
@@ -185,8 +166,7 @@ def split_frozen(variables: Variables, mask: PyTree) -> tuple[Variables, Variabl
     if not any(chosen) or all(jax.tree.leaves(mask["params"])):
         frozen_leaves = "every parameter" if any(chosen) else "no leaf"
         raise ValueError(
-            f"frozen chooses {frozen_leaves}: give a rule that freezes a part, such as all but the "
-            "classifier, or leave frozen out"
+            f"frozen chooses {frozen_leaves}: give a rule that freezes a part, or leave it out"
         )
     frozen, trained = split(variables, mask)
     if OWN in trained:
@@ -240,11 +220,7 @@ def without(variables: Variables, *collections: str) -> Variables:
 
 
 def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of the batch norms, such as ("layer1_0", "norm1").
-
-    They are the modules with a running mean or variance. The set is empty for a model without batch
-    norm.
-    """
+    """Returns the paths of modules with a running mean or variance, as ("layer1_0", "norm1")."""
     leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
     paths = [path_names(path) for path, _ in leaves]
     return frozenset(tuple(path) for *path, name in paths if _MEAN_OR_VARIANCE.search(name))
@@ -271,26 +247,22 @@ def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(entry, "key", entry)) for entry in path)
 
 
-def _paths_or_error(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of all batch norms; raises ValueError if the model has none."""
-    # Without this check a model with another kind of batch norm would be shared as a whole.
-    layers = batch_norm_paths(variables)
-    if not layers:
+def _some(norms: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of norms; raises ValueError if there are none."""
+    # Without this check a model with another kind of norm would be shared as a whole.
+    if not norms:
         raise ValueError(
-            "this sharing rule keeps batch norm local, but the model has no batch norm (no "
-            f"running mean or variance in '{STATISTICS}' of its collections {sorted(variables)}): "
-            "build the model with fedjax_bn.normalization.BatchNorm or flax's own, or use "
-            "share=everything"
+            "this sharing rule keeps norms local, but the model has no batch norm (no running mean "
+            f"or variance in '{STATISTICS}'), nor another norm if the rule is all_but_norms: build "
+            "it with fedjax_bn.normalization.BatchNorm or flax's own, or use share=everything"
         )
-    return layers
+    return norms
 
 
 def split(variables: Variables, mask: PyTree) -> tuple[PyTree, PyTree]:
     """Splits variables into (shared, personal); each has None where the other has the leaf.
 
-    Args:
-      variables: the tree to split.
-      mask: booleans of the same structure, as a sharing rule returns them.
+    `mask` are booleans of the same structure, as a sharing rule returns them.
     """
     shared = jax.tree.map(lambda keep, leaf: leaf if keep else None, mask, variables)
     personal = jax.tree.map(lambda keep, leaf: None if keep else leaf, mask, variables)
@@ -317,42 +289,34 @@ def join(shared: PyTree, personal: PyTree) -> Variables:
 def describe(variables: Variables, mask: PyTree, modules: bool = True, frozen: PyTree = ()) -> str:
     """Returns a table of shared, personal and frozen leaves, with counts and bytes, as text.
 
-    Args:
-      variables: the variables of one client, arrays or `jax.ShapeDtypeStruct`s.
-      mask: a boolean for each leaf, True if it is shared.
-      modules: whether the table has a line for each module in addition to the sums.
-      frozen: the frozen leaves, which `variables` lack.
+    `variables` are of one client, arrays or `jax.ShapeDtypeStruct`s, and `mask` is True for each
+    shared leaf; `frozen` are the leaves that they lack. Without `modules` it has only sums.
     """
-    rows: dict[tuple[str, str, str], list[tuple[str, int, int]]] = {}
+    leaves = [leaf for tree in (variables, frozen) for leaf in jax.tree.leaves_with_path(tree)]
     kinds = ["shared" if shared else "personal" for shared in jax.tree.leaves(mask)]
-    kinds += ["frozen"] * len(jax.tree.leaves(frozen))
-    leaves = [*map(jax.tree_util.tree_leaves_with_path, (variables, frozen))]
-    for (path, leaf), kind in zip(leaves[0] + leaves[1], kinds, strict=True):
+    kinds += ["frozen"] * (len(leaves) - len(kinds))
+    tables: dict[str, dict[tuple[str, str], list]] = {"shared": {}, "personal": {}}
+    for (path, leaf), kind in zip(leaves, kinds, strict=True):
         collection, *inner, name = path_names(path)
-        row = rows.setdefault((kind, "/".join(inner) or ".", collection), [])
+        rows = tables.setdefault(kind, {})
+        row = rows.setdefault(("/".join(inner) or ".", collection), [])
         row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
     lines: list[str] = []
-    # The widths of the columns of text; longer ones widen theirs in all rows.
-    wide = [28, 12, 14]
-    for (_, module, collection), row in rows.items():
-        texts = module, collection, ", ".join(entry[0] for entry in row)
-        wide = [max(width, len(cell)) for width, cell in zip(wide, texts, strict=True)]
-
-    def totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
-        return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
-
-    for title in ("shared", "personal", *["frozen"] * ("frozen" in kinds)):
-        chosen = {key: row for key, row in rows.items() if key[0] == title}
-        entries = [entry for row in chosen.values() for entry in row]
-        values, size = totals(entries)
-        lines.append(f"{title}: {len(entries)} leaves, {values:,} values, {size:,} bytes")
-        for (_, module, collection), row in chosen.items() if modules else ():
-            names = ", ".join(entry[0] for entry in row)
-            values, size = totals(row)
-            columns = zip((module, collection, names), wide, strict=True)
-            line = " ".join(f"{cell:<{width}}" for cell, width in columns)
-            lines.append(f"  {line} {values:>12,} {size:>14,} B")
+    for kind, rows in tables.items():
+        _, values, sizes = _totals([entry for row in rows.values() for entry in row])
+        count = sum(map(len, rows.values()))
+        lines.append(f"{kind}: {count} leaves, {values:,} values, {sizes:,} bytes")
+        for (module, collection), row in rows.items() if modules else ():
+            names, values, sizes = _totals(row)
+            cells = f"{module:<28} {collection:<12} {names:<14}"
+            lines.append(f"  {cells} {values:>12,} {sizes:>14,} B")
     return "\n".join(lines)
+
+
+def _totals(entries: list[tuple[str, int, int]]) -> tuple[str, int, int]:
+    """Returns the names of leaves, and the sums of their values and bytes."""
+    names = ", ".join(entry[0] for entry in entries)
+    return names, sum(entry[1] for entry in entries), sum(entry[2] for entry in entries)
 
 
 def _is_none(leaf: Any) -> bool:

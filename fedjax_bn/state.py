@@ -6,16 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.weighing import weighted_mean
-from fedjax_bn.sharing import (
-    FROZEN,
-    MEASURED,
-    OWN,
-    Variables,
-    filled,
-    join,
-    with_frozen,
-    without,
-)
+from fedjax_bn.sharing import FROZEN, MEASURED, OWN, Variables, filled, join, with_frozen, without
 
 PyTree = Any
 
@@ -40,8 +31,7 @@ class Own(NamedTuple):
     Attributes:
       personal: its personal leaves; None where a leaf is shared.
       memory: what it remembers, see `client.Client`.
-      frozen: the frozen leaves, which all clients have alike, see `sharing.split_frozen`; () for a
-        model without frozen leaves, and in rows of several clients.
+      frozen: the frozen leaves, which all clients have alike; () in rows of several clients.
     """
 
     personal: PyTree
@@ -129,9 +119,8 @@ class FederatedState(NamedTuple):
       server: the server's part of the method state.
       weights: f[K], aggregation weights of the last round (before the first: uniform).
       weighing: what the weighing rule remembers, [K, ...].
-      personal: the personal leaves [K, ...]; None where a leaf is shared. On a mesh padding rows
-        may follow, up to a multiple of its clients axis.
-      memory: the clients' part of the method state, with the same rows as `personal`.
+      personal, memory: of each client, as in `Own`, [K, ...]. On a mesh padding rows may follow, up
+        to a multiple of its clients axis.
       frozen: the frozen leaves, one copy, see `sharing.split_frozen`; () for none.
     """
 
@@ -176,7 +165,7 @@ def completed(state: FederatedState) -> FederatedState:
 def client_variables(state: FederatedState, k: int | None = None) -> Variables:
     """Returns the models with which internal clients would predict now.
 
-    These are the collections of client k, or of all clients with a leading axis K if `k` is None.
+    These are the collections of client k, or of all clients with a leading axis K.
     """
     state = completed(state)
     if k is not None:
@@ -215,10 +204,8 @@ def unseen_personal(personal: PyTree, weights: jax.Array) -> PyTree:
 def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
     """Returns the state of a cohort: its clients' rows, weights of 0, and the rest unchanged.
 
-    Args:
-      state: of all K clients.
-      client: i32[C], their numbers; a number of K or more makes a padding row, which must not
-        participate.
+    `client` i32[C] are numbers of the K clients; a number of K or more makes a padding row, which
+    must not participate.
     """
     # JAX clamps an index that is too large, so a padding row is a copy of the last client's.
     rows = (state.weighing, state.personal, state.memory)
@@ -230,14 +217,11 @@ def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
 def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -> FederatedState:
     """Returns the state of all clients after a round of a cohort, whose state `take_rows` made.
 
-    Args:
-      state: the state of all K clients before the round.
-      cohort: the cohort's state after the round.
-      client: i32[C], as in `take_rows`; padding rows are dropped.
+    `state` is of all clients before the round, and `client` i32[C] as in `take_rows`.
     """
 
     def put(rows: jax.Array, cohort_rows: jax.Array) -> jax.Array:
-        # Padding rows have numbers of K or more, outside the array.
+        # Padding rows have numbers of K or more, outside the array, and are dropped.
         return rows.at[client].set(cohort_rows, mode="drop")
 
     all_rows, rows_of_cohort = ((s.weighing, s.personal, s.memory) for s in (state, cohort))

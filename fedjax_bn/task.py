@@ -5,20 +5,21 @@ Labels are a tree of arrays [B, ...]; for classification, one array i32[B].
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_bn.arguments.ranges import UpTo1, bounded
+from fedjax_bn.arguments.ranges import Range, UpTo1, bounded
 from fedjax_bn.engine.dtypes import wide
 from fedjax_bn.engine.inputs import UNLABELLED, class_labels, known_labels
 from fedjax_bn.engine.mask_loss import logits_of, segmentation_loss
 from fedjax_bn.engine.overlap import Overlaps, overlaps, score_of
 
 PyTree = Any
+_Classes = Annotated[int, Range("at least 2 and at most 255", lambda n: 2 <= n <= UNLABELLED)]
 
 
 class Score(NamedTuple):
@@ -38,10 +39,7 @@ class Score(NamedTuple):
     def __call__(self, outputs: PyTree, label: PyTree, valid: jax.Array | None = None) -> float:
         """Returns the score of all samples, in percent: `task.score(model(images), labels)`.
 
-        Args:
-          outputs: of the model, leaves [N, ...].
-          label: leaves [N, ...].
-          valid: bool[N], the samples that count; None for all.
+        Leaves of outputs and label are [N, ...]; `valid` bool[N] are the samples that count.
         """
         if valid is None:
             valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
@@ -76,7 +74,7 @@ def classification() -> Task:
 
 @bounded
 def segmentation(
-    classes: int, *, dice: UpTo1 = 0.5, by_sample: bool = False, nested: bool = False
+    classes: _Classes, *, dice: UpTo1 = 0.5, by_sample: bool = False, nested: bool = False
 ) -> Task:
     """Returns the task of cross entropy and soft Dice, whose score is the mean Dice in percent.
 
@@ -94,11 +92,8 @@ def segmentation(
         then scored with all later ones.
 
     Raises:
-      ValueError: an argument is outside its range. Loss and score raise it for logits of another
-        number of classes.
+      ValueError: `classes` is out of its range; at use, logits are of another number of classes.
     """
-    if not 2 <= classes <= UNLABELLED:
-        raise ValueError(f"segmentation needs 2 to {UNLABELLED} classes, not {classes}")
 
     def of_batch(logits: jax.Array, label: Any, valid: jax.Array) -> Overlaps:
         predicted = logits_of(logits, label["mask"], classes).argmax(-1).astype(jnp.uint8)
@@ -116,14 +111,8 @@ def _mean_dice(overlaps: Overlaps) -> jax.Array:
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the percentage of samples whose largest output is at their class.
-
-    Args:
-      outputs: logits or probabilities f[N, C].
-      labels: whole numbers [N] in 0..C-1.
-
-    Returns:
-      0 to 100; 0 without samples.
+    """Returns the percentage of outputs f[N, C], logits or probabilities, that are largest at their
+    class; `labels` are whole numbers [N] in 0..C-1. Returns 0 without samples.
 
     Raises:
       ValueError: the arrays have other shapes, or a label is outside 0..C-1.
@@ -149,21 +138,15 @@ def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
     if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
         raise ValueError(
             f"outputs are {list(outputs.shape)} and labels {list(labels.shape)}; they must be "
-            "[samples, classes] and [samples]: give the outputs of a classifier, and one class a "
-            "sample (one-hot labels: labels.argmax(-1))"
+            "[samples, classes] and [samples] (one-hot labels: labels.argmax(-1))"
         )
     return outputs, class_labels(labels, "labels", outputs.shape[1])
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns the mean cross entropy f[] over the valid samples whose label is a class.
+    """Returns the mean cross entropy f[] of logits f[B, classes] and labels i32[B].
 
-    It is computed in at least float32.
-
-    Args:
-      logits: f[B, classes].
-      label: i32[B].
-      valid: bool[B].
+    It is over the valid bool[B] samples whose label is a class, in at least float32.
     """
     label, in_range = known_labels(label, logits.shape[-1])
     # `known_labels` replaced a label outside the classes by 0, so that its loss is finite.
@@ -201,6 +184,6 @@ def require_classifier(method: str, task: Task) -> None:
     """Raises ValueError if the task has no classifier's logits, which the method needs."""
     if not task.classifies:
         raise ValueError(
-            f"{method} needs the logits of a classifier, but its task reports {task.score.name!r} "
-            "of other outputs: use a method that trains any task, such as fedavg or fedbn"
+            f"{method} needs the logits of a classifier, but its task reports {task.score.name!r}: "
+            "use a method that trains any task, such as fedavg or fedbn"
         )

@@ -51,11 +51,8 @@ gc.set_threshold(100_000, 50, 50)  # a collection visits all that JAX remembers 
 def _megabytes() -> float:
     """What this process holds in memory; 0 where nobody says."""
     path = Path("/proc/self/statm")
-    return (
-        int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        if path.exists()
-        else 0
-    )
+    pages = int(path.read_text().split()[1]) if path.exists() else 0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _forget() -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.federation import FederatedMethod, check_choices
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import sizes_of
@@ -67,7 +67,6 @@ def gperxan(  # type: ignore[misc] # its own default
       ValueError: at `init`, the model has no batch norm; at `round`, it has no single dense layer
         that classifies.
     """
-    check_choices(share=share)
     learned, federate_options = learning(model, classifier="gperxan", **options)
     trained = ("params", COLLECTION)
 

@@ -24,7 +24,7 @@ from fedjax_bn.data.label_trees import (
     leaves_of,
     take,
 )
-from fedjax_bn.engine.inputs import UNLABELLED, check_channels_last, check_image_dtype, check_scaled
+from fedjax_bn.engine.inputs import UNLABELLED, check_images
 
 _BLOCK = 1024  # rows in memory at a time
 
@@ -253,9 +253,7 @@ def _sample_form(split: Split) -> dict[str, str]:
 
 def _check_images(images: np.ndarray | Rows, place: str) -> None:
     """Raises ValueError unless images are bytes or finite floats."""
-    check_image_dtype(images.dtype, f"{place}: the images")
-    check_channels_last(images.shape, f"{place}: the images")
-    check_scaled(images, f"{place}: the images")
+    check_images(images, f"{place}: the images")
     are_bytes = images.dtype == np.uint8 and images.ndim == 4
     # What `inputs.as_images` makes of floats.
     are_floats = images.dtype in (np.float32, jnp.result_type(float)) and images.ndim > 1

@@ -2,7 +2,7 @@
 
 `models.cpu`, `normalization.cpu` and the mapping `auto` call `on_cpu`; on any other backend they
 are plain XLA. They call it while a program is traced, before JAX knows for which platform it lowers
-the program; `traced_for` sets another platform.
+the program.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,8 @@ def traced_for(platform: str) -> AbstractContextManager[None]:
             exported = jax.export.export(method.round, platforms=("cuda",))(state, batches, key)
 
     Without it a program exported on a machine without accelerator has the kernels for CPU, which
-    are correct on every platform but slow on others. Nothing is moved to the platform's devices.
-
-    Args:
-      platform: "cpu", or another, such as "cuda", "rocm" or "tpu", which are all treated alike.
+    are correct on every platform but slow on others. Platforms beside "cpu", such as "cuda" or
+    "tpu", need not exist here: nothing is moved to their devices.
     """
     return _traced_for(platform)
 
@@ -60,8 +58,8 @@ def _platform() -> str:
 def computed_once(tree: PyTree) -> PyTree:
     """Returns the same arrays; on CPU a program computes them once, not again for each reader.
 
-    XLA:CPU copies a chain of cheap operations into each of its readers. Many readers take longer to
-    compile, and a reader whose loop is longer than the arrays takes longer to run.
+    XLA:CPU copies a chain of cheap operations into each of its readers, which takes longer to
+    compile and, if a reader's loop is longer than the arrays, to run.
     """
     if not on_cpu():
         return tree
@@ -77,18 +75,14 @@ def _itself(tree: PyTree) -> PyTree:
 def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[..., PyTree]:
     """Returns `jax.jit` of a function that runs once: on CPU it compiles in a third of the time.
 
-    LLVM optimizes less, and the numbers are the same. Inside another program, such as under
-    `jax.eval_shape`, the function is called directly, because the outer program's options apply.
-
-    Args:
-      function: a function from arrays to arrays.
-      **options: further arguments of `jax.jit`.
+    LLVM optimizes less, and the numbers are the same. `options` are further arguments of `jax.jit`.
     """
     if _less_optimized():
         options = {"compiler_options": _less_optimized()} | options
     compiled = jax.jit(function, **options)
 
     def call(*arguments: PyTree) -> PyTree:
+        # Inside another program, such as under `jax.eval_shape`, that program's options apply.
         inside = isinstance(jnp.zeros(()), jax.core.Tracer)
         return (function if inside else compiled)(*arguments)
 
@@ -98,8 +92,7 @@ def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[...
 def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
     """Returns `program.compile()`, on CPU with less optimization by LLVM.
 
-    FedIG-A's round of ResNet18 then compiles in 0.84 of the time, and rounds take as long as
-    before: they spend their time in products and convolutions, which LLVM does not compile.
+    Rounds take as long as before: they spend their time in products and convolutions.
     """
     return program.compile(compiler_options=_less_optimized() or None)
 
@@ -114,7 +107,7 @@ def _less_optimized() -> dict[str, Any]:
 def wait_for_all(gradients: PyTree) -> PyTree:
     """Returns the same gradients; on CPU none of them is ready before all are.
 
-    Without it XLA:CPU copies a large weight in every step, because its update might run before the
+    Otherwise XLA:CPU copies a large weight in every step, because its update might run before the
     last reader of the old value (10 % of a step of DigitCNN, and 51 MB).
     """
     floating = [g for g in jax.tree.leaves(gradients) if g.size]
@@ -134,11 +127,7 @@ def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 
 
 def _finite(leaf: jax.Array) -> jax.Array:
-    """Returns whether all numbers are finite, by a matrix product where that is faster.
-
-    It takes a fifth of the time of `isfinite` on XLA:CPU, and a tenth of its estimated cycles on
-    TPU.
-    """
+    """Returns whether all numbers are finite, by a matrix product where that is faster."""
     rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
     if on_cpu():
         # The product of a row with zeros is NaN, which is not 0, if a number is not finite.
@@ -153,11 +142,9 @@ def _finite(leaf: jax.Array) -> jax.Array:
 
 def all_finite(tree: PyTree) -> jax.Array:
     """Returns whether all floating numbers of a tree are finite, bool[]."""
-
     leaves = [x for x in jax.tree.leaves(tree) if x.size]
     floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
     answers = jnp.stack([_finite(leaf) for leaf in floating] or [jnp.array(True)])
     # Without the barrier XLA combines the answers again for each leaf that is selected by them:
-    # with the 600 leaves of DenseNet121 this was 7/8 of a round's program text and 4/5 of its
-    # compilation.
+    # with the 600 leaves of DenseNet121 this was 4/5 of a round's compilation.
     return jax.lax.optimization_barrier(answers).all()

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.engine.inputs import check_image_dtype, class_labels, known_labels
+from fedjax_bn.engine.inputs import class_labels, known_labels
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
@@ -35,10 +35,7 @@ _BY_CLIENT = ("participates", "size", "client")
 
 
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:
-    """Raises ValueError if a key of a round's batches is missing or unknown, or a shape is wrong.
-
-    `rows` is C, the rows of the state, and `epochs` is E.
-    """
+    """Raises ValueError if batches of C rows and E epochs lack a key or have a wrong shape."""
     missing, unknown = set(REQUIRED) - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
         raise ValueError(
@@ -46,24 +43,22 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
             f"{', '.join(REQUIRED)}, optionally {', '.join(_OPTIONAL)}"
         )
     if "client" in batches and "population" not in batches:
-        raise ValueError(
-            "batches['client'] gives the client of each row, but batches['population'] is missing: "
-            "set it to the number of all clients"
-        )
+        raise ValueError("batches['client'] needs batches['population'], the number of all clients")
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
-    forms: dict[str, tuple] = {"label": ((rows, *shape[1:]), f"[K={rows}, S, B]")}
-    forms |= dict.fromkeys(("image", "valid"), (shape, f"{[*shape]} in its first axes, as 'label'"))
-    forms |= dict.fromkeys(_BY_CLIENT, ((rows,), f"[K={rows}]"))
-    forms |= dict.fromkeys(("source", "validation"), ((rows,), f"[K={rows}, ...]"))
-    for name, (start, form) in forms.items():
+    forms: dict[str, tuple] = {"label": (rows, *shape[1:]), "image": shape, "valid": shape}
+    forms |= dict.fromkeys((*_BY_CLIENT, "source", "validation"), (rows,))
+    for name, form in forms.items():
         for leaf in jax.tree.leaves(batches.get(name, ())):
-            begins = leaf.shape[: len(start)] == start and (name != "label" or len(shape) == 3)
-            if not begins or (name in _BY_CLIENT and leaf.ndim > 1):
-                raise ValueError(f"batches['{name}'] has shape {leaf.shape}, not {form}")
+            fits = len(shape) == 3 and leaf.shape[: len(form)] == form
+            fits &= leaf.ndim == 1 or name not in _BY_CLIENT
+            if not fits or (name == "valid" and leaf.dtype != bool):
+                raise ValueError(
+                    f"batches['{name}'] is {leaf.dtype}{list(leaf.shape)}; its first axes must be "
+                    f"{list(form)}, of [K={rows}, S, B], and valid must be bool"
+                )
     if shape[1] % epochs:
         raise ValueError(
-            f"{shape[1]} steps are not {epochs} equal local epochs: pad every epoch to the same "
-            "number of steps with valid=False"
+            f"{shape[1]} steps are not {epochs} equal local epochs: pad epochs with valid=False"
         )
 
 
@@ -91,94 +86,56 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
     return batches["valid"].reshape(epochs, -1).sum(1, dtype=jnp.int32).max()
 
 
-def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
-    """Returns bool[S], True in the last of a client's local epochs that has a valid sample.
-
-    A client that makes fewer local epochs than others has epochs without valid samples; `valid` is
-    bool[S, B], and S steps are E equal epochs.
-    """
-    # Counted from the end, because padding epochs follow the real ones.
-    real = valid.reshape(epochs, -1).any(1)
-    last_real = epochs - 1 - jnp.argmax(real[::-1])
-    return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last_real
-
-
 def first_epoch(batches: Batches, epochs: int, times: int = 1) -> Batches:
-    """Returns the steps of a client's first local epoch, one or more times in a row.
-
-    `batches` are of one client, with S steps of E equal epochs; their "source" has no axis S.
-    """
+    """Returns the steps of one client's first local epoch of E, one or more times in a row."""
+    # The source has no axis S.
     steps = {name: leaf for name, leaf in batches.items() if name != "source"}
     count = batches["valid"].shape[0] // epochs
-    first_steps = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:count]] * times), steps)
-    return batches | first_steps
+    return batches | jax.tree.map(lambda leaf: jnp.concatenate([leaf[:count]] * times), steps)
 
 
 class Admission:
-    """Checks the labels of batches against the number of classes, computed once for each shape.
+    """Checks labels against the number of classes, which it computes once for each shape.
 
     `shared` and `personal` are leaves of the state; they and batches belong to all clients or one.
-
-    Args:
-      classes: the function that returns the number of classes; None if labels are not classes.
     """
 
-    # A class, because it keeps the numbers found: else every round would trace the model again.
+    # A class, because it keeps the numbers: else every round would trace the model again.
     def __init__(self, classes: Classes | None):
         self._classes = classes
-        self._found: dict[tuple, int | None] = {}
+        self._numbers: dict[tuple, int | None] = {}
 
     def _number(
         self, shared: PyTree, personal: PyTree, batches: Batches
     ) -> tuple[int | None, bool]:
         """Returns C, or None if labels are not classes, and whether the model was traced before."""
-        inputs = batches["image"], batches.get("source")
-        form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
         if self._classes is None:
             return None, True
-        if is_traced := form in self._found:
-            return self._found[form], is_traced
-        rows = np.ndim(batches["valid"]) - 2  # 1 for the axis of the clients
+        inputs = batches["image"], batches.get("source")
+        form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(inputs))
+        if is_traced := form in self._numbers:
+            return self._numbers[form], is_traced
+        rows = batches["valid"].ndim - 2  # 1 for the axis of the clients
         variables = join(_shapes(shared), _shapes(personal, rows))
         read = (*REQUIRED, "source")
         client_shapes = {name: _shapes(batches[name], rows) for name in read if name in batches}
         # Computed from shapes, which costs one trace of the model's forward pass for each shape.
-        self._found[form] = self._classes(variables, client_shapes)
-        return self._found[form], is_traced
+        self._numbers[form] = self._classes(variables, client_shapes)
+        return self._numbers[form], is_traced
 
     def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
-        """Raises ValueError for an image dtype or a label that a model cannot be trained on.
-
-        It reads labels on the host. It reads labels on a device only if they are ready, or if a
-        program must be compiled anyway.
-        """
-        for name in set(REQUIRED) & set(batches):
-            for leaf in jax.tree.leaves(batches[name]):
-                if not hasattr(leaf, "dtype"):
-                    raise ValueError(
-                        f"batches['{name}'] holds a {type(leaf).__name__} instead of an array: "
-                        "convert it with numpy.asarray"
-                    )
+        """Raises ValueError for a label that is not a class, if labels can be read on the host."""
         arrays: list[Any] = [batches.get(name) for name in REQUIRED]
-        image, label, valid = arrays
-        if hasattr(valid, "dtype") and valid.dtype != bool:
-            raise ValueError(
-                f"batches['valid'] is {valid.dtype}; it must be bool, True for each sample that "
-                "counts: convert it with astype(bool)"
-            )
-        if isinstance(image, np.ndarray) and not np.issubdtype(image.dtype, np.number):
-            check_image_dtype(image.dtype, "batches['image']")
-        if not (hasattr(image, "dtype") and hasattr(label, "dtype") and hasattr(valid, "dtype")):
+        _, label, valid = arrays
+        # `check_batches` and `admitted` refuse what is left out here.
+        if not all(hasattr(array, "dtype") for array in arrays) or valid.dtype != bool:
             return
         if label.shape[: valid.ndim] != valid.shape:
-            return  # `check_batches` refuses it
+            return
         classes, is_traced = self._number(shared, personal, batches)
         if classes is None or not (_readable(label, is_traced) and _readable(valid, is_traced)):
             return
-        label, valid = np.asarray(label), np.asarray(valid, bool)
-        is_plain = label.dtype.kind in "iu" and label.shape == valid.shape and label.size
-        if not is_plain or label.min() < 0 or label.max() >= classes:
-            class_labels(label, "batches['label']", classes, valid=valid)
+        class_labels(np.asarray(label), "batches['label']", classes, valid=np.asarray(valid))
 
     def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
         """Returns the batches with valid=False for samples whose label is outside the classes."""
@@ -186,11 +143,6 @@ class Admission:
         if classes is None:
             return batches
         label, valid = batches["label"], batches["valid"]
-        if not hasattr(label, "shape"):
-            raise ValueError(
-                "batches['label'] is a tree of arrays, but the method's task is classification: "
-                "give the method a task for such labels, or batches with one class a sample"
-            )
         label, in_range = known_labels(label, classes, "batches['label']", valid.shape)
         return batches | {"label": label, "valid": valid & in_range}
 
@@ -201,10 +153,13 @@ def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
 
 
 def _readable(array: Any, is_traced: bool) -> bool:
-    """Returns whether an array can be read on the host without delaying a round."""
+    """Returns whether an array can be read on the host without delaying a round.
+
+    Before the first round of a shape, waiting costs nothing: a program must be compiled anyway.
+    """
+    if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
+        return False
     if isinstance(array, np.ndarray):
         return True
-    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
-        return False
     ready = array.is_ready()  # type: ignore[attr-defined]
     return array.is_fully_addressable and (not is_traced or ready)

@@ -4,9 +4,8 @@ A TPU stores and computes the channels of a position in rows of 128 lanes. With 
 each row is empty, in every pass over a map and in every matrix product. Therefore two neighbouring
 columns of such a map are stored as one with twice the channels, f[B, H, W, C] as f[B, H, W / 2,
 2 C]. A convolution has its kernel at as many places of a larger kernel, and zeros elsewhere.
-
-Modules receive and return maps f[B, H, W, C] all the same: they pack what they read and unpack what
-they return, and XLA removes an unpacking that meets a packing.
+Modules pack what they read and unpack what they return, and XLA removes an unpacking that meets a
+packing.
 """
 
 import math
@@ -27,8 +26,8 @@ _VALUES = 2**20
 def fitting(shape: Sequence[int]) -> int:
     """Returns the number of columns to pack in maps of shape (B, H, W, C): 2 on TPU, or 1.
 
-    Two columns are packed if they fill the lanes better than one, and if the map is large. Of
-    narrower maps more columns would fit, but the zeros of their kernels cost more than they gain.
+    Two columns are packed if they fill the lanes better than one, and if the map is large. More
+    columns of narrower maps cost more by the zeros of their kernels than they gain.
     """
     (*_, width, channels), half = shape, _LANES // 2
     large = math.prod(shape) >= _VALUES
@@ -82,17 +81,13 @@ def convolve_packed(
     size, width = kernel.shape[1], x.shape[2] * read
     outputs = (width + left_padding + right - size) // across + 1
     # Output `written * j + i` reads the columns from `written * j * across + i * across - left`.
-    first_tap, last_tap = (
-        -left_padding // read,
-        (across * (written - 1) + size - 1 - left_padding) // read,
-    )
+    first_tap = -left_padding // read
+    last_tap = (across * (written - 1) + size - 1 - left_padding) // read
     taps = last_tap - first_tap + 1
     begins = [across * i - left_padding - first_tap * read for i in range(written)]
     ends = [taps * read - begin - size for begin in begins]
-    copies = [
-        jnp.pad(kernel, ((0, 0), (begin, end), (0, 0), (0, 0)))
-        for begin, end in zip(begins, ends, strict=True)
-    ]
+    sides = zip(begins, ends, strict=True)
+    copies = [jnp.pad(kernel, ((0, 0), side, (0, 0), (0, 0))) for side in sides]
     large = jnp.stack(copies, axis=3)  # f[r, taps read, C, written, F]
     large = large.reshape(kernel.shape[0], taps, read * kernel.shape[2], -1)
     step = across * written // read

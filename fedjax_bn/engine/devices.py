@@ -3,32 +3,35 @@
 Each device trains its clients one after another, all at once, or n at a time. The strategy changes
 speed and memory, but results only by the order of sums. On CPU `vmap` over per-client kernels makes
 grouped convolutions, which XLA runs at a tenth of the speed, so `auto` is `map` there. On TPU and
-GPU `at_once` chooses n by the network's size.
+GPU it is n at a time, by the network's size.
 
 A mesh has an axis "clients": each device trains its own clients, and one reduction ends the round,
 which also carries weights, losses and counts. Rows are padded to a multiple of the axis. The
 strategy applies inside `jax.shard_map`: `vmap` over a sharded axis would gather arrays, and `map`
-would train every client on every device. With more devices than clients the mesh can have a second
-axis, "batch", which divides the samples of a client's batches. XLA inserts the reductions over that
-axis, for statistics of batch norms, losses and gradients of any order, so that results equal those
-of one device up to the order of sums.
+would train every client on every device. A second axis, "batch", divides the samples of a client's
+batches. XLA inserts the reductions over that axis, for statistics of batch norms, losses and
+gradients of any order, so that results equal those of one device up to the order of sums.
 """
 
 import functools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_bn.engine import at_once
 from fedjax_bn.engine.backend import computed_once, on_cpu, on_tpu
 from fedjax_bn.engine.dtypes import promote
 
 PyTree = Any
 CLIENTS, BATCH = "clients", "batch"
+_FAST = 2**27  # bytes of a core's fast memory; half of it is left to maps and gradients
+_MAPS = 3 * 2**29  # bytes of a step's maps up to which clients together cost less on a TPU
+_ROOM = 2**33  # bytes of a GPU's memory that a step's maps may take
+_SMALL = 2**25  # bytes of a step's convolutions; DigitCNN's are 22 MB with batches of 64
 
 
 def map_and_sum(
@@ -42,23 +45,19 @@ def map_and_sum(
     It never holds more parts than clients that run at once, and overwrites the old rows.
 
     Args:
-      function: a pure function of one client's row and its other trees that returns (part, row,
-        result).
+      function: a pure function of one client's row and its other trees -> (part, row, result).
       clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:at_once=n` (n at a
         time, or all if there are fewer).
-      rows: a tree with leading axis K.
-      *stacked: such a tree for each other argument of `function`.
+      rows, *stacked: trees with leading axis K, one for each argument of `function`.
 
     Returns:
-      The sum of the parts over all clients, the new rows, and the results stacked along a leading
-      axis K.
+      The sum of the parts, the new rows, and the results stacked along a leading axis K.
     """
     num_clients = jax.tree.leaves((rows, stacked))[0].shape[0]
     function = jax.jit(function, inline=True)  # traced once, though used several times
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (rows, *stacked))
     if clients == "auto" and not on_cpu():
-        choose = at_once.on_a_tpu if on_tpu() else at_once.on_a_gpu
-        size = choose(function.trace(*shapes).jaxpr.jaxpr, num_clients)
+        size = _clients_that_fit(function.trace(*shapes).jaxpr.jaxpr, num_clients)
     else:
         size = min(_at_once(clients) or num_clients, num_clients)
 
@@ -75,22 +74,21 @@ def map_and_sum(
         count = jax.tree.leaves(group)[0].shape[0]
         # Update the rows in place. If the scan stacked them, XLA would fill and copy the arrays; it
         # would also copy all rows if one client's row were read in several places.
-        rows_before = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count), rows)
-        rows_before = computed_once(jax.lax.optimization_barrier(rows_before))
+        before = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count), rows)
+        before = computed_once(jax.lax.optimization_barrier(before))
         if size > 1:
-            part, rows_after, results = together(rows_before, group)
+            part, after, results = together(before, group)
         else:
-            single = jax.tree.map(lambda x: x[0], (rows_before, *group))
+            single = jax.tree.map(lambda x: x[0], (before, *group))
             part, *row_and_result = function(*single)
-            rows_after, results = jax.tree.map(lambda x: x[None], tuple(row_and_result))
+            after, results = jax.tree.map(lambda x: x[None], tuple(row_and_result))
         rows = jax.tree.map(
-            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), rows, rows_after
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), rows, after
         )
         return (jax.tree.map(jnp.add, total, part), rows), results
 
     grouped = num_clients - num_clients % size
     groups = jax.tree.map(lambda x: x[:grouped].reshape(-1, size, *x.shape[1:]), stacked)
-    # Only the shapes of a part are needed, for the zeros with which the sum starts.
     like, *_ = jax.eval_shape(function, *shapes)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), rows
     begins = jnp.arange(0, grouped, size, dtype=jnp.int32)
@@ -101,6 +99,66 @@ def map_and_sum(
         carry, leftover_results = step(carry, (jnp.int32(grouped), leftover))
         results = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), results, leftover_results)
     return *carry, results
+
+
+def _clients_that_fit(program: Any, num_clients: int) -> int:
+    """Returns how many of the clients of a device an accelerator trains at once.
+
+    `program` is the jaxpr of one client's training; its loop over local steps is the one with the
+    largest results of convolutions and matrix products. The rule for a TPU rests on the compiler's
+    estimates, that for a GPU on times of an H200 (`benchmarks/README.md`).
+    """
+    carried, products = max(_loops(program), key=lambda loop: loop[1], default=(0, 0))
+    # Clients together fill a TPU's vector registers better than one, but what they train has to
+    # fit into a core's fast memory, and nothing is gained if the maps of one are large.
+    if on_tpu():
+        most_clients = min(_FAST // 2 // max(carried, 1), _MAPS // max(products, 1))
+    else:
+        # Clients together start fewer kernels, but their convolutions become grouped ones, which a
+        # GPU computes slowly for large maps and in 16 bits.
+        maps = [variable.aval for variable in _results(program, ("conv_general_dilated",))]
+        if sum(map(_bytes, maps)) > _SMALL or any(x.dtype.itemsize < 4 for x in maps):
+            return 1
+        most_clients = _ROOM // max(products, 1)
+    most_clients = max(1, min(most_clients, num_clients))
+    # A number that divides the clients is preferred: a remainder is compiled a second time.
+    even = max(n for n in range(1, most_clients + 1) if num_clients % n == 0)
+    return even if 2 * even > most_clients else most_clients
+
+
+def _loops(program: Any) -> Iterator[tuple[int, int]]:
+    """Yields what each scan carries and the results of its products, in bytes, at any depth."""
+    for equation in program.eqns:
+        if equation.primitive.name == "scan":
+            body = equation.params["jaxpr"].jaxpr
+            start = equation.params["num_consts"]
+            carry = body.invars[start : start + equation.params["num_carry"]]
+            results = _results(body, ("conv_general_dilated", "dot_general"))
+            yield sum(_bytes(x.aval) for x in carry), sum(_bytes(x.aval) for x in results)
+        for inner in _inside(equation):
+            yield from _loops(inner)
+
+
+def _results(program: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    """Yields what the operations of these names return, at any depth."""
+    for equation in program.eqns:
+        if equation.primitive.name in names:
+            yield from equation.outvars
+        for inner in _inside(equation):
+            yield from _results(inner, names)
+
+
+def _inside(equation: Any) -> Iterator[Any]:
+    """Yields the programs in an operation's parameters, such as the body of a loop."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(part, "jaxpr", part)
+            if hasattr(program, "eqns"):
+                yield program
+
+
+def _bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -124,10 +182,10 @@ def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     return jax.lax.scan(add, zeros, stacked)[0]
 
 
-def check_strategy(clients: str, num_clients: int) -> None:
-    """Raises ValueError for an unknown strategy, or more clients at once than a federation has."""
+def check_strategy(clients: str, num_clients: int | None = None) -> None:
+    """Raises ValueError for an unknown strategy, or more clients at once than there are."""
     count = _at_once(clients)
-    if count is not None and count > num_clients:
+    if num_clients and count and count > num_clients:
         raise ValueError(
             f"clients={clients!r} asks for {count} clients at a time, but there are {num_clients}: "
             f"use 'vmap:at_once={num_clients}' or less"
@@ -138,8 +196,7 @@ def _at_once(clients: str) -> int | None:
     """Returns how many clients the strategy trains at once; None for all, 1 for `auto` on a CPU."""
     if clients in ("auto", "map", "vmap"):
         return None if clients == "vmap" else 1
-    # Up to 0.2.0 the strategy was written vmap:n, which still works.
-    match = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d{0,8})", clients, re.ASCII)
+    match = re.fullmatch(r"vmap:(?:at_once=)?([1-9]\d*)", clients, re.ASCII)
     if match is None:
         raise ValueError(
             f"clients={clients!r} is not a way to map clients: use 'auto', 'map', 'vmap' or "
@@ -159,20 +216,13 @@ class Meeting(NamedTuple):
         [K, ...] of all clients, and 0 for padding.
     """
 
-    devices: int
-    together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
-    local_rows: Callable[[PyTree], PyTree]
-
-
-_ALONE = Meeting(devices=1, together=lambda sums, rows: (sums, rows), local_rows=lambda rows: rows)
+    devices: int = 1
+    together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda sums, rows: (sums, rows)
+    local_rows: Callable[[PyTree], PyTree] = lambda rows: rows
 
 
 def checked_mesh(mesh: Mesh | None) -> Mesh | None:
-    """Returns the mesh with axes that XLA shards itself (those of `jax.make_mesh` may be explicit).
-
-    Raises:
-      ValueError: the mesh has no axis "clients".
-    """
+    """Returns the mesh with axes that XLA shards itself; ValueError if none is named "clients"."""
     if mesh is None:
         return None
     if CLIENTS not in mesh.axis_names:
@@ -180,6 +230,7 @@ def checked_mesh(mesh: Mesh | None) -> Mesh | None:
             f"the mesh has the axes {', '.join(mesh.axis_names)}, but clients are spread over one "
             "named 'clients': make it by jax.make_mesh((n,), ('clients',))"
         )
+    # The axes of `jax.make_mesh` may be explicit, those of `Mesh` are not.
     return Mesh(mesh.devices, mesh.axis_names)
 
 
@@ -190,12 +241,12 @@ def padded(rows: int, mesh: Mesh | None) -> int:
 
 
 def pad_rows(tree: PyTree, rows: int, axis: int = 0) -> PyTree:
-    """Pads the arrays [K, ...] of a tree with zeros (False) to `rows` along an axis."""
+    """Pads the arrays of a tree with zeros (False) to `rows` along an axis."""
 
     def pad(leaf: jax.Array) -> jax.Array:
-        missing = max(0, rows - leaf.shape[axis])
-        widths = [(0, missing * (place == axis)) for place in range(leaf.ndim)]
-        return jnp.pad(leaf, widths) if missing else leaf
+        widths = [(0, 0)] * leaf.ndim
+        widths[axis] = (0, max(0, rows - leaf.shape[axis]))
+        return jnp.pad(leaf, widths) if any(widths[axis]) else leaf
 
     return jax.tree.map(pad, tree)
 
@@ -229,22 +280,16 @@ def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
 
 
 def on_each_device(
-    function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]],
-    mesh: Mesh | None,
+    function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]], mesh: Mesh | None
 ) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
-    """Returns a function that runs on each device of the clients axis with its clients' rows.
+    """Returns `(common, rows) -> (everywhere, rows)`, run on each device of the clients axis.
 
-    Args:
-      function: `function(meeting, common, rows) -> (everywhere, rows)`; `everywhere` is the same on
-        all devices, because it was reduced over the devices.
-      mesh: None for one device.
-
-    Returns:
-      A function (common, rows) -> (everywhere, rows). Every device gets the tree `common` whole;
-      `rows` are arrays [P, ...] of all clients, with P a multiple of the axis.
+    `function(meeting, common, rows)` gets the tree `common` whole and its device's part of the rows
+    [P, ...] of all clients, with P a multiple of the axis. What it returns as `everywhere` was
+    reduced over the devices.
     """
     if mesh is None:
-        return functools.partial(function, _ALONE)
+        return functools.partial(function, Meeting())
     devices = mesh.shape[CLIENTS]
 
     def local_rows(tree: PyTree) -> PyTree:
@@ -279,18 +324,16 @@ def on_each_device(
 
 
 def _as_floats(rows: jax.Array) -> jax.Array:
-    """Returns rows [P, ...] in the default float dtype, integers as two halves [P, 2, ...].
-
-    Rows of another dtype would travel in a reduction of their own.
-    """
+    """Returns rows [P, ...] in the default float dtype, integers as two halves [P, 2, ...]."""
+    # Rows of another dtype would travel in a reduction of their own. A float32 holds 24 bits
+    # exactly, and so each half of 32 bits.
     if jnp.issubdtype(rows.dtype, jnp.integer):
-        # A float32 holds 24 bits exactly, and so each half of 32 bits.
         rows = jnp.stack(jnp.divmod(rows, _half(rows.dtype)), 1)
     return rows.astype(promote(rows.dtype, jnp.result_type(float)))
 
 
 def _from_floats(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Returns the rows of this dtype of which `_as_floats` has made `rows`."""
+    """Undoes `_as_floats` of rows of this dtype."""
     if jnp.issubdtype(dtype, jnp.integer):
         high, low = rows[:, 0].astype(dtype), rows[:, 1].astype(dtype)
         return high * _half(dtype) + low
@@ -298,7 +341,6 @@ def _from_floats(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def _half(dtype: jnp.dtype) -> int:
-    """Returns 2 to half the bits of an integer's dtype."""
     return 2 ** (4 * dtype.itemsize)
 
 
@@ -309,18 +351,11 @@ def apart(
     rows: PyTree,
     parts: PyTree = None,
 ) -> PyTree:
-    """Calls a function once on every device with that device's rows, without a reduction.
+    """Calls `function(common, rows, parts)` on every device with its rows, without a reduction.
 
-    Args:
-      function: `function(common, rows, parts) -> tree`, arrays with a leading axis.
-      mesh: None for one device.
-      common: a tree that every device gets whole.
-      rows: a tree of arrays [P, ...], divided by client.
-      parts: a tree of arrays, whose leading axis is divided over all devices.
-
-    Returns:
-      The function's results, concatenated over all devices if there are parts, else over those of
-      the clients axis.
+    Every device gets `common` whole, its clients' `rows` [P, ...], and its share of `parts`, whose
+    leading axis is divided over all devices. The results are concatenated over all devices if
+    there are parts, else over those of the clients axis.
     """
     if mesh is None:
         return function(common, rows, parts)

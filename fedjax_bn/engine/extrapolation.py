@@ -1,7 +1,7 @@
 r"""Risk extrapolation aggregation, REA of FedCD (Ma et al., ACM MM 2024, Section 3.4).
 
-A client's risk R_e is its mean training loss over its last local epoch. REA chooses weights with
-which the weighted risks of all clients are equal:
+A client's risk R_e is its mean training loss over its last local epoch. REA makes the weighted
+risks of all clients equal:
 
 $w = \mathrm{argmin} \; \mathrm{Var}(w_1 R_1, \ldots, w_K R_K)$ with $\sum_e w_e = 1$ (Eq. 17)
 
@@ -34,21 +34,14 @@ def risk_extrapolation(
         same weights to about 1e-6 and calls the host.
 
     Returns:
-      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. If a
-      client with samples has a risk that is not finite or below the floor normal number (about
-      1.2e-38 in float32), the rule raises a ValueError
-      that names the client. Under `jit`, where values are unknown, it returns NaN for that client:
-      the round then changes nothing, and `fedjax_bn.run.train` stops with the same error.
-
-    Raises:
-      ValueError: `eta` is negative or not finite, or the solver is unknown.
+      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. A client
+      with samples whose risk is not finite, or below the least normal number (about 1.2e-38 in
+      float32), gets NaN: the round then changes nothing, and a run stops by `check_risks`.
     """
     solve = equal_risks if solver == "closed_form" else _solve_on_host
 
     def rule(sizes: jax.Array, risks: jax.Array) -> jax.Array:
         sizes, risks = jnp.asarray(sizes), jnp.asarray(risks)
-        if not isinstance(sizes, jax.core.Tracer) and not isinstance(risks, jax.core.Tracer):
-            check_risks(np.asarray(sizes), np.asarray(risks))
         dtype = jnp.result_type(float)
         counts, risks = sizes > 0, risks.astype(dtype)
         # XLA takes smaller numbers as 0, which would make every weight NaN.
@@ -63,12 +56,9 @@ def risk_extrapolation(
 
 
 def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = None) -> None:
-    """Raises ValueError if a client with samples has a risk that the rule cannot weigh.
+    """Raises ValueError if a client with samples i32[K] has a risk f[K] that no rule can weigh.
 
-    Args:
-      sizes: i32[K].
-      risks: f[K].
-      names: the clients' names; by default "client 0" and so on.
+    The message has its name, by default "client 0" and so on.
     """
     floor = float(jnp.finfo(jnp.result_type(float)).tiny)
     unusable = (sizes > 0) & ~((risks >= floor) & np.isfinite(risks))
@@ -76,18 +66,16 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = 
         k = int(np.flatnonzero(unusable)[0])
         who = names[k] if names else f"client {k}"
         raise ValueError(
-            f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}, but the mean training "
-            f"loss of every client's last local epoch must be finite and at least {floor:.3g}; use "
-            "another weighing rule, such as by_size, where a client fits its data without any loss"
+            f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}; the mean training loss "
+            f"of a last local epoch must be finite and at least {floor:.3g}: use another weighing "
+            "rule, such as by_size"
         )
 
 
 def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns the solution of Eq. 17: w_e proportional to 1 / R_e, which makes the variance zero.
+    """Returns the solution of Eq. 17 of risks f[K]: w_e proportional to 1 / R_e, without variance.
 
-    Args:
-      risks: f[K], positive.
-      counts: bool[K], which clients count; the others get weight 0.
+    Clients outside of `counts` bool[K] get weight 0; the risks of the others are positive.
     """
     # Relative to the floor risk, because 1 / R of a tiny risk would overflow.
     floor = jnp.min(risks, initial=jnp.inf, where=counts)
@@ -114,10 +102,9 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
 def least_variance(risks: np.ndarray) -> np.ndarray:
     """Returns w f64[K] in [0, 1] that solves Eq. 17 by sequential least squares (SLSQP).
 
-    The unknowns are v_e = w_e R_e, scaled to 1 at the solution: the variance is equally curved
-    along all of them. With the unknowns w_e SciPy stops at weights that are wrong by up to 0.6 if
-    risks range from 1e-4 to 1e2, even if they are divided by their mean. ftol is 1e-12, because
-    with the default SciPy returns the start point.
+    The unknowns are v_e = w_e R_e, scaled to 1 at the solution, so that the variance is equally
+    curved along all of them: with the unknowns w_e SciPy stops at weights that are wrong by up to
+    0.6. ftol is 1e-12, because with the default SciPy returns the start point.
     """
     from scipy.optimize import minimize
 

@@ -19,12 +19,8 @@ def impossible_samples(
 ) -> str:
     """Returns which part of the stated form of stored samples is impossible, or "".
 
-    Args:
-      shape, dtype: of one sample.
-      mean, std: as `standardize` takes them.
-
-    Returns:
-      "shape", "dtype" or "mean or std", or "".
+    `shape` and `dtype` are of one sample, `mean` and `std` as `standardize` takes them. The answer
+    is "shape", "dtype" or "mean or std".
     """
     channels = {len(mean), len(std)}
     right = channels <= {1, *shape[-1:]} and all(abs(x) <= _MOST for x in (*mean, *std))

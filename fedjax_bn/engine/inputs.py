@@ -9,7 +9,6 @@ Values are checked on the host if arrays can be read there. Inside a program, a 
 classes makes its sample invalid.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,44 +26,40 @@ def check_image_dtype(dtype: Any, place: str = "images") -> None:
     """Raises ValueError unless a dtype is uint8 or floating; the message begins with `place`."""
     if dtype != np.uint8 and not _is_float(dtype):
         raise ValueError(
-            f"{place} have dtype {dtype}; allowed are uint8, which is standardized, and floats, "
-            "which are read as they are: convert them to uint8 (0 to 255), or standardize them to "
-            "float32"
+            f"{place} have dtype {dtype}; allowed are uint8 (0 to 255), which is standardized, and "
+            "floats, which are read as they are: convert them"
         )
 
 
-def check_channels_last(shape: Sequence[int], place: str = "images") -> None:
-    """Raises ValueError for the shape of images [N, C, H, W] with one or three channels.
+def check_images(images: np.ndarray, place: str = "images") -> None:
+    """Raises ValueError for images [N, ...] of another dtype, channels first, or bytes as floats.
 
-    The message begins with `place`. Up to four numbers of the last axis may be channels.
+    The message begins with `place`.
     """
+    check_image_dtype(images.dtype, place)
+    shape = images.shape
+    # Up to four numbers of the last axis may be channels.
     if len(shape) == 4 and shape[1] in (1, 3) and min(shape[2:]) > 4:
         raise ValueError(
-            f"{place} have shape {list(shape)}, with the channels first as in PyTorch, and must be "
-            "[N, H, W, C]: move the channels by np.moveaxis(images, 1, -1)"
+            f"{place} have shape {list(shape)}, with the channels first, and must be [N, H, W, C]: "
+            "move the channels by np.moveaxis(images, 1, -1)"
+        )
+    if len(shape) == 4 and _is_float(images.dtype) and _holds_bytes(images):
+        raise ValueError(
+            f"{place} are {images.dtype} with the numbers of bytes, and floats are not "
+            "standardized: give images.astype(np.uint8), or scale them, as by images / 255"
         )
 
 
-def check_scaled(images: np.ndarray, place: str = "images") -> None:
-    """Raises ValueError for float images [N, H, W, C] that hold bytes, whole numbers to 255.
-
-    Nothing would standardize them. The message begins with `place`. Numbers that are all 0 or 1 may
-    be scaled pixels.
-    """
-    if images.ndim != 4 or not _is_float(images.dtype):
-        return
+def _holds_bytes(images: np.ndarray) -> bool:
+    """Returns whether floats are whole numbers up to 255; all 0 or 1 may be scaled pixels."""
     highest = 0
     for start in range(0, len(images), 64):  # usually the first images are enough
         block = np.asarray(images[start : start + 64])
         if not ((block >= 0) & (block <= 255) & (block == np.floor(block))).all():
-            return
+            return False
         highest = max(highest, block.max(initial=0))
-    if highest > 1:
-        raise ValueError(
-            f"{place} are {images.dtype} with the numbers of bytes, and floats are not "
-            "standardized: give them as uint8, images.astype(np.uint8), or scale them, "
-            "as by images / 255"
-        )
+    return highest > 1
 
 
 def as_images(images: Any, place: str = "images") -> np.ndarray:
@@ -73,12 +68,10 @@ def as_images(images: Any, place: str = "images") -> np.ndarray:
     16-bit floats become float32; so does float64, unless JAX has float64 switched on.
 
     Raises:
-      ValueError: as in `check_image_dtype`, `check_channels_last` and `check_scaled`.
+      ValueError: as in `check_images`.
     """
     images = np.asarray(images)
-    check_image_dtype(images.dtype, place)
-    check_channels_last(images.shape, place)
-    check_scaled(images, place)
+    check_images(images, place)
     if images.dtype == np.uint8:
         return images
     wide = jnp.result_type(float) if images.dtype.itemsize > 4 else np.float32
@@ -94,37 +87,31 @@ def class_labels(
 ) -> np.ndarray:
     """Returns labels that are counted from `first` as i32[N] counted from 0.
 
-    Accepts integers of any width, and floats that are exactly whole numbers, as in MATLAB and HDF5
-    files; rejects booleans, texts, objects and times.
-
-    Args:
-      labels: [N] as read, or with the shape of `valid`.
-      place: the file and its part, with which error messages begin.
-      classes: how many there are; None for any number.
-      first: the label of the first class.
-      valid: bool, the labels that count; by default labels have one axis and all count.
+    Integers of any width, and floats that are exactly whole numbers, [N] or with the shape of
+    `valid` (bool, the labels that count; by default all). Error messages begin with `place`, the
+    file and its part. `classes` is how many there are, None for any number, and `first` the label
+    of the first class.
 
     Raises:
       ValueError: another dtype or shape, or a label that is not a whole number or out of range.
     """
     labels = np.asarray(labels)
     # Labels become i32, so there are at most 2**31 classes.
-    count = 2**31 if classes is None else classes
-    allowed = f"whole numbers, counted from {first}"
-    if classes is not None:
-        allowed = f"whole numbers in {first}..{first + classes - 1}"
+    end = first + (2**31 if classes is None else classes)
+    counted = f"counted from {first}" if classes is None else f"in {first}..{end - 1}"
+    allowed = f"whole numbers {counted}"
     _check_form(labels, place, allowed, None if valid is None else valid.shape)
     floating = _is_float(labels.dtype)
     # Compared in their own dtype or a wider one: nothing wraps around, and NaN fails all tests.
     values = labels.astype(np.result_type(labels, np.float64)) if floating else labels
-    right = (values >= first) & (values < first + count)
+    right = (values >= first) & (values < end)
     if floating:
         right &= np.floor(values) == values
     if valid is not None:
         right |= ~valid
     if not right.all():
-        index = np.unravel_index(int(np.argmin(right)), right.shape)
-        at = str(index[0]) if right.ndim == 1 else str(tuple(map(int, index)))
+        index = tuple(map(int, np.argwhere(~right)[0]))
+        at = index[0] if len(index) == 1 else index
         raise ValueError(
             f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
         )
@@ -148,14 +135,7 @@ def known_labels(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns labels as i32 (0 for a label outside the classes), and whether each is a class, bool.
 
-    Args:
-      labels: numbers, possibly traced.
-      classes: C; a class is a whole number in [0, C).
-      place: their name, with which error messages begin.
-      shape: the shape that labels must have; None for [N].
-
-    Raises:
-      ValueError: the labels are not numbers, or have another shape.
+    `labels` are numbers of a shape, by default [N], possibly traced; ValueError if they are not.
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)
@@ -179,5 +159,4 @@ def random_key(key: Any) -> jax.Array:
         return key
     if dtype == np.uint32 and shape == jax.eval_shape(jax.random.PRNGKey, 0).shape:
         return jax.random.wrap_key_data(jnp.asarray(key))
-    value = repr(key)[:40] if dtype is None else f"{dtype} {list(shape or ())}"
-    raise ValueError(f"key is {value}; it must be one random key, such as jax.random.key(0)")
+    raise ValueError(f"key is {key!r}; it must be one random key, such as jax.random.key(0)")

@@ -19,17 +19,13 @@ def as_classes(logits: jax.Array) -> jax.Array:
 
 
 def logits_of(logits: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
-    """Returns `as_classes(logits)` f[B, H, W, classes] if they fit masks u8[B, H, W].
-
-    Raises:
-      ValueError: they have another size, or logits of another number of classes.
-    """
+    """Returns `as_classes(logits)`; ValueError if masks u8[B, H, W] of the classes do not fit."""
     logits = as_classes(logits)
     if logits.shape != (*mask.shape, classes):
         raise ValueError(
             f"the model's outputs are {list(logits.shape)} for masks {list(mask.shape)} of "
-            f"{classes} classes; a network for segmentation returns logits [B, H, W, classes] of "
-            f"the image's size: use UNet(num_classes={classes})"
+            f"{classes} classes; they must be logits [B, H, W, classes] of the image's size: use "
+            f"UNet(num_classes={classes})"
         )
     return logits
 
@@ -51,13 +47,8 @@ def segmentation_loss(
     (`by_sample`), whose D are then averaged. D is the mean over the classes without the background.
     H is the mean over the labelled pixels of the valid samples. All is at least float32.
 
-    Args:
-      logits: f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background.
-      label: {"mask": u8[B, H, W]}; 255, or any value from `classes` on, for no label.
-      valid: bool[B].
-      classes: number of classes with the background.
-      dice: a in [0, 1].
-      by_sample: whether D is of each sample, not of the batch.
+    Logits are f[B, H, W, classes], or f[B, H, W, 1] for one class beside the background; the mask
+    u8[B, H, W] has 255, or any value from `classes` on, for no label. `dice` is a in [0, 1].
 
     Raises:
       ValueError: the shapes of logits and masks do not fit.

@@ -15,7 +15,7 @@ import optax
 
 from fedjax_bn.arguments.text import one_line
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.sharing import Variables, path_names
+from fedjax_bn.sharing import Variables
 
 PyTree = Any
 # States of optax.masked and of optax.partition (multi_transform).
@@ -28,12 +28,11 @@ _COUNTING = (
     optax.AddNoiseState,
     optax.ConditionallyMaskState,
     optax.ConditionallyTransformState,
-)
-# These act only once in several steps.
-_GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
-# These begin with a tiny step size, and find a useful one only over some tens of steps. (`dowg`,
-# `cocob` and `schedule_free` train although they start again every round.)
-_ESTIMATING = (
+    optax.MultiStepsState,
+    optax.ApplyEvery,
+    optax.contrib.ReduceLROnPlateauState,
+    # These begin with a tiny step size, and find a useful one only over some tens of steps.
+    # (`dowg`, `cocob` and `schedule_free` train although they start again every round.)
     optax.contrib.DAdaptAdamWState,
     optax.contrib.DoGState,
     optax.contrib.MechanicState,
@@ -59,9 +58,8 @@ def by_round(
     round; with `keep_optimizer` it counts all steps that the client has made. The round is compiled
     once for all rounds.
 
-    Args:
-      make: `make(round)` returns the optimizer of a round, i32[] from 0 and traced. The structure
-        of its state must not depend on the round.
+    `make(round)` returns the optimizer of a round, i32[] from 0 and traced; the structure of its
+    state must not depend on the round.
     """
 
     def init(params: PyTree) -> _InRound:
@@ -94,20 +92,14 @@ def descend(
 ) -> tuple[Variables, PyTree]:
     """Makes one step of an optimizer; returns the moved collections, and its new state.
 
-    Args:
-      optimizer, state: the local optimizer and its state before the step.
-      gradients: {collection: tree}; these collections of `variables` move.
-      variables: the model's collections.
-      round: i32[], rounds finished.
-      loss: f[], the loss of the batch.
+    The collections of `gradients` move; `round` i32[] are the rounds finished, `loss` f[] is the
+    batch's.
     """
     trained = {name: variables[name] for name in gradients}
     # Users' masks and labels may match the parameters alone; the engine trains collections.
     alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
-    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-        extra = {"round": jnp.asarray(round), "value": loss, "grad": grads}
-        updates, state = _taking_extra(optimizer).update(grads, state, params, **extra)
+    updates, state = _step(optimizer, grads, state, params, jnp.asarray(round), loss)
     return optax.apply_updates(trained, {"params": updates} if alone else updates), state
 
 
@@ -115,27 +107,19 @@ def with_keys_of(state: PyTree, key: jax.Array) -> PyTree:
     """Returns an optimizer's state whose random keys are those of a client and round.
 
     Without this all clients would draw the same noise, because their states start alike.
-
-    Args:
-      state: its typed keys, and the raw ones (u32[..., 2 or 4] in a field with "key" in its name,
-        as in `optax.AddNoiseState.rng_key`), are mixed with random words; other leaves stay.
-      key: random key of the client and round.
     """
 
-    def mixed(number: int, path: tuple, leaf: Any) -> Any:
+    def mixed(number: int, leaf: Any) -> Any:
         dtype = getattr(leaf, "dtype", None)
-        typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-        named = dtype == jnp.uint32 and bool(path) and "key" in path_names(path)[-1]
-        if not typed and not (named and leaf.shape[-1:] in ((2,), (4,))):
+        if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return leaf
-        words = jax.random.key_data(leaf) if typed else leaf
+        words = jax.random.key_data(leaf)
         part_key = jax.random.fold_in(stream(key, "local optimizer"), number)
         words ^= jax.random.bits(part_key, words.shape, words.dtype)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf)) if typed else words
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
 
-    leaves, form = jax.tree_util.tree_flatten_with_path(state)
-    mixed_leaves = [mixed(number, *leaf) for number, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(form, mixed_leaves)
+    leaves, form = jax.tree.flatten(state)
+    return jax.tree.unflatten(form, [mixed(number, leaf) for number, leaf in enumerate(leaves)])
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
@@ -154,90 +138,40 @@ def scheduled(optimizer: optax.GradientTransformation) -> bool:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raises ValueError unless this is an optax transformation that a local step can call."""
+    """Raises ValueError unless this is an optax transformation."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise ValueError(
             f"optimizer={optimizer!r} is not an optax transformation: give one with its learning "
             "rate, such as optax.sgd(0.1)"
         )
-    value = jnp.zeros(())
-    try:
-        state = optimizer.init(value)
-        jax.eval_shape(lambda x: _step(optimizer, x, state), value)
-    except TypeError as error:
-        if "keyword" in str(error):
-            raise ValueError(
-                f"the local optimizer cannot be used here ({error}): a local step gives it value, "
-                "grad and round; choose one that needs nothing else"
-            ) from error
-    except Exception:  # a mask that does not fit one number; `check_rounds` has the parameters
-        pass
 
 
-def check_rounds(
-    optimizer: optax.GradientTransformation,
-    trained: Variables,
-    keep: bool,
-    steps: int | None = None,
-) -> None:
-    """Checks that a local optimizer can work over rounds of `steps` steps.
+def check_rounds(optimizer: optax.GradientTransformation, trained: Variables, keep: bool) -> None:
+    """Raises ValueError if a local optimizer cannot work over {collection: tree} and over rounds.
 
-    Args:
-      optimizer, trained: the optimizer, and the {collection: tree} that it trains, or its shapes.
-      keep: whether clients keep its state between rounds.
-      steps: S of a round; None if not known yet.
-
-    Raises:
-      ValueError: masks fit neither the parameters nor {collection: tree}; a step needs an argument
-        that local steps do not pass; a schedule, a counter or the search of a step size would start
-        again every round; or the optimizer gathers gradients or losses over more steps than a round
-        has.
+    `keep` is whether clients keep its state between rounds. Otherwise a schedule, a counter, a
+    gathering of gradients or the search of a step size would start again every round.
     """
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
+        seen, count = _seen_by(optimizer, trained), jnp.zeros((), jnp.int32)
+        jax.eval_shape(lambda x, state: _step(optimizer, x, state, x, count, 0.0), seen, state)
     except Exception as error:
-        reason = one_line(error)
         raise ValueError(
-            f"the local optimizer does not take these variables ({reason}): its masks and labels "
-            "must have the form of the parameters, or of {collection: tree} with "
-            f"{', '.join(sorted(trained))}"
+            f"the local optimizer cannot make a local step ({one_line(error)}): it gets the "
+            "gradient, the parameters, value, grad and round, and its masks and labels must have "
+            f"the form of the parameters, or of {{collection: tree}} with {sorted(trained)}"
         ) from error
-    try:
-        jax.eval_shape(
-            lambda *arguments: _step(optimizer, *arguments), _seen_by(optimizer, trained), state
-        )
-    except Exception as error:
-        reason = one_line(error)
+    if not keep and _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
-            f"the local optimizer cannot make a local step ({reason}): it gets the gradient, the "
-            "parameters, value, grad and round; choose one that needs nothing else"
-        ) from error
-    if keep:
-        return
-    if _holds(state, _COUNTING, (_InRound,)):
-        raise ValueError(
-            "a schedule or a counter inside the local optimizer counts its own steps and starts "
-            "again every round: write it over rounds with fedjax_bn.local_step.by_round, or "
-            "let clients keep its state (keep_optimizer=True)"
-        )
-    if _holds(state, _ESTIMATING):
-        raise ValueError(
-            "the local optimizer (prodigy, dadapt_adamw, mechanize or dog) finds its step "
-            "size from the steps that it has made and starts again every round, so that it "
-            "would hardly move: let clients keep its state (keep_optimizer=True), or give a rate "
-            "yourself, as in optax.adam(1e-3)"
-        )
-    if steps and _holds(state, _GATHERING) and not _acts(optimizer, trained, steps):
-        raise ValueError(
-            "the local optimizer gathers gradients or losses over more steps than the "
-            f"{steps} of a round and starts again every round, so that it would never act: gather "
-            f"over at most {steps} steps, or let clients keep its state (keep_optimizer=True)"
+            "the local optimizer has a schedule or counter, gathers gradients, or searches its "
+            "step size, and would start again every round: let clients keep its state "
+            "(keep_optimizer=True), or write a schedule over rounds with "
+            "fedjax_bn.local_step.by_round"
         )
 
 
-def _taking_extra(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def _taking_extra(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer with an update that takes extra arguments."""
     # MultiSteps is not a transformation: `with_extra_args_support` would drop its extra arguments.
     if isinstance(optimizer, optax.MultiSteps):
@@ -245,11 +179,21 @@ def _taking_extra(
     return optax.with_extra_args_support(optimizer)
 
 
-def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
-    """Returns whether the optimizer's masks are over the parameters, not {"params": ...}.
+def _step(
+    optimizer: optax.GradientTransformation,
+    gradients: PyTree,
+    state: PyTree,
+    params: PyTree,
+    round: jax.Array,
+    loss: jax.Array | float,
+) -> tuple[PyTree, PyTree]:
+    extra = {"round": round, "value": jnp.asarray(loss), "grad": gradients}
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+        return _taking_extra(optimizer).update(gradients, state, params, **extra)
 
-    A mask function that fits both gets the parameters.
-    """
+
+def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
+    """Returns whether masks are over the parameters, not {"params": ...}; over both: the first."""
     if set(trained) != {"params"}:
         return False
     try:
@@ -273,35 +217,3 @@ def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
     # If the state holds the hyperparameters, only scheduled ones count.
     return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in parts)
-
-
-def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> tuple:
-    with jax.numpy_dtype_promotion("standard"):
-        extra = {"round": jnp.zeros((), jnp.int32), "value": jnp.zeros(()), "grad": x}
-        return _taking_extra(optimizer).update(x, state, x, **extra)
-
-
-def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: int) -> bool:
-    """Returns whether each gathering part acts within `steps` steps, with one number for a leaf.
-
-    The gradient is 1 and the loss stays 0, so that it never gets better.
-    """
-
-    def acted(part: PyTree) -> bool:
-        if isinstance(part, optax.MultiStepsState):
-            return bool(part.gradient_step > 0)
-        if isinstance(part, optax.contrib.ReduceLROnPlateauState):
-            return bool(part.scale < 1)
-        return moved
-
-    moved = False
-    # Evaluated at once, even while a round is traced: the result decides whether to raise an error.
-    with jax.ensure_compile_time_eval():
-        ones = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
-        ones = _seen_by(optimizer, ones)
-        state = optimizer.init(ones)
-        for _ in range(steps):
-            updates, state = _step(optimizer, ones, state)
-            moved = moved or any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(updates))
-        parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _GATHERING))
-        return all(acted(part) for part in parts if isinstance(part, _GATHERING))

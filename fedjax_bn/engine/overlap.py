@@ -37,14 +37,10 @@ def regions_of(mask: jax.Array, classes: int, *, nested: bool = False) -> jax.Ar
 def overlaps(
     predicted: jax.Array, label: Any, valid: jax.Array, classes: int, *, nested: bool = False
 ) -> Overlaps:
-    """Returns the counts of masks u8[B, H, W] in the labelled pixels of true ones.
+    """Returns the counts of predicted masks u8[B, H, W] in the labelled pixels of true ones.
 
-    Args:
-      predicted: u8[B, H, W].
-      label: {"mask": u8[B, H, W]}, with "volume": i32[B] if known.
-      valid: bool[B].
-      classes: number of classes, the background among them.
-      nested: as in `regions_of`.
+    `label` is {"mask": u8[B, H, W]}, with "volume": i32[B] if known; `valid` is bool[B]. `classes`
+    are counted with the background; for `nested` see `regions_of`.
     """
     labelled = (label["mask"] != UNLABELLED)[..., None]
     predicted_regions = regions_of(predicted, classes, nested=nested) & labelled

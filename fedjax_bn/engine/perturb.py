@@ -1,4 +1,4 @@
-"""Perturbations of the images that a model reads in training, `(key, x, valid) -> x`.
+"""Perturbations `(key, x f[B, H, W, C], valid bool[B]) -> x` of what a model reads in training.
 
 They change standardized floats, between `prepare` and the model, so that nothing is rounded to
 bytes; any method takes one as `perturb=`.
@@ -23,25 +23,16 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     $x' = F^{-1}(((1 - l) |F x| + l |F x_2|) e^{i \angle F x})$ with $l \sim U(0, 1)$
 
     F is the Fourier transform over height and width of each channel, x2 another valid sample of the
-    client's batch; l is one number for each sample. A batch is mixed as a whole with the given
-    probability, else left as it is.
+    client's batch; l is one number for each sample. Batches are mixed as a whole or not.
 
     Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
     standardized floats that are not clipped.
 
     Args:
       probability: the probability that a batch is mixed, in [0, 1].
-
-    Returns:
-      `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
-
-    Raises:
-      ValueError: the probability is outside [0, 1]; at use, samples are not images.
     """
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
-        if x.ndim != 4:
-            raise ValueError(f"amplitude_mix needs images f[B, H, W, C], not {x.shape}")
         partner_key, share_key, whether_key = jax.random.split(key, 3)
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
         mixed = mix_amplitudes(x, x[partners(partner_key, valid)], share)
@@ -65,12 +56,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
       mix: whether the images are mixed with what the convolution makes of them.
       identity: probability that a batch stays as it is, in [0, 1].
       largest: side of the largest kernel, odd; 7 in the authors' script for digits.
-
-    Returns:
-      `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
-
-    Raises:
-      ValueError: an argument is out of its range; at use, samples are not images.
     """
     sides = range(1, largest + 1, 2)
 
@@ -82,8 +67,6 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         del valid
-        if x.ndim != 4:
-            raise ValueError(f"randconv needs images f[B, H, W, C], not {x.shape}")
         side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
         # A switch computes only the drawn side; under vmap over clients it computes all sides.
         which = jax.random.randint(side_key, (), 0, len(sides))
@@ -104,13 +87,12 @@ def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.A
 
 def mix_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with a share f[B, 1, 1, 1] of the amplitudes of `style`."""
-    own_spectrum, style_spectrum = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, style))
+    spectrum, style_spectrum = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, style))
     # Cosine and sine of the phase, not x / |x|, which is NaN at 0.
-    amplitude = (1 - share) * jnp.abs(own_spectrum) + share * jnp.abs(style_spectrum)
-    spectrum = jax.lax.complex(
-        *(amplitude * part(jnp.angle(own_spectrum)) for part in (jnp.cos, jnp.sin))
-    )
-    return jnp.fft.ifft2(spectrum, axes=(1, 2)).real
+    amplitude = (1 - share) * jnp.abs(spectrum) + share * jnp.abs(style_spectrum)
+    phase = jnp.angle(spectrum)
+    mixed = jax.lax.complex(amplitude * jnp.cos(phase), amplitude * jnp.sin(phase))
+    return jnp.fft.ifft2(mixed, axes=(1, 2)).real
 
 
 def partners(key: jax.Array, valid: jax.Array) -> jax.Array:

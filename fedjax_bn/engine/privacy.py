@@ -5,9 +5,7 @@
 
 (McMahan, Ramage, Talwar & Zhang, "Learning differentially private recurrent language models", ICLR
 2018, Algorithm 1 with flat clipping and equal weights; n clients count in the round.) Any method
-takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`. A
-deployment applies it too, because it runs the method's client and server. `client.clipping` and
-`aggregation.noising` apply it.
+takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`.
 
 It covers what a method shares each round, for the number of rounds given to `epsilon`. It does not
 cover other reports: sizes, losses, accuracies, the round selected by them, and personal leaves that
@@ -22,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.arguments.ranges import SEED, refusal
-from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.arguments.ranges import Seed, bounded
+from fedjax_bn.engine.dtypes import promote, wide
 
 PyTree = Any
 
@@ -44,12 +42,9 @@ class Privacy(NamedTuple):
     seed: int
 
 
+@bounded
 def gaussian(
-    clip: float,
-    noise: float = 0.0,
-    *,
-    at: Literal["server", "client"] = "server",
-    seed: int = 0,
+    clip: float, noise: float = 0.0, *, at: Literal["server", "client"] = "server", seed: Seed = 0
 ) -> Privacy:
     """Returns the option `privacy` of a method.
 
@@ -58,39 +53,28 @@ def gaussian(
       noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that
         add it themselves each add as much, so that the server sees no update without noise.
       at: who adds it.
-      seed: the seed of the noise, 0 to 2**32 - 1, which makes runs repeatable. Whoever knows it can
-        subtract the noise: in a deployment the server, or each client, has its own secret seed,
-        which `fedjax_bn.flower` draws by itself.
+      seed: the seed of the noise, 0 to 2**32 - 1. Whoever knows it can subtract the noise:
+        `fedjax_bn.flower` draws secret ones by itself.
 
     Raises:
       ValueError: an argument is out of its range, or there is noise without a clip.
     """
-    requirements = {
-        "clip must be above 0": not clip > 0,
-        "noise must be at least 0 and finite": not 0 <= noise < math.inf,
-        "at must be server or client": at not in ("server", "client"),
-        f"seed must be {SEED.text}": bool(refusal(seed, SEED)),
-        "noise needs a finite clip, which bounds what a client adds": noise and clip == math.inf,
-    }
-    for sentence, is_wrong in requirements.items():
-        if is_wrong:
-            raise ValueError(f"gaussian(clip={clip}, noise={noise}, at={at!r}): {sentence}")
+    if not clip > 0 or not 0 <= noise < math.inf or (noise and clip == math.inf):
+        raise ValueError(
+            f"gaussian(clip={clip}, noise={noise}): clip must be above 0, noise at least 0 and "
+            "finite, and noise needs a finite clip, which bounds what a client adds"
+        )
     return Privacy(float(clip), float(noise), at, seed)
 
 
 def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
-    """Returns start + Delta min(1, norm / ||Delta||), Delta = leaves - start.
+    """Returns start + Delta min(1, norm / ||Delta||), Delta = leaves - start, norm above 0.
 
-    The norm is over all leaves together. An update within it is returned bit by bit.
-
-    Args:
-      leaves: a tree of floating arrays.
-      start: such a tree, the leaves before training.
-      norm: above 0.
+    ||Delta|| is over all floating leaves together. An update within it is returned bit by bit.
     """
     if is_known(norm, math.inf) or not jax.tree.leaves(leaves):
         return leaves
-    delta = jax.tree.map(lambda y, x: _wide(y) - _wide(x), leaves, start)
+    delta = jax.tree.map(lambda y, x: wide(y) - wide(x), leaves, start)
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(delta)]
     dtype = promote(*{x.dtype for x in squares})
     length, norm = jnp.sqrt(sum(x.astype(dtype) for x in squares)), jnp.asarray(norm, dtype)
@@ -98,7 +82,7 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     scale = norm / jnp.where(length > 0, length, 1)
 
     def shorten(y: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
-        short = (_wide(x) + scale.astype(d.dtype) * d).astype(y.dtype)
+        short = (wide(x) + scale.astype(d.dtype) * d).astype(y.dtype)
         # The leaf itself, not x + (y - x), which rounds.
         return jnp.where(length <= norm, y, short)
 
@@ -106,19 +90,13 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
 
 
 def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTree:
-    """Returns leaves + scale N(0, I), each leaf with its own key; unchanged for the number 0.
-
-    Args:
-      leaves: a tree of floating arrays.
-      key: random key.
-      scale: standard deviation, at least 0.
-    """
+    """Returns floating leaves + scale N(0, I), a key for each leaf; unchanged for the number 0."""
     if is_known(scale, 0):
         return leaves
     flat, form = jax.tree.flatten(leaves)
 
     def add(number: int, leaf: jax.Array) -> jax.Array:
-        dtype = _wide(leaf).dtype
+        dtype = wide(leaf).dtype
         drawn = jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype)
         return (leaf.astype(dtype) + jnp.asarray(scale, dtype) * drawn).astype(leaf.dtype)
 
@@ -130,11 +108,6 @@ def is_known(value: float | jax.Array, number: float) -> bool:
     return isinstance(value, float | int) and value == number
 
 
-def _wide(leaf: jax.Array) -> jax.Array:
-    """Returns a leaf in at least float32, the dtype of norms and noise."""
-    return leaf.astype(promote(leaf.dtype, jnp.float32))
-
-
 def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ()) -> float:
     """Returns the epsilon of a client's (epsilon, delta) after T rounds, by dp-accounting.
 
@@ -144,28 +117,23 @@ def epsilon(noise: float, rounds: int, delta: float, cohort: Sequence[int] = ())
     Balle & Kasiviswanathan, AISTATS 2019, Theorem 27); two runs then differ in a client's data,
     which are replaced, so that the sum may move twice as far.
 
-    Args:
-      noise: z; 0 gives infinity.
-      rounds: T, at least 0.
-      delta: above 0 and below 1; well below one over the number of clients.
-      cohort: (C, K); empty if all take part.
+    The noise is z (0 gives infinity), the rounds are T, delta is well below one over the number of
+    clients, and the cohort is (C, K), empty if all take part.
 
     Raises:
       ImportError: dp-accounting is not installed.
     """
     try:
         import dp_accounting as dp
+        from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
         raise ImportError(
-            "epsilon is computed by dp-accounting, which is not installed: pip install "
-            "'fedjax_bn[privacy]'"
+            "epsilon needs dp-accounting: pip install 'fedjax_bn[privacy]'"
         ) from error
     if not noise or not rounds:
         return math.inf if rounds else 0.0
     if not cohort or cohort[0] == cohort[1]:
         return float(dp.get_epsilon_gaussian(noise / math.sqrt(rounds), delta))
-    from dp_accounting.rdp import RdpAccountant
-
     # Replaced data move the sum up to twice as far as left-out data, as with half the noise.
     drawn, population = cohort
     event = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(noise / 2))

@@ -7,11 +7,9 @@ nothing else. The server's step, such as FedAdam's, gets it as it gets the mean.
 Clients count alike, whatever sizes they report, because a size is a claim too. The weights of a
 round state what the result is made of: the clients that Krum keeps, the last weights of the
 geometric median, the fraction of the numbers that a median or trimmed mean takes from a client, or
-the factors of clipping, divided by their sum. Other means of the round have these weights, such as
-that of the personal leaves which an unseen client receives (`state.global_variables`). No rule
-bounds that mean: only a client of weight 0 cannot move it.
-
-A rule reads all uploads [C, ...] of a round at once, and so do all devices of a mesh.
+the factors of clipping. Other means of the round have these weights, such as that of the personal
+leaves which an unseen client receives (`state.global_variables`). No rule bounds that mean: only a
+client of weight 0 cannot move it. A rule reads all uploads [C, ...] of a round at once.
 """
 
 from collections.abc import Callable
@@ -24,7 +22,7 @@ import numpy as np
 from fedjax_bn.arguments.ranges import Above0, Range, Steps, StepsOr0, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import wide
-from fedjax_bn.engine.weighing import Weighing, normalized, weighted
+from fedjax_bn.engine.weighing import Weighing, normalized, weigh_alike, weighted
 
 PyTree = Any
 _Combine = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]]
@@ -50,9 +48,6 @@ def trimmed_mean(*, trim: BelowHalf = 0.25) -> Weighing:
 
     Args:
       trim: beta, at least 0 and below 0.5; 0 gives the mean of all.
-
-    Raises:
-      ValueError: `trim` is out of its range.
     """
     # Rounded, so that 0.29 of 100 are 29, and not 28 because 0.29 * 100 is 28.999....
     return _rule(_middle(lambda count: np.floor(np.round(trim * count, 9)).astype(np.int32)))
@@ -65,17 +60,15 @@ def krum(*, malicious: StepsOr0 = 1, keep: Steps = 1) -> Weighing:
     (Blanchard et al., NeurIPS 2017, section 4.) Of n clients that count, the score of client k is
     the sum of its squared distances to the n - f - 2 clients nearest to it, over all shared leaves
     together. The result is the mean of the uploads with the least scores; of equal scores the
-    client in the first row is taken.
-
-    The paper's guarantee needs n >= 2f + 3. A round in which fewer clients count, because some are
-    absent or failed, has weights 0, and the shared leaves keep their values.
+    client in the first row is taken. The guarantee needs n >= 2f + 3: a round in which fewer
+    clients count has weights 0, and the shared leaves keep their values.
 
     Args:
       malicious: f, how many of the clients may send anything, at least 0.
       keep: how many uploads are averaged, at least 1; n - f if these are fewer.
 
     Raises:
-      ValueError: an argument is out of its range; at the round, it has fewer than 2f + 3 rows.
+      ValueError: at the round, it has fewer than 2f + 3 rows.
     """
     least_clients = 2 * malicious + 3
 
@@ -111,15 +104,11 @@ def geometric_median(*, iterations: Steps = 10, smoothing: Above0 = 1e-6) -> Wei
 
     Differs from the authors' code, which weighs clients by size and starts at their mean: it starts
     at what the clients received, and in the first iteration nu is the median of the distances, if
-    that is larger. So no upload pulls harder than another, neither one that is far away nor one
-    that is what its client received, at which the iterations would stay.
+    that is larger. So no upload pulls harder than another, even where the iterations start.
 
     Args:
       iterations: at least 1.
       smoothing: nu, above 0; the norm below which distances are alike.
-
-    Raises:
-      ValueError: an argument is out of its range.
     """
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
@@ -152,9 +141,6 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
 
     Args:
       factor: c, above 0.
-
-    Raises:
-      ValueError: `factor` is out of its range.
     """
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
@@ -173,35 +159,26 @@ def norm_clipping(*, factor: Above0 = 1.0) -> Weighing:
 
 
 def update_norms(stacked: PyTree, start: PyTree, counts: jax.Array) -> jax.Array:
-    """Returns the norm of each client's leaves minus `start`, f[C]; 0 for one that does not count.
+    """Returns the norm of each client's leaves [C, ...] minus `start`, f[C]; 0 without `counts`."""
 
-    Args:
-      stacked: a tree of arrays [C, ...].
-      start: such a tree without the leading axis.
-      counts: bool[C].
-    """
-
-    def one(client: tuple[PyTree, jax.Array]) -> jax.Array:
+    def norm(client: tuple[PyTree, jax.Array]) -> jax.Array:
         leaves, counts = client
         return jnp.where(counts, jnp.sqrt(_squared(leaves, start)), 0)
 
-    return jax.lax.map(one, (stacked, counts))
+    return jax.lax.map(norm, (stacked, counts))
 
 
 def _rule(combine: _Combine) -> Weighing:
     """Returns the rule that weighs clients alike and combines their leaves by `combine`."""
 
-    def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-    ) -> tuple[jax.Array, PyTree]:
-        del risks
+    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
         if sent := len(jax.tree.leaves(messages)):
             raise ValueError(
                 f"this method's clients send {sent} arrays beside their shared leaves, whose mean "
-                "one client could move as far as it likes in spite of a robust rule: choose a "
-                "method that sends none, such as fedavg, fedbn, fedprox or fedadam"
+                "one client could move as far as it likes: choose a method that sends none, such "
+                "as fedavg, fedbn, fedprox or fedadam"
             )
-        return normalized(sizes > 0), state
+        return weigh_alike(state, sizes, risks, messages)
 
     return Weighing(lambda num_clients: (), weigh, combine=combine)
 
@@ -215,7 +192,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
         count = counts.sum()
         low = jnp.asarray(cut(np.arange(len(weights) + 1)), count.dtype)[count]
 
-        def one(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def trimmed(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
             several = (-1, *[1] * (leaf.ndim - 1))
 
             # Ranks by comparing: on CPU in a twentieth of the time in which XLA sorts [8, 1e6].
@@ -229,7 +206,7 @@ def _middle(cut: Callable[[np.ndarray], np.ndarray]) -> _Combine:
             return sum_over(part, leaf, rows)
 
         leaves, form = jax.tree.flatten(stacked)
-        sums, taken = zip(*map(one, leaves), strict=True) if leaves else ((), ())
+        sums, taken = zip(*map(trimmed, leaves), strict=True) if leaves else ((), ())
         averaged = jnp.maximum(count - 2 * low, 1)
         means = [total / averaged.astype(total.dtype) for total in sums]
         shares = sum(n.astype(weights.dtype) for n in taken)

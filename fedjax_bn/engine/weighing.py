@@ -30,10 +30,7 @@ def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
 
 
 def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """Returns p_k = 1/K f[K] over the clients with samples (the code of FedBN's authors).
-
-    `sizes` i32[K] are the samples that clients own; if all are 0, all weights are 0.
-    """
+    """Returns p_k = 1/K f[K] over the clients with samples (the code of FedBN's authors)."""
     del risks
     return normalized(sizes > 0)
 
@@ -43,8 +40,7 @@ def relative_weights(
 ) -> jax.Array | None:
     """Returns the weights f[C] of `by_size` or `uniform` before they are scaled to sum 1.
 
-    `sizes` i32[C] are the samples of some of the clients. Returns None for any other rule, whose
-    weights may depend on the sizes of all clients.
+    None for any other rule, whose weights may depend on the sizes of all clients.
     """
     if rule is by_size:
         return sizes.astype(jnp.result_type(float))
@@ -65,16 +61,11 @@ def normalized(weights: jax.Array) -> jax.Array:
 
 
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf.
+    """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf of `stacked` [K, ...], without axis K.
 
-    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean.
-
-    Args:
-      stacked: tree of arrays [K, ...].
-      weights: f[K], nonnegative, not all 0; need not sum to 1.
-
-    Returns:
-      The tree without the leading axis; every leaf keeps its dtype (integers are rounded).
+    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean. Weights
+    f[K] are nonnegative, not all 0, and need not sum to 1. Every leaf keeps its dtype (integers are
+    rounded).
     """
     weights = jnp.asarray(weights)
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
@@ -84,12 +75,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
-    """Returns w x, leaf by leaf, in float32 or wider; 0 where w is 0, even if x is NaN.
-
-    Args:
-      tree: one client's arrays.
-      weight: f[], nonnegative.
-    """
+    """Returns w x of one client's arrays, in float32 or wider; 0 where w is 0, even for NaN."""
 
     def scale(leaf: jax.Array) -> jax.Array:
         # Sums of 16-bit floats would lose what a client of small weight adds.
@@ -134,6 +120,13 @@ class Weighing(NamedTuple):
     combine: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, jax.Array]] | None = None
 
 
+def weigh_alike(
+    state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
+) -> tuple[jax.Array, PyTree]:
+    """Returns equal weights f[C] of the clients that count, as `Weighing.weigh`."""
+    return uniform(sizes, risks), state
+
+
 def by_divergence() -> Weighing:
     r"""Returns the weighing rule of CSAC (Yuan et al., TKDE 2023), for any method.
 
@@ -142,24 +135,16 @@ def by_divergence() -> Weighing:
 
     $q_k = \lVert m - w_k \rVert / \sum_j \lVert m - w_j \rVert$ with the mean $m$ of all $w_j$
 
-    A client that is farther from the mean of a leaf counts more there, so that what only a few
-    clients have learned is not averaged away. Clients with equal leaves have equal weights. A round
-    reports the weight 1 / n for each of the n clients that count.
+    What only a few clients have learned is thus not averaged away. Clients with equal leaves have
+    equal weights. A round reports the weight 1 / n for each of the n clients that count.
     """
-
-    def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-    ) -> tuple[jax.Array, PyTree]:
-        del risks, messages
-        present = (sizes > 0).astype(jnp.result_type(float))
-        return present / jnp.maximum(present.sum(), 1), state
 
     def combine(stacked: PyTree, start: PyTree, weights: jax.Array) -> tuple[PyTree, jax.Array]:
         del start
         shares = leaf_distances(stacked, weights)
         return sum_over(lambda *rows: jax.tree.map(weighted, *rows), stacked, shares), weights
 
-    return Weighing(lambda num_clients: (), weigh, combine=combine)
+    return Weighing(lambda num_clients: (), weigh_alike, combine=combine)
 
 
 def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
@@ -167,7 +152,7 @@ def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
 
-    def one(leaf: jax.Array) -> jax.Array:
+    def shares_of(leaf: jax.Array) -> jax.Array:
         dtype = promote(leaf.dtype, weights.dtype)
 
         def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
@@ -185,7 +170,7 @@ def leaf_distances(stacked: PyTree, weights: jax.Array) -> PyTree:
         shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)
         return weights.sum() * shares.astype(weights.dtype)
 
-    return jax.tree.map(one, stacked)
+    return jax.tree.map(shares_of, stacked)
 
 
 @bounded
@@ -211,8 +196,8 @@ def generalization_adjustment(
     with a_k = 1/K before the first round. At the end of a round a client also uploads two numbers:
     the metric of the received model and the metric of the trained model. The server keeps the
     second until the client's next round. So the weights of a round are those that the authors' code
-    computes after the previous round; the first round is a plain average, and so is every round
-    with step 0. A client that sits out keeps its weight; if no client has a gap, all weights stay.
+    computes after the previous round; the first round is a plain average. A client that sits out
+    keeps its weight; if no client has a gap, all weights stay.
 
     Differs from the authors' code, which has neither absent clients nor cohorts: the present
     clients keep the sum of their weights, its mean replaces 1/K, and r counts a client's own
@@ -220,29 +205,23 @@ def generalization_adjustment(
 
     Args:
       measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, on
-        the batches' "validation". The configuration sets it; None raises at use.
+        the batches' "validation". The configuration sets it; None raises ValueError at use.
       metric: what it measures; less loss or more accuracy is better.
       step: s, at least 0; 0.2 in the authors' code.
       rounds: R, over which the step decreases to about 0, at least 1; 40 in the authors' code.
-
-    Raises:
-      ValueError: an argument is out of its range; at use, there is no `measure`.
     """
     sign = 1 if metric == "loss" else -1
 
     def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
         if measure is None:
             raise ValueError(
-                "generalization_adjustment has nothing to measure: give it measure="
-                "fedjax_bn.methods.selection.validation_loss(model, prepare)"
+                "generalization_adjustment needs measure=validation_loss(model, prepare)"
             )
         start = join(received.shared, received.personal)
         variables = received.with_frozen(variables)
         return {"received": measure(start, received), "trained": measure(variables, received)}
 
-    def weigh(
-        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
-    ) -> tuple[jax.Array, PyTree]:
+    def weigh(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree) -> tuple:
         del risks
         present, times = sizes > 0, state["rounds"]
         received = messages["received"].astype(state["trained"].dtype)
@@ -251,11 +230,10 @@ def generalization_adjustment(
         # The gaps were measured in the previous round, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
         weights = adjust_weights(state["weight"], gaps, steps, present)
+        trained = messages["trained"].astype(received.dtype)
         renewed = {
             "weight": weights,
-            "trained": jnp.where(
-                present, messages["trained"].astype(received.dtype), state["trained"]
-            ),
+            "trained": jnp.where(present, trained, state["trained"]),
             "rounds": times + present.astype(times.dtype),
         }
         return jnp.where(present, weights, 0), renewed

@@ -21,7 +21,7 @@ from fedjax_bn.engine.images import Prepare, standardize
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import Perturb
 from fedjax_bn.engine.privacy import Privacy
-from fedjax_bn.federation import FederatedMethod, check_choices, federate
+from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
@@ -155,11 +155,8 @@ def learning(
       **options: all other options, which are returned.
 
     Raises:
-      ValueError: an argument or an option has the wrong type, such as a name instead of a function;
-        the method needs a classifier, and the task has none.
+      ValueError: the method needs a classifier, and the task has none.
     """
-    # `federate` checks its options again, but a method may wrap some before, such as `share`.
-    check_choices(prepare=prepare, perturb=perturb, task=task, **options)
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
     if classifier:
         require_classifier(classifier, learned.task)

@@ -1,5 +1,7 @@
 """Mapping over clients: every strategy is the same function."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,14 +41,6 @@ def test_a_sum_over_rows_is_numpys_on_every_platform(platform):
     assert (ours["none"], nothing) == (None, ())
 
 
-@pytest.mark.parametrize("clients", ["map", "vmap", "vmap:1"])
-def test_one_client_works(clients):
-    total, rows, result = map_and_sum(
-        lambda own, a: (a, own * a, a + 1), clients, jnp.full(1, 4.0), jnp.full(1, 2.0)
-    )
-    np.testing.assert_array_equal((total, *rows, *result), [2, 8, 3])
-
-
 @pytest.mark.parametrize("clients", ["map", "vmap:4"])
 def test_what_clients_keep_is_held_once(clients):
     """A round renews the rows that it is given in place, but for those of the clients under way."""
@@ -61,15 +55,39 @@ def test_what_clients_keep_is_held_once(clients):
     assert memory.temp_size_in_bytes < rows.nbytes / 2
 
 
-@pytest.mark.parametrize(
-    "clients", ["", "vmap:", "vmap:x", "vmap:at_once=0", "vmap:0", "vmap:-1", "map:2", "scan"]
-)
+@pytest.mark.parametrize("clients", ["", "vmap:x", "vmap:at_once=0", "map:2", "scan"])
 def test_unknown_strategies_are_refused(clients):
     with pytest.raises(ValueError, match="vmap:at_once=n"):
         check_strategy(clients, 3)
 
 
-def test_more_clients_at_once_than_there_are_is_refused():
-    check_strategy("vmap:3", 3)
-    with pytest.raises(ValueError, match="vmap:at_once=3"):
-        check_strategy("vmap:4", 3)
+def train_by(megabytes, row, weights):
+    """A client whose steps carry its weights, and make products of so many megabytes."""
+
+    def step(weights, x):
+        made = jnp.ones((megabytes * 2**18, 1)) @ x
+        return weights + made.sum(), ()
+
+    return jax.lax.scan(step, weights, jnp.zeros((3, 1, 1)))[0].sum(), row, ()
+
+
+@pytest.mark.parametrize(
+    ("platform", "carried", "products", "clients", "expected"),
+    [
+        ("tpu", 16, 1, 6, {2, 3}),  # two groups of three clients, which fit; three steps
+        ("tpu", 16, 1, 8, {2, 3}),  # two of four
+        ("tpu", 300, 1, 5, {5, 3}),  # one after another
+        ("tpu", 1, 700, 8, {4, 3}),  # the maps of two take less than 1.5 GB
+        ("cuda", 16, 1, 6, {3}),
+        ("cpu", 16, 1, 6, {6, 3}),
+    ],
+)
+def test_auto_groups_clients_as_they_fit_a_platform(platform, carried, products, clients, expected):
+    rows = jax.ShapeDtypeStruct((clients,), jnp.float32)
+    weights = jax.ShapeDtypeStruct((clients, carried * 2**18), jnp.float32)
+    train = functools.partial(train_by, products)
+    with traced_for(platform):
+        program = jax.make_jaxpr(lambda *trees: map_and_sum(train, "auto", *trees))(rows, weights)
+    # The lengths of the loops over groups of clients and over steps.
+    lengths = {int(part.split()[0]) for part in str(program).split("length=")[1:]}
+    assert lengths == expected

@@ -1,7 +1,5 @@
 """Maps of packed columns, as networks have them on TPU, against the usual forms in float64."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +7,9 @@ import pytest
 from jax import lax
 
 from fedjax_bn import models
-from fedjax_bn.contrib.parts import changing_outputs
 from fedjax_bn.engine import columns
 from fedjax_bn.engine.backend import all_finite, traced_for
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.normalization.layer import moments
 
@@ -26,15 +22,7 @@ def draw(shape, seed=0):
 
 @pytest.mark.parametrize(
     ("width", "size", "stride", "padding", "read", "made"),
-    [
-        (8, 3, 1, 1, 2, 2),
-        (8, 3, 2, 1, 2, 1),
-        (8, 1, 2, 0, 2, 1),
-        (16, 7, 2, 3, 4, 2),
-        (12, 5, 1, 2, 4, 4),
-        (12, 3, 1, 0, 1, 2),
-        (12, 3, 2, 1, 4, 6),
-    ],
+    [(8, 3, 1, 1, 2, 2), (8, 1, 2, 0, 2, 1), (16, 7, 2, 3, 4, 2), (12, 3, 1, 0, 1, 2)],
 )
 def test_a_convolution_of_packed_columns_is_the_usual_one(
     x64, width, size, stride, padding, read, made
@@ -123,55 +111,6 @@ def test_a_network_traced_for_tpu_has_the_numbers_of_cpu(x64, monkeypatch, name)
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
-def by_position(layer, x, valid):
-    """A rule whose statistics differ between positions."""
-    del layer, valid
-    return x.mean((0, 3), keepdims=True), 1 + jnp.square(x).mean((0, 3), keepdims=True)
-
-
-@pytest.mark.parametrize("name", ["ResNet", "DigitCNN"])
-def test_a_rule_may_return_statistics_of_positions(x64, monkeypatch, name):
-    monkeypatch.setattr(columns, "_VALUES", 0)
-    model, side = NETWORKS[name]
-    images = draw((2, side, side, 3))
-    variables = jax.tree.map(
-        lambda x: x.astype(jnp.float64), model.init(KEY, images.astype(jnp.float32))
-    )
-
-    @jax.jit
-    def features(images):
-        rule = functools.partial(statistics_of_maps, by_position)
-        with normalize_with(rule):
-            return model.apply(variables, images, method="features")
-
-    usual = features(images)
-    with traced_for("tpu"):
-        np.testing.assert_allclose(features(images), usual, rtol=1e-10, atol=1e-12)
-
-
-def statistics_of_maps(rule, layer, x, valid):
-    return rule(layer, x, valid) if x.ndim == 4 else running_statistics(layer, x, valid)
-
-
-def test_forward_mode_gives_the_derivatives_of_cpu(x64):
-    model, images = models.MLP(3, hidden=(4,)), draw((4, 6))
-    variables = jax.tree.map(
-        lambda x: x.astype(jnp.float64), model.init(KEY, images.astype(jnp.float32))
-    )
-
-    @jax.jit
-    def hessian(x):
-        def value(x):
-            return jnp.square(forward(model, variables, x, train=True).outputs).sum()
-
-        return jax.jvp(jax.grad(value), (x,), (jnp.cos(x),))
-
-    usual = hessian(images)
-    with traced_for("tpu"):
-        for ours, other in zip(hessian(images), usual, strict=True):
-            np.testing.assert_allclose(ours, other, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_one_number_that_is_not_finite_is_found_on_tpu_among_the_largest_ones(dtype):
     largest = jnp.full((256, 128), jnp.finfo(dtype).max, dtype)
@@ -179,36 +118,3 @@ def test_one_number_that_is_not_finite_is_found_on_tpu_among_the_largest_ones(dt
         assert all_finite(largest)
         for wrong in (jnp.inf, -jnp.inf, jnp.nan):
             assert not all_finite(largest.at[7, 5].set(wrong))
-
-
-def test_a_handler_that_reads_outputs_finds_the_normalized_map_before_the_pooling():
-    model, images = models.DigitCNN(3, hidden=(8, 8), width=4), jnp.zeros((2, 12, 12, 3))
-    seen = []
-
-    def change(name, output):
-        seen.append(output.shape)
-        return output
-
-    def outputs(variables):
-        with changing_outputs(["norm1"], change):
-            return model.apply(variables, images)
-
-    def captured(variables):
-        return model.apply(variables, images, capture_intermediates=True)[1]["intermediates"]
-
-    variables = jax.eval_shape(model.init, KEY, images)
-    with traced_for("tpu"):
-        jax.eval_shape(outputs, variables)
-        shapes = jax.eval_shape(captured, variables)
-    assert seen == [(2, 12, 12, 4)]
-    assert shapes["norm1"]["__call__"][0].shape == (2, 12, 12, 4)
-
-
-def test_a_network_with_a_norm_of_its_own_uses_it_before_a_pooling():
-    class Plain(models.DigitCNN):
-        def normalize(self, x, name, columns=1):
-            return x
-
-    model, images = Plain(3, hidden=(8, 8), width=4), jnp.zeros((2, 12, 12, 3))
-    with traced_for("tpu"):
-        assert set(jax.eval_shape(model.init, KEY, images)) == {"params"}

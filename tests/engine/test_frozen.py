@@ -2,13 +2,10 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
-from collectives import collectives
 from federations import (
     CLASSES,
     NAMED,
@@ -22,18 +19,11 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import sharing
-from fedjax_bn.engine.privacy import gaussian
-from fedjax_bn.federation import (
-    broadcast_of,
-    client_variables,
-    global_variables,
-    own_of,
-    traffic,
-)
+from fedjax_bn.federation import client_variables, global_variables, own_of, traffic
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.models import ViTS16, hooks
+from fedjax_bn.models import hooks
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.state import Received
 from method_table import METHODS
@@ -70,8 +60,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in NAMES]
 )
 def test_frozen_leaves_keep_their_bits_and_the_others_are_trained_as_if_zeroed(x64, name):
     found = {}
@@ -112,79 +101,15 @@ def test_a_round_moves_the_bytes_of_the_trained_leaves_alone():
     moments = 2 * (affine + head) + 4
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(own.memory)) == moments
     # A round's program takes one copy of the frozen leaves for any number of clients.
-    sizes = []
+    arguments = []
     for count in (2, 4):
         more = jax.eval_shape(lambda n=count: method.init(jax.random.key(0), variables, n))
         given = jax.eval_shape(lambda n=count: batches_of((8,) * n))
         program = method.round.lower(more, given, jax.random.key(0)).compile()
-        rest = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(given))
-        sizes.append(program.memory_analysis().argument_size_in_bytes - rest)
+        of_batches = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(given))
+        arguments.append(program.memory_analysis().argument_size_in_bytes - of_batches)
     rows = 2 * (head + moments + 4)  # and the weights of the last round
-    assert 0 <= sizes[1] - sizes[0] - rows < 64
-
-
-AFFINE = 3 * 2 * 8  # scale and bias of a block's two layer norms and of the last one
-
-
-def vit_round(mesh=None):
-    """The shapes of a round that trains the layer norms of a small ViT."""
-    net, key = ViTS16(CLASSES, width=8, depth=1, heads=2, patch=4, image_size=8), jax.random.key(0)
-    variables = jax.eval_shape(net.init, key, jnp.zeros((1, 8, 8, 3)))
-    method = fedavg(net, optax.adam(0.1), frozen=sharing.all_but_norms, mesh=mesh)
-    state = jax.eval_shape(lambda tree: method.init(key, tree, 2), variables)
-    batches = jax.eval_shape(lambda: batches_of((8, 8)))
-    shape = (*batches["valid"].shape, 8, 8, 3)
-    return method, state, batches | {"image": jax.ShapeDtypeStruct(shape, jnp.float32)}
-
-
-def test_a_client_of_a_frozen_vit_receives_and_sends_the_bytes_of_its_layer_norms():
-    method, state, batches = vit_round()
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)
-    assert traffic(method, state, one) == {"down": AFFINE * 4 + 4, "up": AFFINE * 4 + 18}
-
-
-@pytest.mark.slow
-def test_a_compiled_round_of_a_frozen_vit_takes_the_model_once():
-    method, state, batches = vit_round()
-    program = method.round.lower(state, batches, jax.random.key(0)).compile()
-    model, given = (
-        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-        for tree in ((state.shared, state.frozen), batches)
-    )
-    # And the round's number, its key, and the weights of the last round.
-    assert 0 <= program.memory_analysis().argument_size_in_bytes - model - given < 64
-
-
-@pytest.mark.slow
-def test_devices_exchange_the_layer_norms_of_a_frozen_vit_alone():
-    method, state, batches = vit_round(Mesh(np.array(jax.devices()[:2]), ("clients",)))
-    text = method.round.lower(state, batches, jax.random.key(0)).compile().as_text()
-    # And, for each client, the round's record: losses, weights, sizes and flags.
-    assert AFFINE <= sum(one.numbers for one in collectives(text, devices=2)) < AFFINE + 30
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("scaffold", {}),
-        ("feddc", {}),
-        ("fedadam", {}),
-        ("fedavg", {"keep_optimizer": True}),
-        ("fedavg", {"privacy": gaussian(1.0, 0.5), "share": sharing.all_but_statistics}),
-    ],
-)
-def test_no_variate_moment_or_message_has_a_row_for_frozen_leaves(name, options):
-    method = METHODS[name](NormNet(), MOMENTUM, frozen=sharing.at("bn"), **options)
-    variables, key = variables_of(NormNet()), jax.random.key(0)
-    state = jax.eval_shape(lambda: method.init(key, variables, 2))
-    batches = jax.tree.map(lambda leaf: leaf[0], batches_of((8, 6)))
-    batches |= {"client": jnp.zeros((), jnp.int32)}
-    sent, own = jax.eval_shape(lambda s: (broadcast_of(s), own_of(s, 0)), state)
-    kept, upload = jax.eval_shape(method.client, sent, own, batches, key)
-    for tree in (state._replace(frozen=()), sent, kept._replace(frozen=()), upload):
-        paths = [sharing.path_names(path) for path, _ in jax.tree.leaves_with_path(tree)]
-        assert not [path for path in paths if "bn" in path]
-    assert [path for path in paths if "norm" in path]
+    assert 0 <= arguments[1] - arguments[0] - rows < 64
 
 
 def _but_head(variables):
@@ -219,10 +144,9 @@ def test_a_batch_norm_in_a_frozen_part_keeps_its_statistics_or_moves_them(moves)
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (sharing.at("bodi"), "path 'bodi', .* begins with a, b, bn, c, norm"),
+        (sharing.at("bodi"), "'bodi'"),
         (sharing.everything, "every parameter"),
         (sharing.nothing, "no leaf"),
-        ("body", "rule of frozen leaves"),
     ],
 )
 def test_what_cannot_be_frozen_is_refused(rule, message):
@@ -250,11 +174,8 @@ BY_MODULE = {name: "moves" if name == "c" else "stays" for name in LABELS}
 OF_TRAINED = LABELS | {"bn": {"kernel": "stays", "bias": None}, "a": {"scale": None, "bias": None}}
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("labels", [LABELS, BY_MODULE, OF_TRAINED, lambda params: BY_MODULE])
-def test_labels_of_all_or_of_trained_parameters_are_taken(labels, wrapped):
-    if wrapped and not callable(labels):
-        labels = {"params": labels}
+@pytest.mark.parametrize("labels", [{"params": LABELS}, BY_MODULE, OF_TRAINED, lambda _: BY_MODULE])
+def test_labels_of_all_or_of_trained_parameters_are_taken(labels):
     parts = {"moves": optax.adam(0.1), "stays": optax.set_to_zero()}
     optimizer = optax.multi_transform(parts, labels)
     method = fedavg(NormNet(), optimizer, frozen=sharing.at("bn/bias", "a"), keep_optimizer=True)

@@ -5,12 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import runs
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.perturb import amplitude_mix, mix_amplitudes, partners
-from fedjax_bn.methods import fedavg
-from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.experiment.method import METHODS
 
 KEY = jax.random.key(0)
 
@@ -33,14 +28,6 @@ def test_amplitudes_are_mixed_and_phases_kept_as_numpy_does(x64, share):
         np.testing.assert_allclose(ours, x, rtol=0, atol=1e-12)
 
 
-def test_ones_own_amplitudes_change_nothing_and_flat_ones_the_contrast(x64):
-    x = jnp.asarray(images_of())
-    share = jnp.full((5, 1, 1, 1), 0.7)
-    np.testing.assert_allclose(mix_amplitudes(x, x, share), x, rtol=0, atol=1e-12)
-    flat = mix_amplitudes(x, jnp.zeros_like(x), share)
-    np.testing.assert_allclose(flat, 0.3 * x, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 7])
 def test_partners_are_other_valid_samples_each_taken_once(count):
     valid = np.isin(np.arange(7), np.random.default_rng(count).permutation(7)[:count])
@@ -61,26 +48,3 @@ def test_a_batch_is_changed_with_its_probability_and_as_a_whole():
     assert all(one.all() or not one.any() for one in changed)
     assert 8 < sum(one.any() for one in changed) < 32
     np.testing.assert_array_equal(amplitude_mix(0.0)(KEY, x, valid), x)
-
-
-def test_a_configuration_names_one_and_the_method_gets_it(monkeypatch):
-    runs.install(monkeypatch)
-    seen = {}
-
-    def spied(model, optimizer, *, perturb=None, **options):
-        seen["perturb"] = perturb
-        return fedavg(model, optimizer, perturb=perturb, **options)
-
-    monkeypatch.setitem(METHODS, "fedavg", spied)
-    build(runs.config(method="fedavg", data__perturb="amplitude_mix:probability=0"))
-    x, valid = jnp.asarray(images_of(4)), jnp.ones(4, bool)
-    np.testing.assert_array_equal(seen["perturb"](KEY, x, valid), x)
-    with pytest.raises(ConfigError, match=r"config.data.perturb='amplitude_mixx'.*amplitude_mix"):
-        build(runs.config(method="fedavg", data__perturb="amplitude_mixx"))
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"probability=1\.5"):
-        amplitude_mix(1.5)
-    with pytest.raises(ValueError, match=r"\(4, 6\)"):
-        amplitude_mix()(KEY, jnp.zeros((4, 6)), jnp.ones(4, bool))

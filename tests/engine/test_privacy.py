@@ -49,20 +49,14 @@ def differences(one, other):
 def test_an_update_is_shortened_to_the_norm_of_all_its_leaves(x64):
     random = np.random.default_rng(0)
     start, leaves = (
-        {
-            "a": jnp.asarray(random.normal(size=(3, 4))),
-            "b": {"c": jnp.asarray(random.normal(size=5))},
-        }
+        {"a": jnp.asarray(random.normal(size=(3, 4))), "b": jnp.asarray(random.normal(size=5))}
         for _ in range(2)
     )
-    start, leaves = (jax.tree.map(jnp.asarray, tree) for tree in (start, leaves))
-    change = np.concatenate(
-        [np.ravel(leaves["a"] - start["a"]), np.ravel(leaves["b"]["c"] - start["b"]["c"])]
-    )
+    change = np.concatenate([np.ravel(leaves[name] - start[name]) for name in "ab"])
     wanted = change * 0.7 / np.linalg.norm(change)
     found = clipped(leaves, start, 0.7)
     assert_close(found["a"], np.asarray(start["a"]) + wanted[:12].reshape(3, 4), 1e-14)
-    assert_close(found["b"]["c"], np.asarray(start["b"]["c"]) + wanted[12:], 1e-14)
+    assert_close(found["b"], np.asarray(start["b"]) + wanted[12:], 1e-14)
     assert_equal(clipped(leaves, start, np.linalg.norm(change) + 1e-9), leaves)
     assert_equal(clipped(start, start, 1e-9), start)
 
@@ -83,27 +77,22 @@ def test_without_noise_and_clip_the_bits_are_the_methods():
     variables, batches = variables_of(MODEL), batches_of(SIZES)
     plain, guarded = (
         run_rounds(make(MODEL, SGD, **options), variables, batches, 2)[0]
-        for options in (
-            {"weigh": uniform},
-            {"privacy": gaussian(math.inf)},
-        )
+        for options in ({"weigh": uniform}, {"privacy": gaussian(math.inf)})
     )
     kept = guarded.server.kept
     assert_equal(guarded._replace(server=guarded.server._replace(kept=kept.inner)), plain)
     assert int(kept.rounds) == 2
 
 
-def by_hand(method, variables, batches, rounds):
-    """The state after some rounds, client by client, as a deployment makes them."""
-    state = begun(method, KEY, variables, len(SIZES))
-    for _ in range(rounds):
-        sent, uploads = broadcast_of(state), []
-        for k in range(len(SIZES)):
-            mine = client(batches, k) | {"client": jnp.int32(k)}
-            own, upload = method.client(sent, own_of(state, k), mine, KEY)
-            state, uploads = with_own(state, k, own), [*uploads, jax.device_get(upload)]
-        state = method.server(state, jax.tree.map(lambda *rows: np.stack(rows), *uploads))
-    return state, uploads
+def by_hand(method, variables, batches):
+    """The state after a round and the uploads, client by client, as a deployment makes them."""
+    state, uploads = begun(method, KEY, variables, len(SIZES)), []
+    sent = broadcast_of(state)
+    for k in range(len(SIZES)):
+        mine = client(batches, k) | {"client": jnp.int32(k)}
+        own, upload = method.client(sent, own_of(state, k), mine, KEY)
+        state, uploads = with_own(state, k, own), [*uploads, jax.device_get(upload)]
+    return method.server(state, jax.tree.map(lambda *rows: np.stack(rows), *uploads)), uploads
 
 
 def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
@@ -114,7 +103,7 @@ def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, seed=7))
     start = begun(method, KEY, variables, 3).shared
     state, _ = run_rounds(method, variables, batches, 1)
-    ours, uploads = by_hand(method, variables, batches, 1)
+    ours, uploads = by_hand(method, variables, batches)
     assert_close(ours, state, 1e-12, 1e-12)
     counting = [uploads[0].shared, uploads[2].shared]
     lengths = [norm_of(differences(shared, start)) for shared in counting]
@@ -130,7 +119,7 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
     clip, noise = 0.05, 0.8
     method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, at="client", seed=7))
     start = begun(method, KEY, variables, 3).shared
-    ours, uploads = by_hand(method, variables, batches, 1)
+    ours, uploads = by_hand(method, variables, batches)
     changes = [differences(upload.shared, start) for upload in uploads]
     expected = clip * noise * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
     for one, other in itertools.pairwise(changes):
@@ -144,16 +133,10 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
     ("make", "said"),
     [
         (lambda p: fedavg(MODEL, SGD, privacy=p), "shares running statistics"),
-        (lambda p: fedbn(MODEL, SGD, privacy=p, weigh=by_size), "privacy needs weigh=uniform"),
-        (lambda p: fedcd(MODEL, SGD, privacy=p), "privacy needs weigh=uniform"),
-        (
-            lambda p: scaffold(MODEL, SGD, privacy=p, share=all_but_batch_norm),
-            "send 4 arrays beside their",
-        ),
-        (
-            lambda p: harmofl(MODEL, SGD, privacy=p, share=all_but_batch_norm),
-            "privacy cannot be used with harmofl",
-        ),
+        (lambda p: fedbn(MODEL, SGD, privacy=p, weigh=by_size), "weigh=uniform"),
+        (lambda p: fedcd(MODEL, SGD, privacy=p), "weigh=uniform"),
+        (lambda p: scaffold(MODEL, SGD, privacy=p, share=all_but_batch_norm), "4 arrays"),
+        (lambda p: harmofl(MODEL, SGD, privacy=p, share=all_but_batch_norm), "harmofl"),
     ],
 )
 def test_what_noise_does_not_cover_is_refused(make, said):
@@ -162,19 +145,20 @@ def test_what_noise_does_not_cover_is_refused(make, said):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        ((0.0,), "clip must be above 0"),
-        ((math.nan,), "clip must be above 0"),
-        ((1.0, -1.0), "noise must be at least 0"),
-        ((math.inf, 1.0), "noise needs a finite clip"),
+        (0.0,),
+        (math.nan,),
+        (1.0, -1.0),
+        (math.inf, 1.0),
+        (1.0, 1.0, "both"),
+        (1.0, 1.0, "client", -1),
     ],
 )
-def test_a_mechanism_that_is_none_is_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        gaussian(*arguments)
-    with pytest.raises(ValueError, match="at must be"):
-        gaussian(1.0, at="both")
+def test_a_mechanism_that_is_none_is_refused(arguments):
+    options = dict(zip(("clip", "noise", "at", "seed"), arguments, strict=False))
+    with pytest.raises(ValueError, match="gaussian"):
+        gaussian(**options)
 
 
 def delta_of(eps, deviation):
@@ -259,7 +243,7 @@ def epsilon_of(noise):
     return epsilon(noise, 40, 1e-5)
 
 
-@pytest.mark.parametrize(("noise", "rounds"), [(0.5, 20), (1.0, 20), (4.0, 20), (3.0, 300)])
+@pytest.mark.parametrize(("noise", "rounds"), [(0.5, 20), (3.0, 300)])
 def test_epsilon_with_all_clients_is_that_of_one_gaussian_mechanism(noise, rounds):
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     found = epsilon(noise, rounds, 1e-5)
@@ -289,19 +273,15 @@ KEYS |= {"rounds": 4, "eval_every": 4, "checkpoint_every": 1, "target": ""}
 def test_a_run_says_what_it_spends_and_serve_what_that_does_not_cover(tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     runs.install(monkeypatch)
-    said, keys = [], KEYS | {"rounds": 1, "eval_every": 1}
-    summary = train.run(runs.config(**keys), tmp_path / "run", say=said.append)
-    spent = summary["privacy"]
-    assert spent["epsilon"] == epsilon(2.0, 1, 1e-5)
-    assert spent["rounds"] == 1
+    said, config = [], runs.config(**KEYS | {"rounds": 1, "eval_every": 1})
+    summary = train.run(config, tmp_path / "run", say=said.append)
+    assert summary["privacy"]["epsilon"] == epsilon(2.0, 1, 1e-5)
     content = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert content["privacy"] == spent
     (note,) = (text for text in content["notes"] if text.startswith("privacy"))
-    assert f"(epsilon, delta) = ({spent['epsilon']:.3g}, 1e-05) after 1 rounds" in note
     assert note in said
     said.clear()
     serve.run(tmp_path / "run", tmp_path / "served", say=said.append)
-    assert "the clients' mean of 8 personal leaves is served without noise" in said[0]
+    assert "served without noise" in said[0]
 
 
 @pytest.mark.slow
@@ -310,17 +290,14 @@ def test_a_run_that_is_killed_draws_the_same_noise_when_it_goes_on(tmp_path, mon
     runs.install(monkeypatch)
     runs.run(tmp_path / "straight", **KEYS)
 
-    class Killed(BaseException):
-        pass
-
     def killed(path, record, append=train.workdir.append_line):
         append(path, record)
         if record["round"] == 2:
-            raise Killed
+            raise runs.Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(train.workdir, "append_line", killed)
-        with pytest.raises(Killed):
+        with pytest.raises(runs.Killed):
             runs.run(tmp_path / "stopped", **KEYS)
     runs.run(tmp_path / "stopped", **KEYS)
     like = jax.eval_shape(train.prepare(runs.config(**KEYS))[2])
@@ -329,23 +306,3 @@ def test_a_run_that_is_killed_draws_the_same_noise_when_it_goes_on(tmp_path, mon
     )
     assert_equal(stopped, straight)
     assert int(straight.server.kept.rounds) == 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"privacy__clip": 0.0}, "set that above 0"),
-        ({"method": "fedavg"}, "shares running statistics"),
-        ({"weigh": "by_size"}, "privacy needs weigh=uniform"),
-        ({"privacy__at": "nobody"}, "valid are client, server"),
-        ({"method": "scaffold", "share": "all_but_statistics"}, "arrays beside their shared"),
-    ],
-)
-def test_a_run_that_privacy_does_not_suit_is_refused_at_the_start(
-    tmp_path, monkeypatch, changes, said
-):
-    runs.install(monkeypatch)
-    with pytest.raises(ValueError, match=said) as caught:
-        runs.run(tmp_path / "run", **KEYS | changes)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()

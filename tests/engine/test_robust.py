@@ -5,19 +5,18 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.optimize
 import scipy.stats
 from jax.sharding import Mesh
 
 from collectives import collectives
+from federations import assert_close
 from fedjax_bn.aggregation import (
     coordinate_median,
     geometric_median,
     krum,
     norm_clipping,
-    server_optimizer,
     trimmed_mean,
 )
 from fedjax_bn.client import Client, LocalUpdate
@@ -99,39 +98,6 @@ def test_a_rule_is_its_formula_over_the_clients_that_count(x64, rule):
         np.testing.assert_allclose(weights.sum(), 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rule_follows_the_clients_order_and_their_common_offset(x64, rule):
-    stacked, weights = drawn(8), np.full(8, 1 / 8)
-    leaves, weighed = combined(rule)(stacked, FROM, weights)
-    order = np.random.default_rng(1).permutation(8)
-    moved = jax.tree.map(lambda x: x[order] + 3, stacked)
-    ours, theirs = combined(rule)(moved, jax.tree.map(lambda x: x + 3, FROM), weights)
-    for name, leaf in leaves.items():
-        np.testing.assert_allclose(ours[name], leaf + 3, rtol=1e-9)
-    np.testing.assert_allclose(theirs, weighed[order], rtol=1e-7, atol=1e-12)
-
-
-def test_without_trimming_clipping_or_choice_a_rule_is_the_mean(x64):
-    stacked, weights = drawn(8), np.full(8, 1 / 8)
-    for rule in (trimmed_mean(trim=0), norm_clipping(factor=1e6), krum(malicious=0, keep=8)):
-        leaves, weighed = combined(rule)(stacked, FROM, weights)
-        for name, leaf in stacked.items():
-            np.testing.assert_allclose(leaves[name], leaf.mean(0), rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(weighed, weights, rtol=1e-12)
-
-
-@pytest.mark.parametrize("rule", ["median", "trimmed", "geometric", norm_clipping()])
-def test_of_one_client_and_of_equal_ones_a_rule_takes_their_numbers(rule):
-    one = drawn(1, like=np.float32)
-    for clients in (1, 6):
-        same = jax.tree.map(lambda x, n=clients: jnp.asarray(np.repeat(x, n, 0)), one)
-        weights = jnp.full(clients, 1 / clients, jnp.float32)
-        start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), FROM)
-        leaves, _ = combined(rule)(same, start, weights)
-        for name, leaf in leaves.items():
-            np.testing.assert_allclose(leaf, one[name][0], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1e3, 1e15, 1e30])
 @pytest.mark.parametrize("rule", RULES)
 def test_one_client_cannot_move_a_rule_far(rule, size):
@@ -165,13 +131,6 @@ def test_clipping_makes_no_variance_negative():
         assert (np.asarray(leaves["var"]) >= 0).all()
 
 
-def test_weights_of_a_median_are_the_numbers_that_it_takes_from_a_client(x64):
-    stacked = {"a": np.array([[1.0, 9], [2, 8], [3, -1]]), "b": np.array([[0.0], [5], [7]])}
-    leaves, weights = combined("median")(stacked, {"a": np.zeros(2), "b": np.zeros(1)}, np.ones(3))
-    np.testing.assert_array_equal(leaves["a"], [2, 8])
-    np.testing.assert_allclose(weights, [0, 1, 0])
-
-
 def test_a_round_with_too_few_for_krum_has_no_weights_and_too_few_rows_are_refused():
     stacked = drawn(6, like=np.float32)
     start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), FROM)
@@ -186,18 +145,6 @@ def test_a_method_that_shares_nothing_has_weights(rule):
     leaves, weights = combined(rule)({"a": None}, {"a": None}, np.full(8, 1 / 8, np.float32))
     assert leaves == {"a": None}
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-6)
-
-
-def test_arguments_out_of_their_ranges_are_refused():
-    for make, options in (
-        (trimmed_mean, {"trim": 0.5}),
-        (krum, {"malicious": -1}),
-        (krum, {"keep": 0}),
-        (geometric_median, {"iterations": 0}),
-        (norm_clipping, {"factor": 0.0}),
-    ):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            make(**options)
 
 
 def echo():
@@ -269,54 +216,37 @@ def test_devices_a_deployment_and_a_cohort_give_the_numbers_of_one_round(rule):
 
     mesh = Mesh(np.array(jax.devices()), ("clients",))
     five = jax.tree.map(lambda x: x[1:], batches) | {"participates": jnp.ones(5, bool)}
-    spread, seen = played(five, weigh=weigh, mesh=mesh)
-    here, there = played(five, weigh=weigh)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), seen, there)
-    np.testing.assert_allclose(
-        *(s.shared["params"]["w"] for s in (spread, here)), rtol=1e-5, atol=1e-6
-    )
+    pairs = zip(played(five, weigh=weigh, mesh=mesh), played(five, weigh=weigh), strict=True)
+    (spread, here), (seen, there) = pairs
+    assert_close(seen, there, rtol=1e-5)
+    assert_close(spread.shared, here.shared, rtol=1e-5, atol=1e-6)
 
     method = federate(echo(), share=all_but_statistics, weigh=weigh)
     state = method.init(KEY, VARIABLES, 6)
-    uploads = [
-        method.client(
-            broadcast_of(state),
-            own_of(state, k),
-            jax.tree.map(lambda x, k=k: x[k], batches) | {"client": jnp.int32(k)},
-            KEY,
-        )[1]
-        for k in range(6)
-    ]
+    uploads = []
+    for k in range(6):
+        client = jax.tree.map(lambda x, k=k: x[k], batches) | {"client": jnp.int32(k)}
+        uploads.append(method.client(broadcast_of(state), own_of(state, k), client, KEY)[1])
     after = method.server(state, jax.tree.map(lambda *x: jnp.stack(x), *uploads))
-    np.testing.assert_allclose(after.shared["params"]["w"], alone.shared["params"]["w"], rtol=1e-6)
+    assert_close(after.shared, alone.shared, rtol=1e-6)
     np.testing.assert_allclose(after.weights, metrics["weights"], rtol=1e-6)
 
     many = method.init(KEY, VARIABLES, 20)
     rows = jnp.asarray([9, 3, 4, 17, 0, 11], jnp.int32)
     cohort = batches | {"client": rows, "population": jnp.asarray(20, jnp.int32)}
-    drawn_, _ = method.round(take_rows(many, rows), cohort, KEY)
-    np.testing.assert_allclose(drawn_.shared["params"]["w"], alone.shared["params"]["w"], rtol=1e-6)
+    after, _ = method.round(take_rows(many, rows), cohort, KEY)
+    assert_close(after.shared, alone.shared, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["krum"])
-def test_on_a_mesh_a_rule_has_two_reductions_of_which_the_first_holds_all_uploads(rule):
+def test_on_a_mesh_a_rule_has_two_reductions_of_which_the_first_holds_all_uploads():
     mesh = Mesh(np.array(jax.devices()), ("clients",))
-    method = federate(echo(), share=all_but_statistics, weigh=RULES[rule][0], mesh=mesh)
+    method = federate(echo(), share=all_but_statistics, weigh=krum(malicious=1), mesh=mesh)
     state = method.init(KEY, VARIABLES, 8)
     program = method.round.lower(state, said(8), KEY).compile()
     found = collectives(program.as_text(), devices=2)
     assert [one.kind for one in found] == ["all-reduce"] * 2
     small, large = sorted(one.numbers for one in found)
     assert large >= 8 * 6 > small - 8 * 8
-
-
-@pytest.mark.slow
-def test_a_servers_optimizer_steps_towards_what_the_rule_gives():
-    batches = said(8)
-    plain, _ = played(batches, weigh=coordinate_median())
-    halved, _ = played(batches, weigh=coordinate_median(), server=server_optimizer(optax.sgd(0.5)))
-    ours, theirs = (s.shared["params"]["w"] for s in (halved, plain))
-    np.testing.assert_allclose(ours, theirs / 2, rtol=1e-6)
 
 
 def test_a_method_with_messages_and_privacy_are_refused():

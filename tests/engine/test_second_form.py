@@ -8,7 +8,6 @@ import pytest
 from cohorts import KEY, NAMES, PRESENT, SGD, method_of, rows_of, unequal_batches
 from federations import MapNet, assert_close, batches_of, in_float64, variables_of
 from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, traffic, with_own
-from fedjax_bn.methods import fedavg
 from method_table import METHODS
 
 
@@ -68,20 +67,6 @@ def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64,
         np.testing.assert_allclose(seen[key][:3], metrics[key][client[:3]], rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "name", ["fedbn, remembering", pytest.param("scaffold", marks=pytest.mark.slow)]
-)
-def test_a_cohort_under_vmap_gives_what_it_gives_one_after_another(x64, name):
-    state = after_one_round(method_of(name))
-    client = jnp.asarray([1, 3, 4, 4], jnp.int32)
-    rows = rows_of(unequal_batches(), client)
-    ways = [
-        method_of(name, clients).round(take(state, client), rows, KEY)
-        for clients in ("map", "vmap")
-    ]
-    assert_close(*ways, rtol=1e-9, atol=1e-12)
-
-
 def test_uploads_may_come_in_any_order_and_from_some_clients_only(x64):
     method = method_of("fedbn, remembering")
     state = after_one_round(method)
@@ -106,34 +91,6 @@ def test_a_variate_moves_by_its_share_of_the_whole_population(x64):
         cohort, _ = method.round(take(state, client), rows | who, KEY)
         moves.append(jax.tree.map(jnp.subtract, cohort.server.sent, state.server.sent))
     assert_close(moves[1], jax.tree.map(lambda move: move / 2, moves[0]), rtol=1e-9, atol=1e-15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("clients", ["map", "vmap"])
-def test_who_the_rows_are_need_not_be_said_where_all_are_there(x64, clients):
-    """A cohort of two of four clients, without padding, and all four without names."""
-    method = method_of("fedbn, remembering", clients)
-    state, batches = after_one_round(method), unequal_batches()
-    unsaid = {name: leaf for name, leaf in batches.items() if name in ("image", "label", "valid")}
-    kept = jax.tree.map(jnp.copy, state)
-    expected = method.round(kept, batches, KEY)
-    client = jnp.asarray([2, 1], jnp.int32)
-    small = method.round(take(state, client), rows_of(batches, client), KEY)
-    large = method.round(
-        take(state, jnp.asarray([2, 1, 4, 4])), rows_of(batches, [2, 1, 4, 4]), KEY
-    )
-    assert_close(
-        put_back(state, small[0], client), put_back(state, large[0], jnp.asarray([2, 1, 4, 4]))
-    )
-    assert_close(method.round(state, unsaid, KEY), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_a_cohort_needs_to_know_how_many_there_are():
-    method = fedavg(MapNet(), SGD)
-    state = method.init(KEY, variables_of(MapNet()), 2)
-    batches = batches_of((4, 4)) | {"client": jnp.asarray([5, 7], jnp.int32)}
-    with pytest.raises(ValueError, match=r"batches\['population'\]"):
-        method.round(state, batches, KEY)
 
 
 def test_traffic_is_what_travels():

@@ -52,11 +52,7 @@ def masked(vectors: list[np.ndarray]) -> list[np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "server"),
-    [
-        (fedbn, averaging()),
-        (scaffold, averaging_with_variate()),
-    ],
+    ("make", "server"), [(fedbn, averaging()), (scaffold, averaging_with_variate())]
 )
 def test_masks_that_cancel_leave_the_sums_of_a_round_as_they_are(x64, make, server):
     method, variables = make(OneNorm(), optax.sgd(0.1)), in_float64(variables_of(OneNorm()))

@@ -7,21 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from federations import (
-    SGD,
-    NormNet,
-    OneNorm,
-    PlainNet,
-    assert_equal,
-    batches_of,
-    run_rounds,
-    variables_of,
-)
+from federations import SGD, NormNet, PlainNet, assert_equal, variables_of
 from fedjax_bn import sharing
 from fedjax_bn.adaptation import tsmobn
-from fedjax_bn.federation import client_variables
-from fedjax_bn.methods import fedbn, silobn
-from fedjax_bn.models import DenseNet121, ResNet18, ResNet50, from_nnx
+from fedjax_bn.methods import fedbn
+from fedjax_bn.models import ResNet18, from_nnx
 from fedjax_bn.normalization import BatchNorm
 
 OF_NORMS = (sharing.all_but_batch_norm, sharing.all_but_statistics, sharing.all_but_norms)
@@ -107,22 +97,11 @@ def test_silobn_keeps_statistics_only():
     }
 
 
-@pytest.mark.parametrize(
-    ("make", "count"),
-    [
-        (ResNet18, 20),
-        *(
-            pytest.param(*deep, marks=pytest.mark.slow)
-            for deep in ((ResNet50, 53), (DenseNet121, 121))
-        ),
-    ],
-)
-def test_fedbn_keeps_all_batch_norms_of_deep_networks(make, count):
-    variables = jax.eval_shape(make().init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
+def test_fedbn_keeps_all_batch_norms_of_a_deep_network():
+    variables = jax.eval_shape(ResNet18().init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     mask = sharing.all_but_batch_norm(variables)
-    kept = paths(variables, mask, False)
-    assert len(kept) == 4 * count
-    assert len(sharing.batch_norm_paths(variables)) == count
+    assert len(paths(variables, mask, False)) == 4 * 20
+    assert len(sharing.batch_norm_paths(variables)) == 20
     assert all("kernel" in path or "head" in path for path in paths(variables, mask, True))
 
 
@@ -160,7 +139,7 @@ class SpectralNnx(nnx.Module):
 def test_statistics_of_a_spectral_norm_are_no_batch_norm(rule, model):
     variables = model.init(jax.random.key(0), jnp.ones((2, 4)))
     assert variables["batch_stats"]
-    with pytest.raises(ValueError, match=r"no (batch )?norm"):
+    with pytest.raises(ValueError, match="no batch norm"):
         fedbn(model, SGD, share=rule).init(jax.random.key(0), variables, 2)
 
 
@@ -175,16 +154,6 @@ def test_a_batch_norm_beside_a_spectral_norm_is_found_alone_and_adapts():
     np.testing.assert_allclose(outputs.mean(0), 0, atol=1e-5)  # the batch's own statistics
 
 
-@pytest.mark.parametrize("method", [pytest.param(fedbn, marks=pytest.mark.slow), silobn])
-def test_after_a_round_shared_leaves_agree_and_personal_leaves_differ(method):
-    state, _ = run_rounds(method(OneNorm(), SGD), variables_of(OneNorm()), batches_of((8, 6)))
-    models = client_variables(state)
-    template = jax.tree.map(lambda x: x[0], models)
-    rule = {fedbn: sharing.all_but_batch_norm, silobn: sharing.all_but_statistics}[method]
-    agree = jax.tree.map(lambda x: bool((x[0] == x[1]).all()), models)
-    assert agree == rule(template)
-
-
 def test_the_table_counts_leaves_values_and_bytes():
     variables = variables_of(NormNet())
     text = sharing.describe(variables, sharing.all_but_batch_norm(variables))
@@ -193,14 +162,3 @@ def test_the_table_counts_leaves_values_and_bytes():
     assert f"shared: {len(sizes) - 8} leaves, {sum(sizes) - 64} values" in text
     for layer in ("a", "b", "bn", "norm", "c"):
         assert any(line.split()[:1] == [layer] for line in text.splitlines())
-    assert np.char.count(text, "\n") == 2 + 5 + 2 - 1
-
-
-def test_the_columns_of_the_table_are_below_each_other_at_names_of_any_length():
-    module = {"kernel": jnp.zeros(3), "bias": jnp.zeros(1), "a_longer_name": jnp.zeros(2)}
-    variables = {"params": {"short": module, "a" * 60: module}, "statistics" * 3: {"a": module}}
-    shared = jax.tree.map(lambda leaf: leaf.size > 1, variables)
-    rows = [line for line in sharing.describe(variables, shared).splitlines() if line[0] == " "]
-    assert len(rows) == 6
-    assert len({len(row) for row in rows}) == 1
-    assert {row.index(name) for row in rows for name in variables if f" {name} " in row} == {63}

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import jax
-import numpy as np
 import pytest
 
 import fedjax_bn
@@ -19,7 +18,6 @@ from fedjax_bn.arguments.errors import UserError
 
 sys.path.append(str(runs.ROOT / "docs"))
 import api_pages
-import docstrings
 
 WRITTEN = [*runs.ROOT.glob("*.md"), *runs.ROOT.glob("*/README.md"), *runs.ROOT.glob("docs/**/*.md")]
 PAGES = {
@@ -32,60 +30,27 @@ SHOWN = [
     (name, command) for name, text in PAGES.items() for command in shown_commands.commands(text)
 ]
 # Pages whose programs take longer to compile than the default run has.
-LONG = {"docs/tutorial.md", "docs/index.md"} | {
-    f"docs/howto/{name}.md"
-    for name in (
-        "deploy",
-        "feature_term",
-        "many_devices",
-        "own_model",
-        "unseen_client",
-        "use_model",
-    )
-}
+HOWTO = ("deploy", "feature_term", "many_devices", "own_model", "unseen_client", "use_model")
+LONG = {"docs/tutorial.md", "docs/index.md", "docs/python.md"}
+LONG |= {f"docs/howto/{name}.md" for name in HOWTO}
 SMALLER = {"DigitCNN": "SmallCNN", "rounds=20": "rounds=1"}
 PYTHON = [
     pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
     for name, blocks in BLOCKS.items()
-    # tests/house/test_readme.py and the test of python.md below check more of those
-    if blocks and name not in ("README.md", "docs/python.md")
+    if blocks and name != "README.md"
 ]
-
-
-def run_python(page, blocks):
-    """The names that blocks of a page leave, with smaller networks and fewer rounds."""
-    names = {}
-    with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
-        for block in blocks:
-            for large, small in SMALLER.items():
-                block = block.replace(large, small)
-            exec(compile(block, page, "exec"), names)
-    return names
 
 
 @pytest.mark.parametrize("page", PYTHON)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    """With smaller networks and fewer rounds."""
     monkeypatch.chdir(tmp_path)
-    run_python(page, BLOCKS[page])
-
-
-@pytest.mark.slow
-def test_the_rounds_of_the_functions_page_leave_a_state_of_each_client():
-    names = run_python("docs/python.md", BLOCKS["docs/python.md"])
-    assert int(names["state"].round) == 2
-    before = names["own"]["batch_stats"]["norm1"]["mean"]
-    assert np.abs(before[0] - before[1]).max() > 0
-
-
-def test_a_users_own_nnx_model_is_trained_and_serves_an_unseen_client():
-    (block,) = [block for block in BLOCKS["docs/howto/own_model.md"] if "from_nnx" in block]
-    names = run_python("docs/howto/own_model.md", [block])
-    means = names["state"].personal["batch_stats"]["norm"]["mean"]
-    assert means.shape == (3, 16)
-    assert np.abs(np.diff(means, axis=0)).max() > 0
-    assert names["logits"].shape == (8, 10)
-    tracked = names["carry"].statistics["norm"]["mean"]
-    assert np.abs(tracked - names["received"]["batch_stats"]["norm"]["mean"]).max() > 0.1
+    names = {}
+    with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
+        for block in BLOCKS[page]:
+            for large, small in SMALLER.items():
+                block = block.replace(large, small)
+            exec(compile(block, page, "exec"), names)
 
 
 def test_every_command_of_every_page_is_understood():
@@ -100,18 +65,7 @@ def test_every_command_of_every_page_is_understood():
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "fedjax-bn --config quickstrat",
-        "fedjax-bn --config quickstart --config.round=3",
-        "fedjax-bn --config quickstart --wrokdir DIR",
-        "fedjax-bn list method",
-        "python launch/sweeps/fedbn.py --onyl x",
-        "python launch/sweeps/fedbm.py",
-        "make quickstrat",
-        "pip install '.[cuda11]'",
-        "sbatch launch/slrum.sbatch",
-    ],
+    "command", ["fedjax-bn --config quickstrat", "python launch/sweeps/fedbm.py", "make quickstrat"]
 )
 def test_a_command_that_does_not_exist_is_noticed(command):
     with pytest.raises((AssertionError, UserError)):
@@ -144,35 +98,6 @@ def test_every_public_name_is_in_the_api_pages():
             shown = name in getattr(module, "__all__", ()) and not inspect.ismodule(thing)
             if not name.startswith("_") and (own or shown) and callable(thing):
                 assert id(thing) in things, f"{module.__name__}.{name}"
-
-
-def test_docstrings_keep_their_formulas():
-    given = [
-        "Means |y|, *name and `a*b`[0].",
-        "",
-        r"$x_k' = \sum_j a_j*y_j$",
-        "",
-        r"$L = \Vert x \Vert$ is a norm, at 5 $.",
-        "",
-        "    x_ = sum_k y_k",
-        "",
-        "Args:",
-        "  **rest: a*.",
-    ]
-    assert docstrings.as_rest(given) == [
-        "Means \\|y\\|, \\*name and `a*b`\\ [0].",
-        "",
-        r".. math:: x_k' = \sum_j a_j*y_j",
-        "",
-        r":math:`L = \Vert x \Vert` is a norm, at 5 $.",
-        "",
-        "::",
-        "",
-        "    x_ = sum_k y_k",
-        "",
-        "Args:",
-        "  **rest: a\\*.",
-    ]
 
 
 @pytest.mark.slow

@@ -1,11 +1,7 @@
 """What sources must not do: reach into other packages, choose constants of keys."""
 
 import ast
-from collections import Counter, defaultdict
-from functools import cache
-from pathlib import Path
-
-import pytest
+from collections import Counter
 
 import runs
 from fedjax_bn.engine import keys
@@ -13,16 +9,15 @@ from fedjax_bn.engine import keys
 SOURCES = {
     path: ast.parse(path.read_text()) for path in sorted((runs.ROOT / "fedjax_bn").rglob("*.py"))
 }
-ALLOWED = {"os._exit"}  # documented
 
 
 def private(dotted: str) -> bool:
     return any(part.startswith("_") and not part.endswith("__") for part in dotted.split("."))
 
 
-def reached_into(tree: ast.AST) -> list[str]:
+def reached_into(tree: ast.AST) -> set[str]:
     """Private modules, names and attributes of other packages that a module uses."""
-    nodes, foreign, found = list(ast.walk(tree)), {}, []
+    nodes, foreign = list(ast.walk(tree)), {}
     for node in nodes:
         if isinstance(node, ast.Import):
             names = [(alias.asname or alias.name.split(".")[0], alias.name) for alias in node.names]
@@ -30,59 +25,33 @@ def reached_into(tree: ast.AST) -> list[str]:
             names = [(a.asname or a.name, f"{node.module}.{a.name}") for a in node.names]
         else:
             continue
-        others = [(name, of) for name, of in names if of.split(".")[0] != "fedjax_bn"]
-        foreign |= {name: of if name in of else name for name, of in others}
-        found += [of for _, of in others if private(of)]
+        foreign |= {name: of for name, of in names if of.split(".")[0] != "fedjax_bn"}
+    reached = {of for of in foreign.values() if private(of)}
     for node in nodes:
         if isinstance(node, ast.Attribute):
-            root, _, rest = ast.unparse(node).partition(".")
-            if root in foreign and private(rest):
-                found.append(f"{root}.{rest}")
-    return sorted(set(found) - ALLOWED)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("from jax._src import distributed", "jax._src.distributed"),
-        ("import jax._src.core", "jax._src.core"),
-        ("import pickle\nclass A(pickle._Unpickler): ...", "pickle._Unpickler"),
-        ("from flax import nnx as n\nn.Module._x", "n.Module._x"),
-        ("from __future__ import annotations\nimport os\nos._exit(os.__doc__)", ""),
-        ("from fedjax_bn import a\na._b", ""),
-    ],
-)
-def test_what_reaches_into_another_package_is_found(text, found):
-    assert reached_into(ast.parse(text)) == [found] * bool(found)
+            root, _, attributes = ast.unparse(node).partition(".")
+            if root in foreign and private(attributes):
+                reached.add(f"{root}.{attributes}")
+    return reached - {"os._exit"}  # documented
 
 
 def test_no_module_reaches_into_another_package():
-    found = {str(path): reached_into(tree) for path, tree in SOURCES.items()}
-    assert not {path: names for path, names in found.items() if names}
+    assert reached_into(ast.parse("import pickle\nclass A(pickle._Unpickler): ..."))
+    assert not {str(path): names for path, tree in SOURCES.items() if (names := reached_into(tree))}
 
 
-@cache
-def calls() -> dict[str, list[tuple[Path, ast.Call]]]:
-    """All calls, by the last part of the function's name."""
-    found = defaultdict(list)
-    for path, tree in SOURCES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                found[name].append((path, node))
-    return found
+def calls(name: str) -> list[ast.Call]:
+    """All calls of functions of this name."""
+    nodes = [node for tree in SOURCES.values() for node in ast.walk(tree)]
+    made = [node for node in nodes if isinstance(node, ast.Call)]
+    return [call for call in made if ast.unparse(call.func).split(".")[-1] == name]
 
 
-def test_only_the_table_of_streams_picks_constants_for_keys():
-    for path, call in calls()["fold_in"]:
+def test_keys_are_folded_with_constants_of_the_table_alone_each_used_once():
+    for call in calls("fold_in"):
         number = call.args[1]
-        assert not isinstance(number, ast.Constant | ast.BinOp), path
-        assert not ast.unparse(number).isupper(), path
-
-
-def test_each_stream_of_keys_has_one_use():
-    used = Counter(
-        call.args[1].value for _, call in calls()["stream"] if len(call.args) == 2
-        if isinstance(call.args[1], ast.Constant)
-    )  # fmt: skip
+        assert not isinstance(number, ast.Constant | ast.BinOp), ast.unparse(call)
+        assert not ast.unparse(number).isupper(), ast.unparse(call)
+    named = [call.args[1] for call in calls("stream") if len(call.args) == 2]
+    used = Counter(name.value for name in named if isinstance(name, ast.Constant))
     assert used == Counter(list(keys.STREAMS))

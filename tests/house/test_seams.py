@@ -19,10 +19,9 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn.client import augmenting
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods import fedavg, fedbn, fedig, moon, scaffold
-from fedjax_bn.task import Score, Task, classification
+from fedjax_bn.methods import fedavg, fedbn, fedig, moon
+from fedjax_bn.task import Score, Task
 
 SIZES = (7, 4)
 SGD = optax.sgd(0.1)
@@ -39,10 +38,9 @@ def pointing(batches):
     return batches | {"image": jnp.asarray(index, jnp.int32), "source": jnp.asarray(source)}
 
 
-@pytest.mark.parametrize("clients", ["map", "vmap"])
-def test_numbers_of_samples_in_a_source_train_as_the_samples_do(x64, clients):
+def test_numbers_of_samples_in_a_source_train_as_the_samples_do(x64):
     batches, variables = batches_of(SIZES), in_float64(variables_of(OneNorm()))
-    method = fedbn(OneNorm(), SGD, clients=clients)
+    method = once(fedbn, OneNorm(), SGD)
     plain, _ = run_rounds(method, variables, batches, rounds=2)
     pointed, _ = run_rounds(method, variables, pointing(batches), rounds=2)
     assert_close(pointed, plain, rtol=1e-12, atol=1e-13)
@@ -73,23 +71,6 @@ def test_a_load_may_move_labels_and_drop_samples(x64):
     np.testing.assert_allclose(told["loss"], metrics["loss"], rtol=1e-12)
 
 
-def test_an_augmentation_sees_images_with_a_key_of_its_own_at_every_step():
-    seen = []
-
-    def augment(key, images):
-        note = lambda data: seen.append(tuple(np.asarray(data).tolist()))  # noqa: E731
-        jax.debug.callback(note, jax.random.key_data(key))
-        return images
-
-    keyed = fedavg(
-        PlainNet(), SGD, load=augmenting(lambda key, x: augment(jax.random.key_data(key), x))
-    )
-    state, _ = run_rounds(keyed, variables_of(PlainNet()), batches_of(SIZES), rounds=2)
-    jax.block_until_ready(state)
-    jax.effects_barrier()
-    assert len(seen) == len(set(seen)) == 2 * 2 * 2  # rounds, clients, steps
-
-
 def test_a_perturbation_acts_on_what_the_model_reads_and_in_training_only(x64):
     """Bytes are standardized before it: adding d to x is adding d/2 * 255 to the bytes."""
     batches, variables = batches_of(SIZES), in_float64(variables_of(PlainNet()))
@@ -101,50 +82,24 @@ def test_a_perturbation_acts_on_what_the_model_reads_and_in_training_only(x64):
     assert_close(ours, plain, rtol=1e-10, atol=1e-12)
 
 
-def test_a_perturbation_is_told_who_is_valid():
-    batches = batches_of(SIZES)
-
-    def center(key, x, valid):  # about the mean of the valid samples
-        mean = jnp.sum(x, 0, where=valid[:, None]) / jnp.maximum(valid.sum(), 1).astype(x.dtype)
-        return x - mean
-
-    state, metrics = run_rounds(
-        fedavg(PlainNet(), SGD, perturb=center), variables_of(PlainNet()), batches
-    )
-    assert np.isfinite(metrics["loss"]).all()
-    image, valid = np.asarray(batches["image"]), np.asarray(batches["valid"])
-    count = np.maximum(valid.sum(2), 1)[..., None]
-    mean = np.where(valid[..., None], image, 0).sum(2) / count
-    by_hand = batches | {"image": jnp.asarray(image - mean[:, :, None])}
-    plain, _ = run_rounds(once(fedavg, PlainNet(), SGD), variables_of(PlainNet()), by_hand)
-    assert_close(state.shared, plain.shared, rtol=1e-5, atol=1e-6)
-
-
 class TwoHeads(nn.Module):
     """A number and a class of each sample."""
 
     @nn.compact
     def __call__(self, x):
-        return {
-            "value": nn.Dense(1, name="value")(x)[:, 0],
-            "logits": nn.Dense(CLASSES, name="c")(x),
-        }
+        value = nn.Dense(1, name="value")(x)[:, 0]
+        return {"value": value, "logits": nn.Dense(CLASSES, name="c")(x)}
 
 
 def squared(outputs, label, valid):
     """Half the mean squared error of the value, plus the cross entropy of the class."""
-    error = jnp.square(outputs["value"] - label["value"]) / 2
-    loss = error + optax.softmax_cross_entropy_with_integer_labels(
-        outputs["logits"], label["class"]
-    )
-    count = jnp.maximum(valid.sum(dtype=loss.dtype), 1)
-    return jnp.where(valid, loss, 0).sum() / count
+    entropy = optax.softmax_cross_entropy_with_integer_labels(outputs["logits"], label["class"])
+    loss = jnp.square(outputs["value"] - label["value"]) / 2 + entropy
+    return jnp.where(valid, loss, 0).sum() / jnp.maximum(valid.sum(dtype=loss.dtype), 1)
 
 
-OWN = Task(
-    squared,
-    Score("error", lambda outputs, label, valid: outputs["value"], lambda kept: kept.mean()),
-)
+error = Score("error", lambda outputs, label, valid: outputs["value"], lambda kept: kept.mean())
+OWN = Task(squared, error)
 
 
 def zeros():
@@ -158,11 +113,10 @@ def two_labels(batches):
     return batches | {"label": label}
 
 
-@pytest.mark.parametrize("make", [fedavg, scaffold])
-def test_a_users_own_task_with_a_tree_of_labels_is_trained(x64, make):
+def test_a_users_own_task_with_a_tree_of_labels_is_trained(x64):
     """One step of one client from zero weights, in NumPy."""
     batches = two_labels(batches_of((4,)))
-    state, metrics = run_rounds(make(TwoHeads(), SGD, task=OWN), zeros(), batches)
+    state, metrics = run_rounds(fedavg(TwoHeads(), SGD, task=OWN), zeros(), batches)
     x, y = np.asarray(batches["image"])[0, 0], np.asarray(batches["label"]["class"])[0, 0]
     params = global_variables(state)["params"]
     step = 0.1 * (x * (y / 2)[:, None]).mean(0)
@@ -173,32 +127,5 @@ def test_a_users_own_task_with_a_tree_of_labels_is_trained(x64, make):
 
 @pytest.mark.parametrize("make", [fedig, moon])
 def test_methods_that_read_a_classifier_refuse_other_tasks(make):
-    with pytest.raises(ValueError, match=r"needs the logits of a classifier.*'error'"):
+    with pytest.raises(ValueError, match=r"error"):
         make(OneNorm(), SGD, task=OWN)
-
-
-def test_accuracy_is_the_share_of_right_valid_answers():
-    random = np.random.default_rng(0)
-    logits = random.normal(size=(3, 8, CLASSES))
-    label, valid = random.integers(0, CLASSES, (3, 8)), random.random((3, 8)) < 0.7
-    score = classification().score
-    kept = jnp.stack(
-        [
-            score.of_batch(jnp.asarray(a), jnp.asarray(b), jnp.asarray(c))
-            for a, b, c in zip(logits, label, valid, strict=True)
-        ]
-    )
-    expected = 100 * (logits.argmax(-1) == label)[valid].mean()
-    np.testing.assert_allclose(score.of_all(kept), expected, rtol=1e-6)
-
-
-def test_labels_of_another_length_are_named():
-    batches = two_labels(batches_of(SIZES))
-    batches["label"]["value"] = batches["label"]["value"][:1]
-    method = fedavg(TwoHeads(), SGD, task=OWN)
-    like = jax.eval_shape(TwoHeads().init, jax.random.key(0), jnp.zeros((2, FEATURES), jnp.float32))
-    state = method.init(
-        jax.random.key(0), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), 2
-    )
-    with pytest.raises(ValueError, match=r"batches\['label'\]"):
-        method.round(state, batches, jax.random.key(0))

@@ -26,10 +26,10 @@ while unread:
     name = unread.pop()
     needed.add(normalized(name))
     try:
-        requirements = distribution(name).requires
+        requirements = names_of(distribution(name).requires)
     except PackageNotFoundError:  # of another platform
         continue
-    unread |= {other for other in names_of(requirements) if normalized(other) not in needed}
+    unread |= {other for other in requirements if normalized(other) not in needed}
 hidden = {
     package for package, owners in packages_distributions().items()
     if not needed & {normalized(owner) for owner in owners}
@@ -59,9 +59,8 @@ from fedjax_bn.methods import fedbn
 from fedjax_bn.models import SmallCNN
 
 model = SmallCNN(num_classes=2, widths=(4, 4, 4))
-images = np.random.default_rng(0).integers(0, 256, (2, 1, 4, 8, 8, 3), np.uint8)
 batches = {
-    "image": images,
+    "image": np.random.default_rng(0).integers(0, 256, (2, 1, 4, 8, 8, 3), np.uint8),
     "label": np.arange(8, dtype=np.int32).reshape(2, 1, 4) % 2,
     "valid": np.ones((2, 1, 4), bool),
 }
@@ -69,8 +68,6 @@ method, key = fedbn(model, optax.sgd(0.1)), jax.random.key(0)
 variables = model.init(key, np.zeros((1, 8, 8, 3), np.float32))
 state, metrics = method.round(method.init(key, variables, 2), batches, key)
 assert np.isfinite(metrics["loss"]).all()
-means = [leaf for leaf in jax.tree.leaves(state.personal["batch_stats"])]
-assert all(np.abs(leaf[0] - leaf[1]).max() > 0 for leaf in means)
 print("made a round")
 """
 CORE = (

@@ -27,17 +27,17 @@ def idx_bytes(array: np.ndarray) -> bytes:
     return header + array.astype(np.uint8).tobytes()
 
 
-def write_mnist(folder: Path, zipped: bool = True) -> None:
+def write_mnist(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, count, base in (("train", TRAIN, 0), ("t10k", TEST, 100)):
-        files = {
-            f"{name}-images-idx3-ubyte": shades(count, 28, 28, base=base),
-            f"{name}-labels-idx1-ubyte": labels_of(count),
-        }
-        for file, array in files.items():
-            raw = idx_bytes(array)
-            path = folder / (file + (".gz" if zipped else ""))
-            path.write_bytes(gzip.compress(raw) if zipped else raw)
+        write_idx(folder, name, count, base)
+
+
+def write_idx(folder: Path, name: str, count: int, base: int) -> None:
+    """A part of MNIST's form."""
+    arrays = {"images-idx3": shades(count, 28, 28, base=base), "labels-idx1": labels_of(count)}
+    for kind, array in arrays.items():
+        (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array)))
 
 
 def write_mat(folder: Path, prefix: str, ten_for_zero: bool) -> None:
@@ -80,12 +80,7 @@ def write_morpho(folder: Path) -> None:
     for name in ("global", "local"):
         (folder / name).mkdir(parents=True)
         for part, count, base in (("train", 12, 0), ("t10k", 6, 200)):
-            for kind, array in (
-                ("images-idx3", shades(count, 28, 28, base=base)),
-                ("labels-idx1", labels_of(count)),
-            ):
-                raw = gzip.compress(idx_bytes(array))
-                (folder / name / f"{part}-{kind}-ubyte.gz").write_bytes(raw)
+            write_idx(folder / name, part, count, base)
 
 
 def write_originals(folder: Path) -> Path:
