@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.adaptation.adaptation import Adaptation, logits_of
 from fedjax_bn.arguments.ranges import Views, bounded
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.engine.mask_loss import as_classes
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.calls import name_of
@@ -37,13 +36,9 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     class can be without support.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits f[B, classes], the outputs of a dense
-        layer.
+      model: images -> logits f[B, classes], the outputs of a dense layer.
       supports: M, from 1 to 1000; the paper chooses among 1, 5, 20, 50, 100 and all. The carry
         takes M times the memory of the classifier's kernel.
-
-    Raises:
-      ValueError: the model's outputs are not those of one dense layer.
     """
 
     def init(variables: Variables) -> _Supports:
@@ -87,12 +82,6 @@ def entropy(logits: jax.Array) -> jax.Array:
     return -(jnp.exp(logs) * logs).sum(-1)
 
 
-def mean(values: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns the mean f[] of the values f[...] where `counts` bool[...]; 0 if it is nowhere."""
-    count = jnp.maximum(counts.sum(dtype=values.dtype), 1)
-    return jnp.where(counts, values, 0).sum() / count
-
-
 def without_padding(images: jax.Array, valid: jax.Array | None) -> jax.Array:
     """Returns the images f[B, ...] with zeros in padding."""
     if valid is None:
@@ -105,20 +94,9 @@ def logits_and_seen(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns logits f[..., C] of at least float32 and bool[...], the predictions that count.
 
-    Args:
-      model: for the error message.
-      outputs: f[B, C], or f[B, H, W, C] for segmentation.
-      valid: bool[B]; None for all.
-
-    Raises:
-      ValueError: the model has other outputs.
+    Outputs are f[B, C], or f[B, H, W, C] for segmentation; the model is for the error message.
     """
-    if getattr(outputs, "ndim", 0) not in (2, 4):
-        raise ValueError(
-            f"this adaptation learns from probabilities of classes, but {name_of(model)} has other "
-            "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
-        )
-    logits = outputs if outputs.ndim == 2 else as_classes(outputs)
+    logits = logits_of(model, outputs)
     seen = jnp.ones(len(logits), bool) if valid is None else valid
     seen = jnp.broadcast_to(seen.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
     logits = logits.astype(promote(logits.dtype, jnp.float32))
@@ -127,11 +105,7 @@ def logits_and_seen(
 
 
 def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
-    """Returns the path of the dense layer that classifies.
-
-    Args:
-      method: the adaptation, for the error message.
-      model, variables: as in `models.classifier.sizes_of`.
+    """Returns the path of the dense layer that classifies; `method` is for the error message.
 
     Raises:
       ValueError: the classifier cannot be found, or consists of several layers.
@@ -140,7 +114,7 @@ def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str,
     if not path:
         raise ValueError(
             f"{method} needs a classifier that is one dense layer, but the method classify of "
-            f"{name_of(model)} calls several: use tent, or name one by "
+            f"{name_of(model)} calls several: name one by "
             "fedjax_bn.models.with_classifier(model, NAME)"
         )
     return path

@@ -58,8 +58,8 @@ def _adapter_of(variables: Variables) -> Adapter:
     """The adapter's parameters; raises ValueError if the variables lack them."""
     if COLLECTION not in variables:
         raise ValueError(
-            f"the variables have no collection {COLLECTION!r} but {', '.join(sorted(variables))}: "
-            "train with fedig and adapter=True, or use another adaptation"
+            f"the variables have no collection {COLLECTION!r}: train with fediga, or use another "
+            "adaptation"
         )
     return variables[COLLECTION]
 
@@ -72,7 +72,6 @@ def fixed_alpha(model: Any, alpha: UpTo1 | jax.Array = 0.5) -> Adaptation:
     the paper: mixes in the sample's statistics, not the batch's, as in FedIG's comparison.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits.
       alpha: weight of the sample's own statistics, in [0, 1]; f[B] for one weight per sample.
     """
     rule = _mixed_statistics(lambda layer, size, dtype: alpha)
@@ -85,7 +84,6 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
     """Applies Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c).
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits.
       seed: seed of the random key in the carry.
     """
 
@@ -104,13 +102,10 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def _mixed_statistics(
-    weights: Callable[[Layer, int, Any], jax.Array | float],
-) -> StatisticsRule:
+def _mixed_statistics(weights: Callable[[Layer, int, Any], jax.Array | float]) -> StatisticsRule:
     """The rule of Eq. 7, in which `weights(layer, B, dtype)` returns alpha, a number or f[B]."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         if not is_spatial(x):
             return running_statistics(layer, x)
         instance, received = deviations(layer, x)
@@ -140,7 +135,6 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
     axes, or with one position, uses the running statistics.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits.
       strength: k, the number of standard errors that a deviation must exceed; at least 0.
     """
 
@@ -148,7 +142,6 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0)
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         n = x[0, ..., 0].size
         if not is_spatial(x) or n == 1:
             return running_statistics(layer, x)
@@ -184,17 +177,16 @@ def mixnorm(
     independent of each other, as FedIG's comparison (Table 3c) needs.
 
     Args:
-      model: as in `adaptation.stateless`, images f[B, H, W, C] -> logits.
+      model: images f[B, H, W, C] -> logits.
       weight: m, weight of the sample's own statistics, in [0, 1].
       views: number of views, including the original; FedIG uses 5.
       view: (key, images) -> augmented images of the same shape; by default a random crop with 0.7
         to 1 of each side, resized to the whole image, and a flip with probability 1/2.
       seed: seed of the random key in the carry.
     """
-    view = view or crop_and_flip
+    view = view or _crop_and_flip
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         if not is_spatial(x):
             return running_statistics(layer, x)
         # The batch consists of all originals, then all second views, and so on.
@@ -218,7 +210,7 @@ def mixnorm(
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+def _crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
     """The default view of images f[B, H, W, C]; see `mixnorm`."""
     side_key, corner_key, flip_key = jax.random.split(key, 3)
     count, height, width, _ = images.shape

@@ -15,13 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import (
-    classifier_path,
-    entropy,
-    logits_and_seen,
-    mean,
-    without_padding,
-)
+from fedjax_bn.adaptation.centres import classifier_path, entropy, logits_and_seen, without_padding
 from fedjax_bn.arguments.ranges import AtLeast0, Fraction, bounded
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
@@ -29,6 +23,7 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.sharing import Variables, batch_norm_paths, join, norm_paths, path_names, split
+from fedjax_bn.task import masked_mean
 
 PyTree = Any
 _MOMENTUM = 0.9
@@ -51,14 +46,13 @@ def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     `sharing.norm_paths`.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
+      model: images -> logits f[B, classes] or f[B, H, W, classes].
       rate: the learning rate, at least 0; 0.001 in Tent, except on ImageNet.
-
-    Raises:
-      ValueError: at `init`, if the model has no norm; at `predict`, if it returns no logits.
     """
     learns = partial(_norms, "tent", model)
-    return _by_gradient(model, learns, lambda x, seen: mean(entropy(x), seen), optax.adam(rate))
+    return _by_gradient(
+        model, learns, lambda x, seen: masked_mean(entropy(x), seen), optax.adam(rate)
+    )
 
 
 @bounded
@@ -75,12 +69,8 @@ def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     of the rate and Nesterov's step, which are in its code (tim-learn/SHOT).
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits f[B, classes], with a classifier that
-        is one dense layer (`models.classifier`).
+      model: images -> logits f[B, classes], with a classifier that is one dense layer.
       rate: the learning rate, at least 0; SHOT has 0.001 for a pretrained backbone.
-
-    Raises:
-      ValueError: at `init`, if the classifier cannot be found, or consists of several layers.
     """
 
     def objective(logits: jax.Array, seen: jax.Array) -> jax.Array:
@@ -88,7 +78,7 @@ def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
         # The mean is taken in logs, because the gradient of p log p is not finite at 0.
         sums = jax.nn.logsumexp(logs, axis=0, b=weight[:, None])
         average = sums - jnp.log(jnp.maximum(weight.sum(), 1))
-        return mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
+        return masked_mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
 
     def learns(variables: Variables) -> PyTree:
         path = classifier_path("shot", model, variables)
@@ -158,9 +148,6 @@ def sar(
       margin: E_0 as a share of ln C, in (0, 1].
       rho: distance of the point from w, at least 0.
       reset: the least average entropy, at least 0; 0 for no reset.
-
-    Raises:
-      ValueError: as in `tent`.
     """
     optimizer = optax.sgd(rate, _MOMENTUM)
 
@@ -177,7 +164,7 @@ def sar(
             entropies = entropy(logits)
             below = seen & (entropies < margin * math.log(logits.shape[-1]))
             counted = below if counted is None else below & counted
-            return mean(entropies, counted), (outputs, counted)
+            return masked_mean(entropies, counted), (outputs, counted)
 
         learned = carry.learned.parameters
         gradient, (outputs, counted) = jax.grad(certain, has_aux=True)(learned, None)
@@ -212,8 +199,7 @@ def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     learned = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(learned):
         raise ValueError(
-            f"{method} learns the scale and bias of norms, of which {name_of(model)} has none: use "
-            "running, shot or t3a"
+            f"{method} learns norms, of which {name_of(model)} has none: use running, shot or t3a"
         )
     return learned
 

@@ -52,16 +52,13 @@ def apfl(
     outputs.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer of both models.
       alpha: every client's first share of v, in [0, 1].
       alpha_rate: r, the learning rate of alpha, at least 0; 0 keeps alpha.
-      **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
         share = jnp.asarray(alpha, parameter_dtype(variables))
         # The local model v starts as the shared one, so the mixture does too.
         return with_own_model(variables, alpha=share, local={"params": variables["params"]})
@@ -96,10 +93,8 @@ def _beginning(train: Train) -> Train:
     ) -> Trained:  # fmt: skip
         personal = variables[OWN]
         variables = _mixed(variables, personal["model"], personal["alpha"], personal["local"])
-        is_first_step = jnp.arange(batches["valid"].shape[0]) == 0
-        return train(
-            step, received, variables, state, batches | {_FIRST: is_first_step}, *arguments
-        )
+        batches = batches | {_FIRST: jnp.arange(batches["valid"].shape[0]) == 0}
+        return train(step, received, variables, state, batches, *arguments)
 
     return begun
 

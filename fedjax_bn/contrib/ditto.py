@@ -42,10 +42,8 @@ def ditto(
     model beside FedAvg's. The reported loss is the shared model's. A step costs a second pass.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer of both models.
       weight: lambda, strength of the pull, at least 0.
-      **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))

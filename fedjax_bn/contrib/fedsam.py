@@ -60,10 +60,8 @@ def fedsam(
     gradient = sharpness_aware(differentiate(supervised(learned)), rho, eta)
     if variates:
         check_fresh("fedsam with variates", optimizer, federate_options)
-        gradient, federate_options = (
-            corrected(gradient),
-            federate_options | keeping_variates(optimizer),
-        )
+        gradient = corrected(gradient)
+        federate_options |= keeping_variates(optimizer)
     return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
@@ -75,14 +73,14 @@ def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradien
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        worst = worst_point(variables["params"], gradients["params"], rho, eta)
+        worst = _worst_point(variables["params"], gradients["params"], rho, eta)
         at_worst, _ = gradient({**variables, "params": worst}, batch, received, key)
         return at_worst, reported
 
     return wrapped
 
 
-def worst_point(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
+def _worst_point(params: PyTree, gradients: PyTree, rho: float, eta: float) -> PyTree:
     """Returns w + rho T^2 g / ||T g||, see `fedsam`; w where the gradient is 0."""
 
     def scale(w: jax.Array) -> jax.Array:

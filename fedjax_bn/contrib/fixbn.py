@@ -32,20 +32,11 @@ def fixbn(
     Only the model travels. With `from_round` at or above the number of rounds it is FedAvg.
 
     Args:
-      model: images -> outputs, with at least one batch norm.
       from_round: number of FedAvg rounds before, at least 0; half of all rounds in HybridBN's
         code, as 10 is half of our default of 20.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the model has no batch norm.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
-
-    def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
-        require_batch_norm("fixbn", variables)
-        return variables
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         # Traced, so that the rounds before and after share one program.
@@ -53,7 +44,9 @@ def fixbn(
         return supervised(learned, rule)(variables, batch, received, key)
 
     return method_of(
-        gradient_step(differentiate(objective), optimizer), start=start, **federate_options
+        gradient_step(differentiate(objective), optimizer),
+        start=lambda key, variables: require_batch_norm("fixbn", variables),
+        **federate_options,
     )
 
 
@@ -67,10 +60,8 @@ def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
         def choose(tracked: jax.Array, measured: jax.Array) -> jax.Array:
             return jnp.where(fixed, tracked.astype(measured.dtype), measured)
 
-        mean, var = choose(layer.mean, plain.mean), choose(layer.var, plain.var)
-        if plain.moved is None:
-            return Statistics(mean, var)
-        moved = choose(layer.mean, plain.moved[0]), choose(layer.var, plain.moved[1])
-        return Statistics(mean, var, moved)
+        running = layer.mean, layer.var
+        moved = plain.moved and tuple(map(choose, running, plain.moved))
+        return Statistics(*map(choose, running, plain[:2]), moved)
 
     return rule

@@ -23,7 +23,6 @@ from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.sharing import Variables, batch_norm_paths
 from fedjax_bn.state import Received
 
-Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 _EPSILON = 1e-6  # added to a variance, as in the authors' code
 _STAGES = ("layer1", "layer2", "layer3")  # of a residual network
 
@@ -61,12 +60,8 @@ def mixstyle(
       probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
       optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `round`, no map has such a name.
     """
     learned, federate_options = learning(model, **options)
-    mix = mixing_styles(probability, concentration)
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -76,25 +71,16 @@ def mixstyle(
 
         def mixed(name: str, x: jax.Array) -> jax.Array:
             # Each place has its own key, derived from its name.
-            return mix(jax.random.fold_in(own_key, crc32(name.encode())), x, batch["valid"])
+            keys = jax.random.split(jax.random.fold_in(own_key, crc32(name.encode())), 3)
+            shape = (len(x), *(1,) * (x.ndim - 1))
+            weight = jax.random.beta(keys[1], concentration, concentration, shape, x.dtype)
+            restyled = with_styles(x, x[partners(keys[0], batch["valid"])], weight)
+            return jnp.where(jax.random.bernoulli(keys[2], probability), restyled, x)
 
         with changing_outputs(places, mixed):
             return plain(variables, batch, received, key)
 
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
-
-
-def mixing_styles(probability: float, concentration: float) -> Mix:
-    """Returns `mix(key, x f[B, ..., C], valid bool[B]) -> x'`, see `mixstyle`."""
-
-    def mix(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
-        other_key, weight_key, whether_key = jax.random.split(key, 3)
-        shape = (len(x), *(1,) * (x.ndim - 1))
-        weight = jax.random.beta(weight_key, concentration, concentration, shape, x.dtype)
-        mixed = with_styles(x, x[partners(other_key, valid)], weight)
-        return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
-
-    return mix
 
 
 def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:
@@ -133,14 +119,10 @@ def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") 
         alike = [path for path in called if path == name or path.startswith(f"{name}_")]
         return alike[-1] if alike else None
 
-    if not names:
-        stages = tuple(map(last, _STAGES))
-        has_norms = bool(batch_norm_paths(variables)) and None in stages
-        layers = spatial_layers(model, variables, images) if has_norms else ()
-        norms = tuple(layer for layer in layers if layer in called)[:2]
-        candidates = norms or stages
-    else:
-        candidates = tuple(map(last, names_in(names)))
+    candidates = [last(name) for name in (names_in(names) if names else _STAGES)]
+    if not names and None in candidates and batch_norm_paths(variables):
+        layers = spatial_layers(model, variables, images)
+        candidates = [layer for layer in layers if layer in called][:2] or candidates
     places = tuple(place for place in candidates if place is not None)
     if len(places) < len(candidates):
         raise ValueError(

@@ -41,13 +41,9 @@ def rsc(
     fractions rounded down, where it takes all values at or above a percentile, up to one more.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
       features: fraction of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: fraction of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `round`, the model's features are not found.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="rsc", **options)
     objective = self_challenging_objective(learned, features, batch)
@@ -58,7 +54,6 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
     """Returns the objective of `rsc`; `share` is the fraction of the samples."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         options = {"train": True, "valid": valid, "key": key}
         out = forward(learned.model, variables, images, wanted=["features"], **options)
@@ -71,7 +66,7 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
         # The mask is chosen at fixed features, so that no gradient passes through the choice.
         fixed = jax.lax.stop_gradient(out.features)
         mask = jax.lax.stop_gradient(
-            muted_mask(classify, fixed, out.outputs, batch["label"], valid, features, share)
+            _muted_mask(classify, fixed, out.outputs, batch["label"], valid, features, share)
         )
         loss = learned.task.loss(classify(out.features * mask), batch["label"], valid)
         return loss, (loss, out.moved)
@@ -79,7 +74,7 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
     return objective
 
 
-def muted_mask(
+def _muted_mask(
     classify: Any,
     features: jax.Array,
     logits: jax.Array,

@@ -91,13 +91,8 @@ def _pulled(alpha: float, train: Train) -> Train:
 
     def trained(step: LocalStep, received: Received, *arguments: Any) -> Trained:
         memory, start = received.memory, received.shared["params"]
-        pull = jax.tree.map(
-            lambda h, x, c, c_k: alpha * (h - x) + (c - c_k),
-            memory.drift,
-            start,
-            received.server,
-            memory.variate,
-        )
+        trees = memory.drift, start, received.server, memory.variate
+        pull = jax.tree.map(lambda h, x, c, c_k: alpha * (h - x) + (c - c_k), *trees)
         return train(step, received._replace(memory=pull), *arguments)
 
     return trained

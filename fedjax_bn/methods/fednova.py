@@ -65,7 +65,10 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         if momentum is None:
             work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
         else:
-            work = momentum_work(trained.steps.astype(dtype), momentum)
+            steps = trained.steps.astype(dtype)
+            # The sum of (1 - rho^j) / (1 - rho) over steps j in closed form.
+            decay = momentum * (1 - momentum**steps) / (1 - momentum)
+            work = (steps - decay) / (1 - momentum)
         start = received.shared["params"]
         params, personal = split_like(trained.variables["params"], start)
 
@@ -81,12 +84,6 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         return uploaded, received.memory, sent
 
     return finish
-
-
-def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
-    """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form, for steps tau f[...]."""
-    decay = momentum * (1 - momentum**steps) / (1 - momentum)
-    return (steps - decay) / (1 - momentum)
 
 
 def _normalized_averaging() -> ServerUpdate:

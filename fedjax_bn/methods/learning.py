@@ -33,12 +33,7 @@ PyTree = Any
 
 
 class OptionsButServer(TypedDict, total=False):
-    """The options of all methods without `server`, for methods that have their own server's step.
-
-    `learning` describes `prepare`, `perturb` and `task`; `client.train_locally` describes
-    `local_epochs`, `keep_optimizer`, `load` and `train`; `federation.federate` describes the
-    others.
-    """
+    """The options of `fedavg` without `server`, for methods with a server's step of their own."""
 
     prepare: Prepare | None
     perturb: Perturb | None
@@ -93,17 +88,10 @@ class Learning(NamedTuple):
     def trained(
         self, variables: Variables, images: jax.Array, batch: Batch, key: jax.Array, **options: Any
     ) -> tuple[jax.Array, Output]:
-        """Makes a training pass.
+        """Makes a training pass over images f[B, ...] as `read` returns them.
 
-        Args:
-          variables: the model's collections.
-          images: f[B, ...] as the model reads them, usually from `read`.
-          batch: with labels and `valid`.
-          key: random key of dropout.
-          **options: `statistics` and `wanted` as in `models.forward.forward`.
-
-        Returns:
-          The task's loss f[] over the valid samples, and the `Output` of the pass.
+        `key` is that of dropout; options are `statistics` and `wanted` of `models.forward.forward`.
+        Returns the task's loss f[] over the valid samples, and the `Output` of the pass.
         """
         valid = batch["valid"]
         out = forward(self.model, variables, images, train=True, valid=valid, key=key, **options)
@@ -112,18 +100,14 @@ class Learning(NamedTuple):
     def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
         """Returns the number of classes; None without classes, or if outputs are not [B, classes].
 
-        Args:
-          load: as in `client.train_locally`.
-          variables: shapes of a model's collections.
-          batches: shapes of one client's batches, [S, B, ...].
+        Only shapes of the variables and of one client's batches [S, B, ...] are read.
         """
         if not self.task.classifies:
             return None
 
         def outputs(variables: Variables, batches: Batch) -> PyTree:
-            first_batch = jax.tree.map(
-                lambda leaf: leaf[0], {name: batches[name] for name in REQUIRED}
-            )
+            read = {name: batches[name] for name in REQUIRED}
+            first_batch = jax.tree.map(lambda leaf: leaf[0], read)
             images = load(batches.get("source"), first_batch, jax.random.key(0))["image"]
             images = self.prepare(images, parameter_dtype(variables))
             return forward(self.model, variables, images).outputs
@@ -155,8 +139,7 @@ def learning(
       **options: all other options, which are returned.
 
     Raises:
-      ValueError: an argument or an option has the wrong type, such as a name instead of a function;
-        the method needs a classifier, and the task has none.
+      ValueError: an option is a name instead of a function, or the task has no such classifier.
     """
     # `federate` checks its options again, but a method may wrap some before, such as `share`.
     check_choices(prepare=prepare, perturb=perturb, task=task, **options)
@@ -184,9 +167,7 @@ def method_of(
       around: makes the method's client from the usual one.
       start: `start(key, variables) -> variables`, which `init` calls first. It adds the method's
         collections, or raises ValueError for an unsuitable model.
-      **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `frozen`, `weigh`, `privacy`, `server`, `clients`, `mesh` and `statistics` as in
-        `federation.federate`; `learned` from `learning`.
+      **options: as in `fedavg`, with `learned` from `learning`.
     """
     # Options in this signature belong to the client; the others are for `federate`.
     names = inspect.signature(train_locally).parameters
@@ -209,13 +190,14 @@ def method_of(
     return method._replace(init=init)
 
 
-def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> None:
-    """Raises ValueError if a method needs batch norm and the variables have none."""
+def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> Variables:
+    """Returns the variables of a method that needs batch norm; ValueError if they have none."""
     if not batch_norm_paths(variables):
         raise ValueError(
             f"{method} needs batch norm, but the model has no batch norm: build it with "
             f"fedjax_bn.normalization.BatchNorm or flax's own, or {remedy}"
         )
+    return variables
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:
@@ -225,7 +207,6 @@ def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> O
     """
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         options: dict[str, Any] = {"statistics": statistics, "valid": valid, "key": key}
         # Not by `trained`, so that the call path from a round to the model is one frame shorter.

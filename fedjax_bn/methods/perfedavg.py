@@ -52,7 +52,7 @@ def perfedavg(
       model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
-    gradient = meta_gradient(supervised(learned), inner_rate, second_order)
+    gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
     method = method_of(gradient_step(gradient, optimizer), **federate_options)
     return method._replace(personalize=(_LABELLED, inner_rate))
 
@@ -76,7 +76,6 @@ def personalize(
     `perfedavg` does before its gradient. Running statistics move too.
 
     Args:
-      model: images -> outputs.
       variables: the received model, such as `global_variables(state)`, or one client's model from
         `client_variables(state)`.
       images: u8|f[B, ...] as they are stored.
@@ -107,11 +106,10 @@ def personalize(
         variables = _adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
     if frozen:
         variables = complete(variables)
-    # Zeros, so that the adapted collections predict and not the client's own model.
-    zero_models = {
-        name: jax.tree.map(jnp.zeros_like, received[name]) for name in (OWN,) if name in received
-    }
-    return {**variables, **zero_models}
+    if OWN in received:
+        # Zeros, so that the adapted collections predict and not the client's own model.
+        variables = {**variables, OWN: jax.tree.map(jnp.zeros_like, received[OWN])}
+    return variables
 
 
 def _adapt(
@@ -129,37 +127,34 @@ def _adapt(
     return {**variables, **moved, "params": params}
 
 
-def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
+def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
     """Returns the gradient of w -> F(w - inner_rate grad F(w; half); other half)."""
     gradient = differentiate(objective)
 
     def inner(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Batch, jax.Array]:
-        support, query = split_valid(batch)
+        support, query = _split_valid(batch)
         # Dropout of the query must not repeat that of the support.
         support_key, query_key = jax.random.split(key)
-        return (
-            _adapt(gradient, inner_rate, variables, support, received, support_key),
-            query,
-            query_key,
-        )
+        point = _adapt(gradient, inner_rate, variables, support, received, support_key)
+        return point, query, query_key
 
     def first_order(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> Grads:
-        point, second, key = inner(variables, batch, received, key)
+        point, query, key = inner(variables, batch, received, key)
         # The optimizer applies this gradient, of the adapted point, at the unadapted point.
-        return gradient(point, second, received, key)
+        return gradient(point, query, received, key)
 
     def adapted(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        point, second, key = inner(variables, batch, received, key)
-        return objective(point, second, received, key)
+        point, query, key = inner(variables, batch, received, key)
+        return objective(point, query, received, key)
 
     return differentiate(adapted) if second_order else first_order
 
 
-def split_valid(batch: Batch) -> tuple[Batch, Batch]:
+def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
     """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches.
 
     If n is 1, the sample is in both.

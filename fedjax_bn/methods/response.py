@@ -85,8 +85,8 @@ def check_rate(
     """Raises ValueError if one learning rate is given for an optimizer with a schedule."""
     if learning_rate is not None and scheduled(optimizer):
         raise ValueError(
-            f"{method}: learning_rate={learning_rate:g} is one rate, but the optimizer's changes "
-            f"by a schedule: leave learning_rate out, and {method} takes the optimizer's own"
+            f"{method}: learning_rate={learning_rate:g} beside an optimizer with a schedule: leave "
+            "it out, and the optimizer's own rates count"
         )
 
 
@@ -100,7 +100,6 @@ def check_fresh(
         remembers = True
     if options.get("keep_optimizer") and remembers:
         raise ValueError(
-            f"{method}: keep_optimizer=True lets clients keep momentum between rounds, but "
-            f"{method} divides by the response of an optimizer that starts afresh: leave it out, "
-            "or use SGD without momentum"
+            f"{method}: keep_optimizer=True keeps a momentum, but {method} divides by the response "
+            "of a fresh optimizer: leave it out, or use SGD without momentum"
         )

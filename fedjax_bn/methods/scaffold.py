@@ -68,24 +68,15 @@ def keeping_variates(
     """Returns the options of `method_of` with which clients and server keep variates."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        variate_before = received.memory
-        variate_after = new_variate(optimizer, learning_rate, received, trained, variate_before)
-        return (
-            trained.variables,
-            variate_after,
-            jax.tree.map(jnp.subtract, variate_after, variate_before),
-        )
+        before = received.memory
+        after = new_variate(optimizer, learning_rate, received, trained, before)
+        return trained.variables, after, jax.tree.map(jnp.subtract, after, before)
 
-    return {
-        "server": averaging_with_variate(),
-        "memory": no_variate,
-        "finish": finish,
-    }
+    return {"server": averaging_with_variate(), "memory": no_variate, "finish": finish}
 
 
 def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
     """Returns a variate of 0 for each shared parameter."""
-    del personal
     return jax.tree.map(jnp.zeros_like, shared["params"])
 
 
@@ -132,10 +123,7 @@ def new_variate(
 
 
 def averaging_with_variate() -> ServerUpdate:
-    """Returns the server's step that averages shared leaves, and updates and sends c.
-
-    c' = c + 1/K sum_k (c_k' - c_k) over the clients that count, which send the differences.
-    """
+    """Returns averaging that also sends c' = c + 1/K sum_k (c_k' - c_k) over those that count."""
 
     def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
         share = aggregate.share  # the fraction of all K clients that counts in the round

@@ -37,14 +37,9 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         raise ValueError(f"best_of_round: every={every} must be at least 1")
 
     def train(
-        step: LocalStep,
-        received: Received,
-        variables: Variables,
-        state: PyTree,
-        batches: Batch,
-        key: jax.Array,
-        load: Load | None = None,
-    ) -> Trained:
+        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
+        key: jax.Array, load: Load | None = None,
+    ) -> Trained:  # fmt: skip
         steps = batches["valid"].shape[0]
         chunks, leftover = divmod(steps, every)
         # Below every score, so that the first scored model is taken.
@@ -56,18 +51,14 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         def chunk(carry: tuple, chunk_inputs: tuple) -> tuple[tuple, tuple]:
             variables, state, best, passed = carry
             places, keys = chunk_inputs
-            chunk_batches = jax.tree.map(lambda leaf: leaf[places], inputs)
-            trained = run_steps(
-                step, received, variables, state, chunk_batches | source, keys, load
-            )
+            part = jax.tree.map(lambda leaf: leaf[places], inputs) | source
+            trained = run_steps(step, received, variables, state, part, keys, load)
             passed += (trained.counts > 0).sum(dtype=passed.dtype)
             value = score(received.with_frozen(trained.variables), received).astype(worst.dtype)
             # > is False for NaN, so that a model with score NaN is never kept.
             best = where_tree(value > best[1], (trained.variables, value, passed), best)
-            return (trained.variables, trained.state, best, passed), (
-                trained.losses,
-                trained.counts,
-            )
+            carry = (trained.variables, trained.state, best, passed)
+            return carry, (trained.losses, trained.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
         # One split for all steps, so that the keys are those of a round without scores. Empty steps
@@ -77,19 +68,16 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         in_chunks = jax.tree.map(
             lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), per_step
         )
-        carry, (losses, counts) = jax.lax.scan(chunk, carry, in_chunks)
-        losses, counts = losses.reshape(-1), counts.reshape(-1)
+        carry, outputs = jax.lax.scan(chunk, carry, in_chunks)
+        outputs = jax.tree.map(lambda x: x.reshape(-1), outputs)
         if leftover:
-            carry, (leftover_outputs, seen) = chunk(
-                carry, jax.tree.map(lambda x: x[chunks * every :], per_step)
-            )
-            losses, counts = (
-                jnp.concatenate([losses, leftover_outputs]),
-                jnp.concatenate([counts, seen]),
-            )
+            leftover_steps = jax.tree.map(lambda x: x[chunks * every :], per_step)
+            carry, leftover_outputs = chunk(carry, leftover_steps)
+            outputs = jax.tree.map(lambda *x: jnp.concatenate(x), outputs, leftover_outputs)
         _, state, (variables, _, chosen), _ = carry
         back = jnp.argsort(order)
-        return Trained(variables, state, losses[back], counts[back], chosen)
+        losses, counts = (x[back] for x in outputs)
+        return Trained(variables, state, losses, counts, chosen)
 
     return train
 
@@ -106,7 +94,6 @@ def validation_score(
     bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
 
     Args:
-      model: images -> outputs.
       prepare: stored images -> what the model reads.
       task: defines the score; `task.classification()`, with accuracy in percent, by default.
       statistics: the `FederatedMethod.statistics` of the method, by which its clients predict.

@@ -20,10 +20,8 @@ from federations import (
 )
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.methods import fedbn
-from fedjax_bn.methods.fedig import adapter_step, client_agnostic_objective, fedig
+from fedjax_bn.methods.fedig import client_agnostic_objective, fedig
 from fedjax_bn.methods.learning import learning, supervised
-from fedjax_bn.models import MLP
-from fedjax_bn.models.features import features_method
 from fedjax_bn.normalization import BatchNorm, batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import (
@@ -235,57 +233,11 @@ def test_the_adapter_trains_beside_a_main_network_that_does_not_notice(x64):
     assert min(layer["out"]["bias"] for layer in changes.values()) > 0
 
 
-def test_the_adapter_is_shared_and_averaged():
-    state, _ = trained("fedig-a")
-    assert jax.tree.leaves(state.personal["adapter"]) == []
-    assert state.shared["adapter"]["n"]["hidden"]["kernel"].shape == (6, 1)
-
-
-def test_an_adapters_step_moves_only_the_adapter(x64):
-    variables, global_ = start(Tiny())
-    variables = with_adapter(KEY, Tiny(), variables, nets.images_of(2))
-    step = adapter_step(LEARNED, optax.sgd(0.1))
-    received = Received({}, {}, server=global_)
-    state = step.init(variables)
-    after, _, _ = jax.jit(step.update)(variables, state, batch_of(), received, KEY)
-    assert_equal(
-        {k: v for k, v in after.items() if k != "adapter"},
-        {k: v for k, v in variables.items() if k != "adapter"},
-    )
-    with pytest.raises(AssertionError):
-        assert_close(after["adapter"], variables["adapter"])
-
-
 def test_an_adapter_is_made_at_init_where_there_is_none():
     variables, _ = start()
     method = fedig(MODEL, optax.sgd(0.1), adapter=True)
     state = jax.eval_shape(lambda: begun(method, KEY, variables, 2))
     assert set(state.shared["adapter"]) == {"block/inner", "middle"}  # "last" has no spatial axes
-
-
-@pytest.mark.slow
-def test_client_strategies_agree(x64):
-    (one, _), (other, _) = trained("fedig-a"), trained("fedig-a, vmap")
-    assert_close(client_variables(one), client_variables(other), 1e-9, 1e-12)
-
-
-def test_gates_are_made_at_init_and_belong_to_the_clients():
-    variables, _ = start()
-    state = fedig(MODEL, optax.sgd(0.1), gates=True).init(KEY, variables, 2)
-    np.testing.assert_array_equal(state.personal["params"]["middle"]["gate"], np.ones((2, 16)))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("uniforn", "'uniforn' is unknown; did you mean 'uniform'\\? valid are constant, mixstyle"),
-        ("uniform:u=1", "must be key=value with a key of high, low"),
-        ("constant:u=half", "u='half' is of type str, but it must be float"),
-    ],
-)
-def test_a_wrong_mixing_is_one_clear_sentence(text, message):
-    with pytest.raises(ValueError, match=message):
-        fedig(MODEL, optax.sgd(0.1), mixing=text)
 
 
 @pytest.mark.parametrize(
@@ -308,30 +260,3 @@ def test_the_text_of_a_mixing_spells_its_rule(text, rule):
         with normalize_with(mixing(KEY)):
             results.append(jax.jit(layer.apply)(variables, x))
     np.testing.assert_array_equal(*results)
-
-
-@pytest.mark.parametrize("name", ["lambda_1", "lambda_2"])
-def test_a_negative_lambda_is_an_error(name):
-    with pytest.raises(ValueError, match=f"{name}=-1"):
-        fedig(MODEL, optax.sgd(0.1), **{name: -1})
-
-
-def test_features_of_a_hand_made_model_are_what_its_last_dense_layer_reads(x64):
-    variables, _ = start()
-    images = nets.images_of(3)
-    method = features_method(MODEL, variables, images)
-    features, logits = jax.jit(lambda w: MODEL.apply(w, images, method=method))(variables)
-    expected = jax.jit(MODEL.apply)(variables, images)
-    np.testing.assert_allclose(logits, expected, rtol=1e-13)
-    out = variables["params"]["out"]
-    np.testing.assert_allclose(features @ out["kernel"] + out["bias"], logits, rtol=1e-12)
-
-
-def test_features_of_our_models_are_their_own():
-    model, images = MLP(hidden=(8,)), jnp.zeros((2, 5))
-    variables = model.init(KEY, images)
-    features, logits = model.apply(
-        variables, images, method=features_method(model, variables, images)
-    )
-    assert_equal(features, model.apply(variables, images, method="features"))
-    assert_equal(logits, model.apply(variables, images))

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax import export
 
 from federations import NAMED
 from fedjax_bn import models
@@ -254,22 +253,3 @@ def test_the_platform_is_the_one_said_else_the_default_device_else_the_default(m
         with traced_for("tpu"):
             assert not on_cpu()
     assert not on_cpu()
-
-
-def test_a_trace_of_one_platform_is_not_taken_for_another():
-    """A jitted function that both platforms call with the same arguments is traced for each."""
-    convolve = jax.jit(lambda x: layers.max_pool(x, 2, 2))
-    plain = "stablehlo.reduce_window"
-    for _ in range(2):
-        assert plain not in lowered(convolve, IMAGES)
-        assert plain in lowered_elsewhere(convolve, IMAGES)
-
-
-def test_an_exported_round_is_that_of_plain_xla():
-    """What `export` keeps of a round for two platforms: no calls into this machine."""
-    method, state = method_and_state("fedbn")
-    form = batch_of(lead=(CLIENTS, 2))
-    with traced_for("cuda"):
-        exported = export.export(method.round, platforms=ELSEWHERE)(state, form, KEY)
-    assert exported.platforms == ELSEWHERE
-    assert "callback" not in exported.mlir_module()

@@ -4,7 +4,6 @@ The loops share nothing with the library: their network is six lines of jax.nump
 the equations in the order in which the papers print them.
 """
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,11 +20,9 @@ from federations import (
     client,
     client_variables,
     global_variables,
-    run_rounds,
 )
 from fedjax_bn.methods import feddc, moon, perfedavg
 from fedjax_bn.models import MLP
-from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.sharing import all_but_batch_norm, everything
 
 SIZES, RATE = (9, 4, 6), 0.1
@@ -258,20 +255,3 @@ def test_three_rounds_equal_a_plain_loop(x64, case, mode, epochs, present, clien
     assert_close(global_variables(state), nested(expected), rtol=1e-9, atol=1e-12)
     for k, own in enumerate(models):
         assert_close(client(client_variables(state), k), nested(own), rtol=1e-9, atol=1e-12)
-
-
-def test_moon_finds_the_features_of_a_model_that_does_not_show_them(x64):
-    """Before its last dense layer; the same network, once with methods of its own and once not."""
-
-    class HandMade(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Dense(8, name="dense1")(x)
-            return nn.Dense(CLASSES, name="head")(nn.relu(BatchNorm(name="norm1")(x)))
-
-    batches, variables = batches_of(SIZES), nested(start())
-    ours, theirs = (
-        run_rounds(moon(net, optax.sgd(RATE)), variables, batches, rounds=2)[0]
-        for net in (HandMade(), NET)
-    )
-    assert_close(ours.shared, theirs.shared, rtol=1e-10, atol=1e-12)

@@ -114,11 +114,6 @@ def check_rounds(name, values, seen):
 
 
 @pytest.mark.slow
-def test_a_round_of_fedbn_equals_pytorch(shared, stored, x64, optimized):
-    check_rounds("fedbn", stored[0], trained("fedbn", shared, rounds=1)[0])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_three_rounds_equal_pytorch(shared, stored, x64, optimized, name):
     values, _ = stored

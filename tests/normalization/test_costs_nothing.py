@@ -3,22 +3,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import norm_nets as nets
 from fedjax_bn import adaptation
-from fedjax_bn.methods import fedig
 from fedjax_bn.methods.fedig import client_agnostic_objective
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import (
-    batch_instance,
     batch_statistics,
     normalize_with,
     running_statistics,
 )
-from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import constant, mixed_statistics
 from fedjax_bn.state import Received
 
@@ -52,17 +48,6 @@ def test_rules_that_are_not_chosen_add_nothing_to_a_pass(model):
     bare = program(lambda v, x: trained(v, x, inside=False), variables, images)
     assert program(trained, variables, images) == bare
     assert program(lambda v, x: trained(v, x, batch_statistics), variables, images) == bare
-
-
-def test_an_adapter_that_is_not_used_adds_nothing_to_inference():
-    model = MODELS[0]
-    variables, images = ready(model)
-    adapted = with_adapter(KEY, model, variables, images)
-    predict = jax.jit(lambda v, x: adaptation.running(model).predict(v, (), x)[0])
-    compiled = [predict.lower(v, images).compile() for v in (variables, adapted)]
-    texts, costs = ([getattr(c, name)() for c in compiled] for name in ("as_text", "cost_analysis"))
-    assert costs[0]["flops"] == costs[1]["flops"]
-    assert texts[0].count(" = ") == texts[1].count(" = ")
 
 
 def test_fedig_without_its_losses_is_the_objective_of_fedbn():
@@ -116,9 +101,3 @@ def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transform
     if isinstance(model, nets.Remat):
         running = jax.jit(model.apply)(variables, images[0])
         np.testing.assert_allclose(one(images[0], 0.0), running, rtol=1e-10)
-
-
-def test_adapter_and_gates_exclude_each_other():
-    with pytest.raises(ValueError, match="adapter and gates"):
-        fedig(MODELS[0], optax.sgd(0.1), adapter=True, gates=True)
-    assert "gate" in batch_instance.with_gates(ready(MODELS[0])[0])["params"]["middle"]

@@ -15,7 +15,6 @@ from fedjax_bn import adaptation, models
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
-from fedjax_bn.models.cpu import convolve
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.precision import in_dtype
@@ -150,16 +149,6 @@ def test_moments_are_taken_in_float32():
     np.testing.assert_allclose(moved["batch_stats"]["var"], exact.var(0, ddof=1), rtol=1e-4)
 
 
-def test_a_convolution_sums_in_float32_on_cpu():
-    random = np.random.default_rng(0)
-    x = jnp.asarray(random.normal(size=(2, 6, 6, 64)), HALF)
-    kernel = jnp.asarray(random.normal(size=(3, 3, 64, 4)), HALF)
-    ours = convolve(x, kernel, (1, 1), "SAME")
-    whole = convolve(x.astype(jnp.float32), kernel.astype(jnp.float32), (1, 1), "SAME")
-    assert ours.dtype == HALF
-    np.testing.assert_array_equal(ours, whole.astype(HALF))
-
-
 def test_training_in_bfloat16_follows_that_in_float32():
     net, batches = MLP(3, hidden=(8,)), batches_of((16, 12), batch=4, seed=3)
     variables = variables_of(net)
@@ -174,15 +163,3 @@ def test_training_in_bfloat16_follows_that_in_float32():
     np.testing.assert_allclose(half_end, end, rtol=0.05)
     assert (half_end < 0.9 * start).all()
     assert (half_end != end).all()
-
-
-def test_an_integer_dtype_is_refused():
-    with pytest.raises(ValueError, match="bfloat16"):
-        in_dtype(MLP(), jnp.int8)
-
-
-def test_a_sentence_names_the_network():
-    model, vectors = in_dtype(models.TwoLayer(), HALF), jnp.zeros((2, 3))
-    variables = jax.eval_shape(model.init, KEY, vectors)
-    with pytest.raises(ValueError, match="TwoLayer"):
-        with_adapter(KEY, model, variables, vectors)

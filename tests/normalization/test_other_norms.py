@@ -101,7 +101,7 @@ def test_an_adaptation_of_batch_norms_refuses_a_model_without_any(name):
     for net in NETS.values():
         options = {"view": lambda key, x: x} if name == "mixnorm" else {}
         adapt, variables = ADAPTATIONS[name](net, **options), variables_of(net)
-        with pytest.raises(ValueError, match=r"no batch norm|batch norms, of which|'adapter'"):
+        with pytest.raises(ValueError, match=r"batch norm|'adapter'"):
             adapt.predict(variables, adapt.init(variables), x)
 
 

@@ -123,10 +123,3 @@ def test_hbn_leaves_statistics_alone_that_clients_keep():
     before = jax.tree.map(np.array, state.personal["batch_stats"])
     after, _ = method.round(state, batches_of(SIZES), KEY)
     assert_equal(after.personal["batch_stats"], before)
-
-
-def test_shares_are_learned(x64):
-    state, _ = run_rounds(once(hbn, NET, SGD), variables_of(), batches_of((4, 3, 2)))
-    own = state.personal["params"]["a"]["gate"]
-    assert (own != 0).all()
-    assert (own[0] != own[1]).any()

@@ -1,7 +1,6 @@
 """Networks with group norm or none: beside PyTorch, and FedWon's clipping by NumPy."""
 
-import functools
-
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +20,7 @@ from federations import (
 from fedjax_bn import models
 from fedjax_bn.contrib import fedwon
 from fedjax_bn.methods import fedavg
-from fedjax_bn.models.layers import _GroupNorm, _standardized, _standardized_convolve, norm_of
+from fedjax_bn.models.layers import Network, norm_of
 
 KEY = jax.random.key(0)
 NETS = {
@@ -65,7 +64,7 @@ def test_group_norm_is_pytorchs(x64, channels):
     random = np.random.default_rng(channels)
     x, scale, bias = (random.normal(size=s) for s in ((2, 3, 5, channels), channels, channels))
     variables = {"params": {"group": {"scale": scale, "bias": bias}}}
-    ours = jax.jit(_GroupNorm(param_dtype=float).apply)(variables, jnp.asarray(x))
+    ours = jax.jit(norm_of("group", float)().apply)(variables, jnp.asarray(x))
     groups = {6: 1, 64: 16}[channels]
     theirs = torch.nn.functional.group_norm(
         torch.tensor(x).permute(0, 3, 1, 2), groups, *map(torch.tensor, (scale, bias))
@@ -73,32 +72,27 @@ def test_group_norm_is_pytorchs(x64, channels):
     np.testing.assert_allclose(ours, theirs.permute(0, 2, 3, 1), rtol=1e-9, atol=1e-10)
 
 
-def test_standardized_kernels_have_mean_0_and_squares_that_sum_to_the_gain(x64):
-    kernel = jnp.asarray(np.random.default_rng(0).normal(1.0, 3.0, (3, 3, 4, 5)))
-    ours = _standardized(kernel)
-    np.testing.assert_allclose(ours.mean((0, 1, 2)), 0, atol=1e-14)
-    np.testing.assert_allclose(jnp.square(ours).sum((0, 1, 2)), 2.9338, rtol=1e-4)
-    np.testing.assert_allclose(_standardized(kernel + 7.0), ours, rtol=1e-10)
-    np.testing.assert_array_equal(_standardized(jnp.ones((3, 3, 4, 5))), 0)
+class Convolution(Network):
+    """A convolution whose kernel is standardized."""
+
+    norm: str = "none"
+
+    @nn.compact
+    def __call__(self, x):
+        return self.convolve(x, 4, 3, padding=1, name="conv")
 
 
 def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):
     torch = pytest.importorskip("torch")
     x, kernel = (np.random.default_rng(1).normal(size=s) for s in ((2, 6, 5, 3), (3, 3, 3, 4)))
-    axes = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-    convolve = functools.partial(_standardized_convolve, dimension_numbers=axes)
-    ours = jax.jit(convolve, static_argnums=(2, 3))(x, kernel, (1, 1), "SAME")
+    variables = {"params": {"conv": {"kernel": jnp.asarray(kernel)}}}
+    ours = jax.jit(Convolution(param_dtype=float).apply)(variables, jnp.asarray(x))
     weights = torch.tensor(kernel).permute(3, 2, 0, 1)
     var, mean = torch.var_mean(weights, dim=(1, 2, 3), keepdim=True, correction=0)
     gain = np.sqrt(2 / (1 - 1 / np.pi))
     weights = gain * (weights - mean) / torch.sqrt(var * 27)
     theirs = torch.nn.functional.conv2d(torch.tensor(x).permute(0, 3, 1, 2), weights, padding=1)
     np.testing.assert_allclose(ours, theirs.permute(0, 2, 3, 1), rtol=1e-9, atol=1e-11)
-
-
-def test_an_unknown_norm_is_a_sentence():
-    with pytest.raises(ValueError, match="norm='layer'"):
-        norm_of("layer")
 
 
 @pytest.mark.parametrize("clip", [0.01, 100.0])

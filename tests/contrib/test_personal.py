@@ -10,7 +10,6 @@ import pytest
 from federations import (
     CLASSES,
     SGD,
-    PlainNet,
     assert_close,
     batches_of,
     client,
@@ -20,12 +19,9 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn.aggregation import generalization_adjustment
 from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, gperxan
 from fedjax_bn.methods import fedavg, singleset
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.methods.selection import validation_loss
-from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.serving import predictor
@@ -320,37 +316,7 @@ def test_an_adaptation_of_a_client_with_an_own_model_moves_that_model(adapt):
     assert_close(found, predictor(method, mine[OWN]["model"], adapt, batch_size=4)(images), 0, 0)
 
 
-def test_weights_follow_the_shared_model_and_not_the_own():
-    measure, batches = validation_loss(HeadNet(), lambda x, dtype: x), batches_of((8, 8))
-    first = {name: batches[name][:, :1] for name in ("image", "label", "valid")}
-    found = []
-    for make in (ditto, fedavg):
-        weigh = generalization_adjustment(measure)
-        method = make(HeadNet(), optax.sgd(0.5), weigh=weigh)
-        state, _ = run_rounds(method, variables_of(HeadNet()), batches | {"validation": first}, 3)
-        found.append(state)
-    assert_close(found[0].shared["params"], found[1].shared["params"], 1e-6, 1e-7)
-    np.testing.assert_allclose(found[0].weights, found[1].weights, rtol=1e-6)
-
-
-def test_heads_stay_or_travel_by_name():
-    variables = variables_of(HeadNet())
-    head, rest = ({"bias": b, "kernel": b} for b in (False, True))
-    assert all_but_head(HeadNet())(variables) == {"params": {"head": head, "body": rest}}
-    assert only_head(HeadNet())(variables) == {"params": {"head": rest, "body": head}}
-
-
-def test_fedala_names_the_modules_that_it_knows():
-    with pytest.raises(ValueError, match="'tail'"):
-        run_rounds(fedala(HeadNet(), SGD, names="tail"), variables_of(HeadNet()), batches_of(SIZES))
-
-
 def test_fedala_weighs_no_frozen_module():
     method = fedala(HeadNet(), SGD, frozen=at("head"))
     with pytest.raises(ValueError, match=r"fedala\.names"):
         run_rounds(method, variables_of(HeadNet()), batches_of(SIZES))
-
-
-def test_gperxan_needs_batch_norm():
-    with pytest.raises(ValueError, match="gperxan"):
-        run_rounds(gperxan(PlainNet(), SGD), variables_of(PlainNet()), batches_of(SIZES))

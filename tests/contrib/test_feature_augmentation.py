@@ -3,25 +3,21 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from federations import (
     SGD,
     MapNet,
-    assert_close,
     batches_of,
     begun,
     in_float64,
     once,
-    run_rounds,
     variables_of,
 )
 from fedjax_bn import models
 from fedjax_bn.contrib import fedfa
-from fedjax_bn.contrib.fedfa import COLLECTION, fusion_factors, redraw_map
+from fedjax_bn.contrib.fedfa import COLLECTION, redraw_map
 from fedjax_bn.engine.privacy import gaussian
-from fedjax_bn.methods import fedavg
 from fedjax_bn.sharing import all_but_batch_norm
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
@@ -69,29 +65,6 @@ def test_a_redrawn_map_and_its_gradient_are_those_of_pytorch(x64):
     (theirs * torch.tensor(ahead)).sum().backward()
     np.testing.assert_allclose(new[valid], theirs.detach()[valid], rtol=1e-11, atol=1e-12)
     np.testing.assert_allclose(gradient[valid], t.grad[valid], rtol=1e-9, atol=1e-10)
-
-
-def test_the_fusion_has_mean_1_and_grows_with_the_variance_over_clients(x64):
-    u = np.array([0.0, 0.5, 3.0, 1e6])
-    found = np.asarray(fusion_factors(jnp.asarray(u)))
-    np.testing.assert_allclose(found, torch_fusion(u), rtol=1e-12)
-    np.testing.assert_allclose(found.mean(), 1, rtol=1e-12)
-    assert (np.diff(found) > 0).all()
-    for alike in (0.0, 1.0, 7.0):  # of one client, at the start, and of channels that vary alike
-        np.testing.assert_allclose(fusion_factors(jnp.full(3, alike)), np.ones(3), rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_with_probability_0_it_is_fedavg(x64):
-    method = fedfa(MapNet(), SGD, probability=0.0)
-    ours, seen = run_rounds(method, start(), batches_of(SIZES), rounds=2)
-    plain, metrics = run_rounds(once(fedavg, MapNet(), SGD), start(), batches_of(SIZES), rounds=2)
-    model = {name: ours.shared[name] for name in plain.shared}
-    assert_close(model, plain.shared, rtol=1e-12, atol=1e-13)
-    assert_close(seen["step_loss"], metrics["step_loss"], rtol=1e-12)
-    own = ours.shared[COLLECTION]["norm"]
-    np.testing.assert_array_equal(own["mean"], np.zeros(2))
-    np.testing.assert_array_equal(own["std"], np.ones(2))
 
 
 def test_averages_are_of_redrawn_batches_and_the_server_takes_their_variances(x64):
@@ -143,12 +116,3 @@ def test_modules_without_maps_and_privacy_are_refused():
     safe = {"privacy": gaussian(1.0, 1.0), "share": all_but_batch_norm}
     with pytest.raises(ValueError, match="4 arrays"):
         traced(fedfa(MapNet(), SGD, **safe))
-
-
-@pytest.mark.slow
-def test_statistics_of_vectors_are_left_alone():
-    """Of two named modules, the one that gives maps."""
-    method = fedfa(MapNet(), optax.sgd(0.1), names="norm,out", probability=1.0)
-    state, _ = run_rounds(method, variables_of(MapNet()), batches_of((4, 3)))
-    np.testing.assert_array_equal(state.shared[COLLECTION]["out"]["mean"], np.zeros(3))
-    assert (state.shared[COLLECTION]["norm"]["mean"] != 0).all()

@@ -101,10 +101,3 @@ def test_images_that_always_stay_are_fedavg(consistency):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), ours, plain)
     else:
         assert_equal(ours, plain)
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="largest=4"):
-        randconv(largest=4)
-    with pytest.raises(ValueError, match=r"\(4, 6\)"):
-        randconv()(KEY, jnp.zeros((4, 6)), VALID)

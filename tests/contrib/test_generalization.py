@@ -9,20 +9,18 @@ import pytest
 import runs
 from federations import (
     PlainNet,
-    assert_close,
     batches_of,
     begun,
-    client_variables,
     global_variables,
     in_float64,
     once,
     run_rounds,
     variables_of,
 )
-from fedjax_bn.aggregation import generalization_adjustment, uniform
+from fedjax_bn.aggregation import generalization_adjustment
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import adjust_weights
-from fedjax_bn.methods import fedavg, scaffold
+from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.selection import validation_loss
 from fedjax_bn.run.experiment import start
 from fedjax_bn.state import Received
@@ -36,20 +34,6 @@ def first_bias(variables, received):
     """A metric that needs no data."""
     del received
     return variables["params"]["dense"]["bias"][0]
-
-
-def test_of_two_clients_with_opposite_gaps_one_gains_half_the_step():
-    half, both = jnp.full(2, 0.5), jnp.ones(2, bool)
-    for gap in (0.3, 5.0):
-        ours = adjust_weights(half, jnp.asarray([gap, -gap]), 0.2, both)
-        np.testing.assert_allclose(ours, [0.6, 0.4], rtol=1e-6)
-
-
-def test_equal_gaps_and_none_change_nothing():
-    even = jnp.full(3, 1 / 3)
-    np.testing.assert_allclose(adjust_weights(even, jnp.full(3, 0.7), 0.2, ALL), even, rtol=1e-6)
-    uneven = jnp.asarray([0.5, 0.3, 0.2])
-    np.testing.assert_allclose(adjust_weights(uneven, jnp.zeros(3), 0.2, ALL), uneven, rtol=1e-6)
 
 
 def test_weights_stay_a_distribution_and_who_is_absent_keeps_its_own():
@@ -93,29 +77,6 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     assert np.ptp(a) > 0.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [scaffold, fedavg])
-def test_permuting_clients_permutes_weights_and_identical_ones_weigh_the_same(x64, make):
-    variables = in_float64(variables_of(PlainNet()))
-    method = make(PlainNet(), SGD, weigh=generalization_adjustment(first_bias, rounds=4))
-
-    def rounds(batches, who=(0, 1, 2)):
-        batches = batches | {"client": jnp.asarray(who), "population": jnp.asarray(3)}
-        state = begun(method, KEY, variables, 3)
-        for _ in range(2):
-            state, metrics = method.round(state, batches, KEY)
-        return global_variables(state), metrics["weights"]
-
-    order, batches = np.array([2, 0, 1]), batches_of(SIZES)
-    model, weights = rounds(batches)
-    other, moved = rounds(jax.tree.map(lambda x: x[order], batches), order)
-    assert_close(other, model, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(moved, weights[order], rtol=1e-9)
-    assert np.ptp(weights) > 0.01
-    same = rounds(jax.tree.map(lambda x: jnp.repeat(x[:1], 3, 0), batches), (1, 1, 1))[1]
-    np.testing.assert_allclose(same, 1 / 3, rtol=1e-6)
-
-
 def test_with_accuracy_the_sign_turns():
     told = {"received": jnp.asarray([1.0, 0.0]), "trained": jnp.asarray([0.0, 0.0])}
     weights = {}
@@ -127,19 +88,6 @@ def test_with_accuracy_the_sign_turns():
     # Equation: 1/2 +- the step of r = 0, which is 0.2 + 0.2 / 10, over 2; the sum was not 1.
     np.testing.assert_allclose(weights["loss"], np.array([0.61, 0.5]) / 1.11, rtol=1e-6)
     np.testing.assert_allclose(weights["accuracy"], np.array([0.39, 0.5]) / 0.89, rtol=1e-6)
-
-
-def test_without_a_step_it_is_uniform_and_another_messages_server_sees_nothing_of_it():
-    present = {"participates": jnp.asarray([True, False, True])}
-    states = []
-    for weigh in (uniform, generalization_adjustment(first_bias, step=0.0)):
-        method = scaffold(PlainNet(), SGD, weigh=weigh)
-        state = begun(method, KEY, variables_of(PlainNet()), 3)
-        for some in ({"participates": ALL}, present):
-            state, _ = method.round(state, batches_of(SIZES) | some, KEY)
-        states.append(state._replace(weighing=()))
-    assert_close(*states, rtol=1e-6)
-    assert_close(*map(client_variables, states), rtol=1e-6)
 
 
 def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):

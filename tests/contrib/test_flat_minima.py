@@ -27,7 +27,6 @@ from federations import (
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.contrib import fedsam, harmofl
-from fedjax_bn.contrib.fedsam import sharpness_aware, worst_point
 from fedjax_bn.contrib.harmofl import harmonize
 from fedjax_bn.methods import fedavg, scaffold
 
@@ -142,31 +141,6 @@ def test_a_step_goes_along_the_gradient_at_the_worst_point(x64, rho, eta):
     assert_close(global_variables(state)["params"]["dense"], expected, rtol=1e-10)
 
 
-def test_of_a_quadratic_the_gradient_is_exact(x64):
-    """F = w'Hw / 2: the gradient at w + e is g + rho H g / ||g||."""
-    random = np.random.default_rng(0)
-    root, w = random.normal(size=(5, 5)), random.normal(size=5)
-    hessian = root @ root.T
-
-    def gradient(variables, batch, received, key):
-        w = variables["params"]["w"]
-        return {"params": {"w": hessian @ w}}, (w @ hessian @ w / 2, {})
-
-    variables = {"params": {"w": jnp.asarray(w)}}
-    found, (loss, _) = sharpness_aware(gradient, 0.3)(variables, {}, None, None)
-    g = hessian @ w
-    expected = g + 0.3 * hessian @ g / np.linalg.norm(g)
-    np.testing.assert_allclose(found["params"]["w"], expected, rtol=1e-12)
-    np.testing.assert_allclose(loss, w @ hessian @ w / 2, rtol=1e-12)
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.2])
-def test_where_the_gradient_is_0_the_worst_point_is_the_point_itself(eta):
-    params = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
-    nowhere = jax.tree.map(jnp.zeros_like, params)
-    assert_equal(worst_point(params, nowhere, 0.5, eta), params)
-
-
 def test_running_statistics_move_once_a_step_by_the_pass_at_w():
     """In the first step: later ones start elsewhere."""
     variables, batches = variables_of(OneNorm()), batches_of((4, 4, 4), steps=3)
@@ -175,8 +149,3 @@ def test_running_statistics_move_once_a_step_by_the_pass_at_w():
         for method in (fedsam(OneNorm(), HEAVY, rho=0.5), once(fedavg, OneNorm(), HEAVY))
     )
     assert_close(ours.shared["batch_stats"], plain.shared["batch_stats"], rtol=1e-6)
-
-
-def test_variates_refuse_a_momentum_that_clients_keep():
-    with pytest.raises(ValueError, match="keep_optimizer=True"):
-        fedsam(OneNorm(), HEAVY, variates=True, keep_optimizer=True)
