@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_bn.adaptation.adaptation import Adaptation, each_by_itself, predict_each, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, Views, bounded
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization.adapter import COLLECTION, Adapter, adapted_statistics
+from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.normalization.instance import deviations, handed_over, instance_moments, positioned
 from fedjax_bn.normalization.layer import (
@@ -33,7 +33,7 @@ def zero_shot_adapter(model: Any) -> Adaptation:
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
-        statistics = adapted_statistics(_adapter_of(variables))
+        statistics = adapted_statistics(variables.get(COLLECTION, {}))
         return predict_each(model, statistics, variables, images)
 
     return each_by_itself(predict)
@@ -46,22 +46,12 @@ def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.
     """
 
     def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:
-        statistics = adapted_statistics(_adapter_of(variables))
+        statistics = adapted_statistics(variables.get(COLLECTION, {}))
         passed = forward(model, variables, images, statistics=statistics, wanted=["recorded"])
         leaves = jax.tree_util.tree_leaves_with_path(passed.recorded)
         return {"/".join(path_names(path[:-1])): alpha for path, alpha in leaves}
 
     return record
-
-
-def _adapter_of(variables: Variables) -> Adapter:
-    """The adapter's parameters; raises ValueError if the variables lack them."""
-    if COLLECTION not in variables:
-        raise ValueError(
-            f"the variables have no collection {COLLECTION!r}: train with fediga, or use another "
-            "adaptation"
-        )
-    return variables[COLLECTION]
 
 
 @bounded

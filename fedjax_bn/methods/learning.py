@@ -57,11 +57,6 @@ class Options(OptionsButServer, total=False):
     server: ServerUpdate | None
 
 
-# `learning` passes its `Learning` to `method_of` as one of these options.
-class _Learned(Options, total=False):
-    learned: "Learning"
-
-
 class Learning(NamedTuple):
     """The model to train, what it reads, and its task.
 
@@ -130,8 +125,8 @@ def learning(
 
     Args:
       model: images -> outputs.
-      prepare: turns stored images into what the model reads; by default bytes are standardized
-        with mean and standard deviation 0.5.
+      prepare: stored images -> what the model reads; by default bytes are standardized with mean
+        and standard deviation 0.5.
       perturb: `perturb(key, x f[B, ...], valid bool[B]) -> x`, between `prepare` and the model, in
         training only; see `fedjax_bn.engine.perturb`.
       task: the loss to train by; `task.classification()` by default.
@@ -157,7 +152,8 @@ def method_of(
     finish: Finish | None = None,
     around: Callable[[Client], Client] = lambda client: client,
     start: Callable[[jax.Array, Variables], Variables] | None = None,
-    **options: Unpack[_Learned],
+    learned: Learning | None = None,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Returns the method whose clients make one kind of local step.
 
@@ -167,18 +163,16 @@ def method_of(
       around: makes the method's client from the usual one.
       start: `start(key, variables) -> variables`, which `init` calls first. It adds the method's
         collections, or raises ValueError for an unsuitable model.
-      **options: as in `fedavg`, with `learned` from `learning`.
+      learned, **options: what `learning` returns.
     """
     # Options in this signature belong to the client; the others are for `federate`.
     names = inspect.signature(train_locally).parameters
     federate_options: dict[str, Any] = {**options}
     local = {name: federate_options.pop(name) for name in names if name in federate_options}
     client = train_locally(step, memory=memory, finish=finish, **local)
-    learned = federate_options.pop("learned", None)
     if learned is not None:
-        federate_options["classes"] = functools.partial(
-            learned.classes, local.get("load") or look_up
-        )
+        load = local.get("load") or look_up
+        federate_options["classes"] = functools.partial(learned.classes, load)
     method = federate(around(client), **federate_options)._replace(learned=learned)
     if start is None:
         return method

@@ -98,7 +98,7 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
         if layer.name not in adapter:
             raise ValueError(
                 f"batch norm {layer.name!r} has no zero-shot adapter, only "
-                f"{', '.join(sorted(adapter)) or 'no layer'}: make them with "
+                f"{', '.join(sorted(adapter)) or 'no layer'}: train with fediga, or make one with "
                 "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
             )
         instance, received = deviations(layer, x)

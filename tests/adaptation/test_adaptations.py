@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
 import norm_nets as nets
 from federations import OneNorm, in_float64
@@ -116,26 +115,6 @@ def test_zero_shot_adaptations_predict_a_sample_alone_as_in_its_batch(x64, name)
     whole = np.asarray(predict(adapt, variables, images, np.ones(4, bool)))
     alone = np.asarray(predict(adapt, variables, np.asarray(images)[1:2]))
     np.testing.assert_allclose(alone[0], whole[1], rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["tsmobn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("zero_shot_adapter", "iabn"))],
-)
-def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
-    adapt, (variables, images) = program(name), served(count=8)
-    clients = np.asarray(images).reshape(2, 4, 6, 6, 3)
-    mesh, spec = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
-
-    def serve(variables, own):
-        return jax.vmap(lambda images: predict(adapt, variables, images))(own)
-
-    sharded = jax.shard_map(
-        serve, mesh=mesh, in_specs=(PartitionSpec(), spec), out_specs=spec, check_vma=False
-    )
-    everything = np.ones(4, bool)
-    expected = [predict(program(name), variables, images, everything) for images in clients]
-    np.testing.assert_allclose(jax.jit(sharded)(variables, clients), expected, rtol=1e-9)
 
 
 def test_initial_without_affine_is_batch_norm_before_training(x64):

@@ -5,15 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import (
-    SGD,
-    MapNet,
-    batches_of,
-    begun,
-    in_float64,
-    once,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import models
 from fedjax_bn.contrib import fedfa
 from fedjax_bn.contrib.fedfa import COLLECTION, redraw_map
@@ -24,14 +16,14 @@ KEY, SIZES = jax.random.key(1), (9, 4, 6)
 
 
 def start():
-    return in_float64(variables_of(MapNet()))
+    return fed.in_float64(fed.variables_of(fed.MapNet()))
 
 
 def traced(method):
     """A round whose errors appear, and which is not compiled."""
-    variables = variables_of(MapNet())
+    variables = fed.variables_of(fed.MapNet())
     state = jax.eval_shape(lambda: method.init(KEY, variables, 3))
-    return jax.eval_shape(method.round, state, batches_of(SIZES), KEY)
+    return jax.eval_shape(method.round, state, fed.batches_of(SIZES), KEY)
 
 
 def torch_fusion(u):
@@ -72,9 +64,9 @@ def test_averages_are_of_redrawn_batches_and_the_server_takes_their_variances(x6
 
     The second client sits out, so that it does not count.
     """
-    batches = batches_of((4, 3, 2)) | {"participates": jnp.asarray([True, False, True])}
-    method = once(fedfa, MapNet(), SGD, probability=1.0, momentum=0.75)
-    state = begun(method, KEY, start(), 3)
+    batches = fed.batches_of((4, 3, 2)) | {"participates": jnp.asarray([True, False, True])}
+    method = fed.once(fedfa, fed.MapNet(), fed.SGD, probability=1.0, momentum=0.75)
+    state = fed.begun(method, KEY, start(), 3)
     norm = {**start()["params"]["norm"], **start()["batch_stats"]["norm"]}
     averages = []
     for k, size in ((0, 4), (2, 2)):
@@ -104,7 +96,7 @@ def test_averages_are_of_redrawn_batches_and_the_server_takes_their_variances(x6
 def test_by_default_the_ends_of_stages_are_redrawn(model, places):
     key, image = jax.random.key(0), jnp.zeros((1, 32, 32, 3))
     state = jax.eval_shape(
-        lambda: fedfa(model, SGD).init(key, model.init(key, image), 2).shared[COLLECTION]
+        lambda: fedfa(model, fed.SGD).init(key, model.init(key, image), 2).shared[COLLECTION]
     )
     assert sorted(state) == places
 
@@ -112,7 +104,7 @@ def test_by_default_the_ends_of_stages_are_redrawn(model, places):
 def test_modules_without_maps_and_privacy_are_refused():
     for names, said in (("out", r"out give none: .*fedfa\.names"), ("no", "fedfa: names='no'")):
         with pytest.raises(ValueError, match=said):
-            traced(fedfa(MapNet(), SGD, names=names))
+            traced(fedfa(fed.MapNet(), fed.SGD, names=names))
     safe = {"privacy": gaussian(1.0, 1.0), "share": all_but_batch_norm}
     with pytest.raises(ValueError, match="4 arrays"):
-        traced(fedfa(MapNet(), SGD, **safe))
+        traced(fedfa(fed.MapNet(), fed.SGD, **safe))

@@ -6,15 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+import federations as fed
 import norm_nets as nets
-from federations import (
-    CLASSES,
-    NormNet,
-    assert_close,
-    batches_of,
-    in_float64,
-    variables_of,
-)
 from fedjax_bn.contrib.mixstyle import chosen_maps, with_styles
 from fedjax_bn.contrib.rsc import self_challenging_objective
 from fedjax_bn.methods.learning import learning
@@ -22,8 +15,8 @@ from fedjax_bn.models import MLP, ResNet10
 from fedjax_bn.models.forward import forward
 from fedjax_bn.state import Received
 
-KEY, SIZES = jax.random.key(3), (9, 4, 6)
-NET = MLP(CLASSES, hidden=(9,))
+KEY = jax.random.key(3)
+NET = MLP(fed.CLASSES, hidden=(9,))
 
 
 def softmax(x):
@@ -46,8 +39,8 @@ def mask_by_hand(f, y, valid, logits_of, gradient, muted, share):
 
 def test_rscs_objective_is_that_of_masked_features_and_the_mask_has_no_gradient(x64):
     """The network after its batch norm, and its gradient, with the mask held as a constant."""
-    variables = in_float64(variables_of(NET))
-    batch = {name: leaf[0, 0] for name, leaf in batches_of((7,), batch=9).items()}
+    variables = fed.in_float64(fed.variables_of(NET))
+    batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((7,), batch=9).items()}
     batch["image"] = jnp.nan_to_num(batch["image"])
     objective = self_challenging_objective(learning(NET)[0], 1 / 3, 1 / 2)
 
@@ -72,7 +65,7 @@ def test_rscs_objective_is_that_of_masked_features_and_the_mask_has_no_gradient(
 
     assert (mask == 0).any()
     found, expected = (jax.jit(jax.value_and_grad(f))(variables["params"]) for f in (ours, by_hand))
-    assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    fed.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_styles_are_exactly_the_mixed_ones_and_ones_own_style_is_the_identity(x64):
@@ -111,7 +104,7 @@ def test_places_are_the_ends_of_stages_named_ones_or_the_first_norms_of_maps():
     with pytest.raises(ValueError, match="names='layer9'"):
         chosen_maps(nets.HandMade(), own, small, "layer9")
     with pytest.raises(ValueError, match="has none"):
-        chosen_maps(NormNet(), variables_of(NormNet()), jnp.zeros((2, 6)))
+        chosen_maps(fed.NormNet(), fed.variables_of(fed.NormNet()), jnp.zeros((2, 6)))
     point = jax.eval_shape(lambda: net.init(KEY, jnp.zeros((2, 1, 1, 3))))  # has no deviation
     with pytest.raises(ValueError, match="has none"):
         chosen_maps(net, point, jnp.zeros((2, 1, 1, 3)))

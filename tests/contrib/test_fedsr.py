@@ -5,28 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import (
-    CLASSES,
-    SGD,
-    batches_of,
-    begun,
-    client_variables,
-    global_variables,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import adaptation
 from fedjax_bn.contrib import fedsr
-from fedjax_bn.contrib.fedsr import (
-    simple_representation_objective,
-)
+from fedjax_bn.contrib.fedsr import simple_representation_objective
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
-NET = MLP(CLASSES, hidden=(8,))
+NET = MLP(fed.CLASSES, hidden=(8,))
 
 
 def random_tree(tree, seed=0):
@@ -36,8 +25,8 @@ def random_tree(tree, seed=0):
 
 def started(**options):
     """Random collections in the form of those that a federation starts with."""
-    method, given = fedsr(NET, SGD, **options), variables_of(NET)
-    form = jax.eval_shape(lambda: global_variables(begun(method, KEY, given, 1)))
+    method, given = fedsr(NET, fed.SGD, **options), fed.variables_of(NET)
+    form = jax.eval_shape(lambda: fed.global_variables(fed.begun(method, KEY, given, 1)))
     return random_tree(form)
 
 
@@ -46,7 +35,7 @@ def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     variables = started()
-    batch = {name: leaf[0, 0] for name, leaf in batches_of((3,)).items()}
+    batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((3,)).items()}
     batch["image"] = jnp.nan_to_num(batch["image"])
     objective = simple_representation_objective(learning(NET)[0], 0.3, 0.2, squared=squared)
     trained = {name: variables[name] for name in ("params", "latent", "reference")}
@@ -103,11 +92,11 @@ def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
 
 
 def test_what_travels_is_the_latent_and_never_the_reference():
-    state, _ = run_rounds(fedsr(NET, SGD), variables_of(NET), batches_of(SIZES))
+    state, _ = fed.run_rounds(fedsr(NET, fed.SGD), fed.variables_of(NET), fed.batches_of(SIZES))
     assert state.personal["latent"] == jax.tree.map(lambda leaf: None, state.shared["latent"])
     assert set(jax.tree.leaves(state.shared["reference"])) == set()
-    own = client_variables(state)["reference"]
-    assert own["mean"].shape == (3, CLASSES, 8)
+    own = fed.client_variables(state)["reference"]
+    assert own["mean"].shape == (3, fed.CLASSES, 8)
     assert (own["mean"][0] != own["mean"][1]).any()
 
 
@@ -116,4 +105,4 @@ def test_without_noise_there_is_no_deviation_and_a_divergence_is_refused():
     assert set(start["latent"]) == {"mean"}
     assert "reference" not in start
     with pytest.raises(ValueError, match="cmi"):
-        fedsr(NET, SGD, noise=False)
+        fedsr(NET, fed.SGD, noise=False)

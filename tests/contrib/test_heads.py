@@ -5,21 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import (
-    CLASSES,
-    SGD,
-    assert_close,
-    batches_of,
-    client,
-    client_variables,
-    global_variables,
-    in_float64,
-    once,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import adaptation
-from fedjax_bn.contrib import csd, jigen, selfreg, sfa
+from fedjax_bn.contrib import csd, selfreg, sfa
 from fedjax_bn.contrib.csd import decomposed_objective
 from fedjax_bn.contrib.jigen import distant_orders, shuffle_tiles
 from fedjax_bn.contrib.selfreg import partners_of_class, self_regularized_objective
@@ -30,7 +18,7 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
-NET = MLP(CLASSES, hidden=(8,))
+NET = MLP(fed.CLASSES, hidden=(8,))
 partners_of_class = jax.jit(partners_of_class)
 
 
@@ -41,14 +29,14 @@ def random_tree(tree, seed=0):
 
 def started(method):
     """Random collections in the form of those that a federation starts with."""
-    given = variables_of(NET)
-    variables = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
+    given = fed.variables_of(NET)
+    variables = jax.eval_shape(lambda: fed.global_variables(method.init(KEY, given, 1)))
     statistics = jax.tree.map(jnp.abs, random_tree(variables["batch_stats"]))
     return random_tree(variables) | {"batch_stats": statistics}
 
 
 def batch_of(size=4):
-    batch = {name: leaf[0, 0] for name, leaf in batches_of((size,), batch=5).items()}
+    batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((size,), batch=5).items()}
     return batch | {"image": jnp.nan_to_num(batch["image"])}
 
 
@@ -71,7 +59,7 @@ def entropy(logits, label):
 
 
 def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
-    variables, batch = started(csd(NET, SGD, directions=2)), batch_of()
+    variables, batch = started(csd(NET, fed.SGD, directions=2)), batch_of()
     ours = value_of(decomposed_objective(learning(NET)[0], 0.5, 2.0), variables, batch)
     f, common = passed(variables, batch)
     y = np.asarray(batch["label"])[np.asarray(batch["valid"])]
@@ -80,17 +68,17 @@ def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
     biases = np.concatenate([variables["params"]["head"]["bias"][None], layers["bias"]])
     shares = np.concatenate([np.tanh(layers["common"])[None], e])
     mine = f @ np.tensordot(shares, kernels, 1) + shares @ biases
-    gram = np.stack([kernels[:, :, c] @ kernels[:, :, c].T for c in range(CLASSES)])
+    gram = np.stack([kernels[:, :, c] @ kernels[:, :, c].T for c in range(fed.CLASSES)])
     expected = entropy(common, y) + 0.5 * entropy(mine, y) + 2 * np.square(gram - np.eye(3)).mean()
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
 
 
 def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
-    state, _ = run_rounds(csd(NET, SGD), variables_of(NET), batches_of(SIZES))
-    own = client_variables(state)["domain"]["weights"]
+    state, _ = fed.run_rounds(csd(NET, fed.SGD), fed.variables_of(NET), fed.batches_of(SIZES))
+    own = fed.client_variables(state)["domain"]["weights"]
     assert own.shape == (3, 1)
     assert len(np.unique(own)) == 3
-    variables, x = global_variables(state), jnp.ones((2, 6))
+    variables, x = fed.global_variables(state), jnp.ones((2, 6))
     plain = {name: variables[name] for name in ("params", "batch_stats")}
     logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
     np.testing.assert_array_equal(logits, jax.jit(NET.apply)(plain, x))
@@ -122,29 +110,6 @@ def test_tiles_put_back_give_the_image(high, wide):
     np.testing.assert_array_equal(back, images)
 
 
-def flat(images, dtype):
-    """A vector as an image of 3x6, whose last columns are empty."""
-    maps = images.astype(dtype).reshape(-1, 3, 2, 1)
-    return jnp.concatenate([maps, jnp.zeros((len(maps), 3, 4, 1), dtype)], 2)
-
-
-class Flat(MLP):
-    """Reads them."""
-
-    def features(self, images):
-        return super().features(images[:, :, :2])
-
-
-def test_jigen_of_whole_images_and_no_weight_is_fedavg(x64):
-    variables = in_float64(variables_of(NET))
-    options = {"weight": 0.0, "whole": 1.0, "prepare": lambda x, d: flat(x, d)}
-    net = Flat(CLASSES, hidden=(8,))
-    ours, _ = run_rounds(jigen(net, SGD, **options), variables, batches_of(SIZES))
-    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
-    assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
-    assert ours.shared["jigsaw"]["kernel"].shape == (8, 31)
-
-
 def test_partners_are_a_permutation_of_each_class_of_valid_samples():
     random = np.random.default_rng(0)
     for seed in range(5):
@@ -162,7 +127,7 @@ def test_partners_are_a_permutation_of_each_class_of_valid_samples():
 def test_selfregs_objective_is_pytorchs(x64):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
-    variables, batch = started(selfreg(NET, SGD)), batch_of()
+    variables, batch = started(selfreg(NET, fed.SGD)), batch_of()
     ours = value_of(self_regularized_objective(learning(NET)[0], 0.3, 0.5), variables, batch)
     f, o = (torch.tensor(x) for x in passed(variables, batch))
     y = torch.tensor(np.asarray(batch["label"])[:4])
@@ -189,11 +154,11 @@ def test_selfregs_objective_is_pytorchs(x64):
 
 
 def test_sfa_trains_by_features_with_noise(x64):
-    variables = in_float64(variables_of(NET))
+    variables = fed.in_float64(fed.variables_of(NET))
     ours, plain = (
-        run_rounds(method, variables, batches_of(SIZES))[0]
-        for method in (sfa(NET, SGD), once(fedavg, NET, SGD))
+        fed.run_rounds(method, variables, fed.batches_of(SIZES))[0]
+        for method in (sfa(NET, fed.SGD), fed.once(fedavg, NET, fed.SGD))
     )
     gap = ours.shared["params"]["head"]["kernel"] - plain.shared["params"]["head"]["kernel"]
     assert abs(gap).max() > 1e-3
-    assert client(client_variables(ours), 0).keys() == {"params", "batch_stats"}
+    assert fed.client(fed.client_variables(ours), 0).keys() == {"params", "batch_stats"}

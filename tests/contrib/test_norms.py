@@ -7,16 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from federations import (
-    CLASSES,
-    PlainNet,
-    assert_close,
-    batches_of,
-    global_variables,
-    in_float64,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import models
 from fedjax_bn.contrib import fedwon
 from fedjax_bn.methods import fedavg
@@ -98,29 +89,31 @@ def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):
 @pytest.mark.parametrize("clip", [0.01, 100.0])
 def test_fedwons_step_is_clipped_unit_by_unit(x64, clip):
     """A unit is an output's column of the kernel, and the whole bias."""
-    variables = in_float64(variables_of(PlainNet()))
-    batches = batches_of((4,))
-    state, _ = run_rounds(fedwon(PlainNet(), optax.sgd(0.5), clip=clip), variables, batches)
+    variables = fed.in_float64(fed.variables_of(fed.PlainNet()))
+    batches = fed.batches_of((4,))
+    state, _ = fed.run_rounds(fedwon(fed.PlainNet(), optax.sgd(0.5), clip=clip), variables, batches)
     w = variables["params"]["dense"]
     x, y = (np.asarray(batches[name][0, 0]) for name in ("image", "label"))
     z = x @ w["kernel"] + w["bias"]
-    residual = (np.exp(z) / np.exp(z).sum(1, keepdims=True) - np.eye(CLASSES)[y]) / 4
+    residual = (np.exp(z) / np.exp(z).sum(1, keepdims=True) - np.eye(fed.CLASSES)[y]) / 4
     gradient = {"kernel": x.T @ residual, "bias": residual.sum(0)}
     expected = {}
     for name, g in gradient.items():
         size = lambda v: np.sqrt(np.square(v).sum(0, keepdims=True))  # noqa: E731
         factor = np.minimum(1, clip * np.maximum(size(w[name]), 1e-3) / size(g))
         expected[name] = w[name] - 0.5 * factor * g
-    assert_close(global_variables(state)["params"]["dense"], expected, rtol=1e-9)
+    fed.assert_close(fed.global_variables(state)["params"]["dense"], expected, rtol=1e-9)
 
 
 def test_fedwon_refuses_a_batch_norm_and_without_clipping_is_fedavg():
-    net = models.MLP(CLASSES, hidden=(8,))
+    net = models.MLP(fed.CLASSES, hidden=(8,))
     with pytest.raises(ValueError, match="fedwon"):
-        fedwon(net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
-    plain = models.MLP(CLASSES, hidden=(8,), norm="none")
+        fedwon(net, optax.sgd(0.1)).init(KEY, fed.variables_of(net), 2)
+    plain = models.MLP(fed.CLASSES, hidden=(8,), norm="none")
     ours, theirs = (
-        run_rounds(make(plain, optax.sgd(0.1)), variables_of(plain), batches_of((5, 4)))[0]
+        fed.run_rounds(
+            make(plain, optax.sgd(0.1)), fed.variables_of(plain), fed.batches_of((5, 4))
+        )[0]
         for make in (fedwon, fedavg)
     )
-    assert_close(ours, theirs, rtol=0, atol=0)
+    fed.assert_close(ours, theirs, rtol=0, atol=0)

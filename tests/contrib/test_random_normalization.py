@@ -5,21 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import (
-    SGD,
-    MapNet,
-    as_maps,
-    assert_close,
-    assert_equal,
-    batches_of,
-    begun,
-    client_variables,
-    global_variables,
-    in_float64,
-    once,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.contrib import fedrdn
@@ -32,15 +18,15 @@ from fedjax_bn.sharing import MEASURED, all_but_batch_norm
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
-OPTIONS = {"prepare": as_maps, "channels": 1}
+OPTIONS = {"prepare": fed.as_maps, "channels": 1}
 
 
 def small_method():
-    return once(fedrdn, MapNet(), SGD, **OPTIONS)
+    return fed.once(fedrdn, fed.MapNet(), fed.SGD, **OPTIONS)
 
 
 def start():
-    return in_float64(variables_of(MapNet()))
+    return fed.in_float64(fed.variables_of(fed.MapNet()))
 
 
 def statistics(images):
@@ -60,25 +46,25 @@ def own_of_all(batches):
 
 
 def test_in_the_first_round_each_client_trains_on_its_own_statistics(x64):
-    batches, variables = batches_of(SIZES), start()
-    state = begun(small_method(), KEY, variables, 3)
+    batches, variables = fed.batches_of(SIZES), start()
+    state = fed.begun(small_method(), KEY, variables, 3)
     m, s = own_of_all(batches)[1]
-    plain = fedavg(MapNet(), SGD, prepare=lambda x, dtype: (as_maps(x, dtype) - m) / s)
+    plain = fedavg(fed.MapNet(), fed.SGD, prepare=lambda x, dtype: (fed.as_maps(x, dtype) - m) / s)
     given = {name: leaf[1] for name, leaf in batches.items()} | {
         "client": jnp.asarray(1, jnp.int32)
     }
     ours, theirs = (
         one.client(broadcast_of(before), own_of(before, 0), given, KEY)[1]
-        for one, before in ((small_method(), state), (plain, begun(plain, KEY, variables, 3)))
+        for one, before in ((small_method(), state), (plain, fed.begun(plain, KEY, variables, 3)))
     )
     model = {name: ours.shared[name] for name in theirs.shared}
-    assert_close(model, theirs.shared, rtol=1e-9, atol=1e-12)
+    fed.assert_close(model, theirs.shared, rtol=1e-9, atol=1e-12)
 
 
 def test_the_bank_has_who_took_part_and_images_are_measured_once(x64):
-    batches = batches_of(SIZES)
+    batches = fed.batches_of(SIZES)
     expected = own_of_all(batches)
-    state, seen = begun(small_method(), KEY, start(), 3), np.zeros(3)
+    state, seen = fed.begun(small_method(), KEY, start(), 3), np.zeros(3)
     for present in ((True, False, True), (True, True, True)):
         state, _ = small_method().round(
             state, batches | {"participates": jnp.asarray(present)}, KEY
@@ -94,7 +80,7 @@ def test_the_bank_has_who_took_part_and_images_are_measured_once(x64):
     other = batches | {"image": 2 * batches["image"]}
     before = jax.tree.map(np.array, state.personal[MEASURED])
     state, _ = small_method().round(state, other | {"participates": jnp.ones(3, bool)}, KEY)
-    assert_equal(jax.tree.map(np.asarray, state.personal[MEASURED]), before)
+    fed.assert_equal(jax.tree.map(np.asarray, state.personal[MEASURED]), before)
 
 
 def test_each_image_is_normalized_by_a_client_that_is_known_or_by_its_own(x64):
@@ -129,20 +115,20 @@ def test_a_channel_that_is_constant_at_a_client_is_divided_by_1(x64):
 def by_hand(variables, x):
     """Logits of normalized images."""
     model = {name: variables[name] for name in ("params", "batch_stats")}
-    return jax.jit(MapNet().apply)(model, x)
+    return jax.jit(fed.MapNet().apply)(model, x)
 
 
 def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams(x64):
-    state, _ = run_rounds(small_method(), start(), batches_of(SIZES))
+    state, _ = fed.run_rounds(small_method(), start(), fed.batches_of(SIZES))
     x = np.random.default_rng(2).normal(4, 3, (7, 3, 2, 1))
-    m, s = own_of_all(batches_of(SIZES))[1]
-    client = client_variables(state, 1)
-    chosen = choose_adaptation("running", MapNet(), 4).adaptation
-    for adapt in (adaptation.running(MapNet()), chosen):
+    m, s = own_of_all(fed.batches_of(SIZES))[1]
+    client = fed.client_variables(state, 1)
+    chosen = choose_adaptation("running", fed.MapNet(), 4).adaptation
+    for adapt in (adaptation.running(fed.MapNet()), chosen):
         logits, _ = adapt.predict(client, adapt.init(client), jnp.asarray(x))
         np.testing.assert_allclose(logits, by_hand(client, (x - m) / s), rtol=1e-10)
 
-    served = global_variables(state)
+    served = fed.global_variables(state)
     assert not any(leaf.any() for leaf in jax.tree.leaves(served[MEASURED]))
     carry, padded = chosen.init(served), np.concatenate([x, np.full((1, 3, 2, 1), 99.0)])
     step = jax.jit(chosen.predict)
@@ -154,7 +140,7 @@ def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams
         expected = by_hand(served, (batch - m) / s)
         np.testing.assert_allclose(logits[valid], expected[valid], rtol=1e-10)
 
-    alone, _ = adaptation.running(MapNet()).predict(served, (), jnp.asarray(x))
+    alone, _ = adaptation.running(fed.MapNet()).predict(served, (), jnp.asarray(x))
     each = (x - x.mean((1, 2, 3), keepdims=True)) / x.std((1, 2, 3), keepdims=True)
     np.testing.assert_allclose(alone, by_hand(served, each), rtol=1e-10)
 
@@ -162,10 +148,12 @@ def test_clients_predict_by_their_own_statistics_and_the_unseen_by_their_streams
 def test_what_a_client_reveals_is_said_and_privacy_and_other_channels_are_refused():
     (note,) = small_method().notes
     assert "of each client's images to the server and to all other clients" in note
-    wrong = fedrdn(MapNet(), SGD, prepare=as_maps)
-    safe = fedrdn(MapNet(), SGD, privacy=gaussian(1.0, 1.0), share=all_but_batch_norm, **OPTIONS)
+    wrong = fedrdn(fed.MapNet(), fed.SGD, prepare=fed.as_maps)
+    safe = fedrdn(
+        fed.MapNet(), fed.SGD, privacy=gaussian(1.0, 1.0), share=all_but_batch_norm, **OPTIONS
+    )
     said = {r"C=3.*fedrdn\.channels": wrong, "send 3 arrays beside their shared leaves": safe}
-    variables, batches = variables_of(MapNet()), batches_of(SIZES)
+    variables, batches = fed.variables_of(fed.MapNet()), fed.batches_of(SIZES)
     for match, method in said.items():
         with pytest.raises(ValueError, match=match):
-            jax.eval_shape(lambda method=method: run_rounds(method, variables, batches)[0])
+            jax.eval_shape(lambda method=method: fed.run_rounds(method, variables, batches)[0])

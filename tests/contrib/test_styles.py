@@ -7,18 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from federations import (
-    CLASSES,
-    SGD,
-    OneNorm,
-    as_maps,
-    assert_close,
-    batches_of,
-    global_variables,
-    in_float64,
-    run_rounds,
-)
-from federations import variables_of as start_of
+import federations as fed
 from fedjax_bn import models
 from fedjax_bn.contrib import feddg, l2d
 from fedjax_bn.contrib.feddg import low_amplitudes, with_amplitudes
@@ -37,7 +26,6 @@ from fedjax_bn.methods.learning import learning
 from fedjax_bn.state import Received
 
 KEY = jax.random.key(3)
-SIZES = (9, 4, 6)
 restore_style, head_losses = jax.jit(restore_style), jax.jit(head_losses)
 RANDOM = np.random.default_rng
 
@@ -47,11 +35,11 @@ class Flat(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(CLASSES, name="out")(x.reshape(len(x), -1))
+        return nn.Dense(fed.CLASSES, name="out")(x.reshape(len(x), -1))
 
 
 def variables_of():
-    return in_float64(start_of(Flat()))
+    return fed.in_float64(fed.variables_of(Flat()))
 
 
 def normal(*shape, seed=0):
@@ -86,7 +74,9 @@ def test_a_restitution_layer_is_its_formula_and_an_open_gate_gives_all_back(x64)
 def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x64):
     valid, y = np.array([True, True, True, False]), np.array([0, 2, 1, 0], np.int32)
     seen = {name: normal(3, 4, 5, seed=i) for i, name in enumerate("ab")}
-    heads = {n: {"kernel": normal(5, CLASSES, seed=7), "bias": normal(CLASSES)} for n in seen}
+    heads = {
+        n: {"kernel": normal(5, fed.CLASSES, seed=7), "bias": normal(fed.CLASSES)} for n in seen
+    }
     expected = 0
     for name, means in seen.items():
         p = [softmax(x @ heads[name]["kernel"] + heads[name]["bias"]) for x in means]
@@ -97,7 +87,7 @@ def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
     zeros = jax.tree.map(np.zeros_like, heads)
     ours = head_losses(seen, zeros, jnp.asarray(y), jnp.asarray(valid))
-    np.testing.assert_allclose(ours, 2 * 2 * np.log(2) + np.log(CLASSES), rtol=1e-12)
+    np.testing.assert_allclose(ours, 2 * 2 * np.log(2) + np.log(fed.CLASSES), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +98,12 @@ def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x
             models.DenseNet((1, 1, 1, 1), growth=8, width=16),
             {"transition1/conv": 12, "transition2/conv": 10, "transition3/conv": 9},
         ),
-        (OneNorm(), {"a": 8}),
+        (fed.OneNorm(), {"a": 8}),
     ],
     ids=["residual", "dense", "other"],
 )
 def test_without_names_stages_end_where_those_of_a_network_do(model, stages):
-    images = np.zeros((2, 6) if isinstance(model, OneNorm) else (2, 32, 32, 3), np.float32)
+    images = np.zeros((2, 6) if isinstance(model, fed.OneNorm) else (2, 32, 32, 3), np.float32)
     variables = jax.eval_shape(model.init, KEY, images)
     assert stages_of("snr", variables) == stages
 
@@ -144,21 +134,21 @@ def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
 
 def test_feddg_shows_nothing_unless_it_is_named():
     with pytest.raises(ValueError, match="set their number"):
-        feddg(Flat(), SGD)
-    (said,) = feddg(Flat(), SGD, spectra=3).notes
+        feddg(Flat(), fed.SGD)
+    (said,) = feddg(Flat(), fed.SGD, spectra=3).notes
     assert "amplitudes of 1x1 frequencies of 3 images of each client" in said
-    assert fedavg(Flat(), SGD).notes == ()
+    assert fedavg(Flat(), fed.SGD).notes == ()
 
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some(x64, order):
     """The first round is FedAvg's of twice the loss; the second by hand, of two clients."""
-    one_step, options = batches_of((4, 3)), {"prepare": as_maps}
+    one_step, options = fed.batches_of((4, 3)), {"prepare": fed.as_maps}
     padded = lambda leaf: np.concatenate([leaf, np.zeros_like(leaf)], 1)  # noqa: E731
     batches = jax.tree.map(padded, one_step)
     options |= {"spectra": 1, "channels": 1, "inner_rate": 0.5, "clip": 0.05}
-    method = feddg(Flat(), SGD, order=order, **options)
-    state, _ = run_rounds(method, variables_of(), batches, key=KEY)
+    method = feddg(Flat(), fed.SGD, order=order, **options)
+    state, _ = fed.run_rounds(method, variables_of(), batches, key=KEY)
     x = [np.asarray(batches["image"][k, 0, :n]) for k, n in enumerate((4, 3))]
     shown = [6 * x[1][0].mean() / 6, 6 * x[0][0].mean() / 6]  # each other's first image
     bank = state.server.sent["amplitudes"].reshape(2)
@@ -180,12 +170,12 @@ def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some
         g = jax.jit(jax.grad(episode))(*[state.shared["params"]] * 2)
         expected = jax.tree.map(lambda e, w, g, n=n: e + n / 7 * (w - 0.1 * g),
                                 expected, state.shared["params"], g)  # fmt: skip
-    assert_close(after.shared["params"], expected, rtol=1e-10, atol=1e-12)
+    fed.assert_close(after.shared["params"], expected, rtol=1e-10, atol=1e-12)
     np.testing.assert_array_equal(after.server.sent["amplitudes"], state.server.sent["amplitudes"])
 
     # A client whose first batch is empty shows its images when it has some.
     late = jax.tree.map(lambda leaf: np.stack([leaf[0], leaf[1, ::-1]]), batches)
-    begun, _ = run_rounds(method, variables_of(), late, key=KEY)
+    begun, _ = fed.run_rounds(method, variables_of(), late, key=KEY)
     np.testing.assert_array_equal(begun.server.sent["known"], [[1], [0]])
     begun, _ = method.round(begun, batches, KEY)
     np.testing.assert_allclose(begun.server.sent["amplitudes"].reshape(2), bank, rtol=1e-12)
@@ -240,17 +230,17 @@ def test_what_moves_the_stylist_is_its_formula(x64):
 
 
 def test_l2ds_surprise_is_a_mean_over_samples_and_features_and_part_of_the_models_loss(x64):
-    method = l2d(Flat(), SGD, channels=1, contrast=0.0, prepare=as_maps)
+    method = l2d(Flat(), fed.SGD, channels=1, contrast=0.0, prepare=fed.as_maps)
     start = jax.jit(lambda v: method.init(KEY, v, 1))(variables_of())
-    variables = global_variables(start)
-    batch = {name: leaf[0, 0] for name, leaf in batches_of((3,)).items()}
+    variables = fed.global_variables(start)
+    batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((3,)).items()}
     batch["image"] = jnp.where(batch["valid"][:, None], batch["image"], 0)
-    learned, received = learning(Flat(), prepare=as_maps)[0], Received((), ())
+    learned, received = learning(Flat(), prepare=fed.as_maps)[0], Received((), ())
     objective = jax.jit(diversified_objective(learned, 0.6, 0.0, 2.0))
     value, (loss, _) = objective(variables, batch, received, KEY)
 
     z = np.asarray(batch["image"])  # what the classifier reads
-    x = as_maps(batch["image"], float)
+    x = fed.as_maps(batch["image"], float)
     other = np.asarray(jax.jit(stylize)(variables["stylist"], x, 0.6, jax.random.fold_in(KEY, 18)))
     layers = variables["likelihood"]
     mean, logs = (z @ layers[n]["kernel"] + layers[n]["bias"] for n in ("mean", "logs"))

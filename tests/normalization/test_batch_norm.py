@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.normalization import BatchNorm, batch_statistics, normalize_with, running_statistics
+from fedjax_bn.normalization import BatchNorm, normalize_with
 
 SHAPES = [(7, 3), (5, 4, 6, 3), (2, 9, 3)]
 
@@ -114,16 +114,3 @@ def test_statistics_reach_every_layer_and_mixed_passes_move_nothing():
     np.testing.assert_allclose(y, ((x - 2) / 2 - 2) / 2, rtol=1e-5)
     for old, new in zip(jax.tree.leaves(variables), jax.tree.leaves(moved), strict=False):
         np.testing.assert_array_equal(new, old)
-
-
-def test_the_pass_decides_when_no_rule_is_handed(variables):
-    variables = jax.tree.map(lambda x: x.astype(jnp.float32), variables)
-    x = data((5, 3), dtype=np.float32)
-    layer = BatchNorm()
-    with normalize_with(running_statistics):
-        running, same = train(layer, variables, x)
-    with normalize_with(batch_statistics):
-        batch = layer.apply(variables, x)
-    np.testing.assert_array_equal(running, layer.apply(variables, x))
-    np.testing.assert_array_equal(batch, train(layer, variables, x)[0])
-    np.testing.assert_array_equal(same["batch_stats"]["mean"], variables["batch_stats"]["mean"])

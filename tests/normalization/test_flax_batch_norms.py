@@ -288,27 +288,3 @@ def test_a_bare_nnx_module_and_a_class_are_refused_with_the_remedy():
     more["params"]["yours"] = {"kernel": x}
     with pytest.raises(ValueError, match="has no params/yours/kernel"):
         forward(from_nnx(net), more, x)
-
-
-class TakesRngs(nnx.Module):
-    """A net that wants the streams at each call, and hands them to its layers."""
-
-    def __init__(self, rngs):
-        self.inner = nnx.Linear(4, 3, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5)
-
-    def __call__(self, x, rngs):
-        return self.dropout(self.inner(x), rngs=rngs)
-
-
-def test_a_net_that_takes_rngs_at_a_call_gets_those_of_the_pass():
-    net = TakesRngs(nnx.Rngs(0))
-    model, x = from_nnx(net), jnp.ones((5, 4))
-    variables = model.init(KEY, x)
-    np.testing.assert_array_equal(forward(model, variables, x).outputs, net.inner(x))
-    train = lambda key: forward(model, variables, x, train=True, key=key).outputs  # noqa: E731
-    given = nnx.Dropout(0.5)(net.inner(x), rngs=nnx.Rngs(KEY))
-    np.testing.assert_allclose(jax.jit(train)(KEY), given, rtol=1e-6)
-    assert not np.array_equal(train(KEY), train(jax.random.key(4)))
-    wanted = forward(model, variables, x, wanted=["features"])
-    np.testing.assert_array_equal(wanted.features, x)

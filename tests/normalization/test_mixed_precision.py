@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-import flax_nets
 import norm_nets as nets
 from federations import NAMED, batches_of, run_rounds, variables_of
 from fedjax_bn import adaptation, models
@@ -127,15 +126,6 @@ def test_every_model_of_ours_gives_logits_in_float32(name):
     found = jax.tree.leaves((passed.outputs, passed.features))
     assert {leaf.dtype for leaf in found} == {jnp.dtype(jnp.float32)}
     assert dtypes(passed.moved) == dtypes({k: v for k, v in variables.items() if k != "params"})
-
-
-@pytest.mark.parametrize("kind", flax_nets.THEIRS)
-def test_after_one_of_flaxs_batch_norms_layers_still_compute_in_bfloat16(kind):
-    model, images = in_dtype(flax_nets.MODELS[kind], HALF), flax_nets.images_of(2)
-
-    variables = flax_nets.variables_of()
-    _, products = traced(lambda x: forward(model, variables, x, train=True).outputs, images)
-    assert products == {"bf16"}
 
 
 def test_moments_are_taken_in_float32():
