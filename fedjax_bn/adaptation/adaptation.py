@@ -19,6 +19,7 @@ from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import (
     MEASURED,
     STATISTICS,
+    PyTree,
     Variables,
     all_but_batch_norm,
     batch_norm_paths,
@@ -28,7 +29,6 @@ from fedjax_bn.sharing import (
     without,
 )
 
-PyTree = Any
 _CLIENTS = "clients"  # the collection that `with_clients` adds
 
 

@@ -14,10 +14,8 @@ from fedjax_bn.engine.backend import all_finite
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.layer import Layer, Statistics, moments, moving
-from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths, path_names, without
+from fedjax_bn.sharing import STATISTICS, PyTree, Variables, batch_norm_paths, path_names, without
 from fedjax_bn.task import masked_mean
-
-PyTree = Any
 
 
 class _Direction(NamedTuple):

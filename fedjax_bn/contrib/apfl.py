@@ -15,10 +15,9 @@ from fedjax_bn.engine.optimizers import start as start_optimizer
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step, in_turn
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 _FIRST = "first_step"  # bool[S] in the batches: the step that also moves alpha
 
 

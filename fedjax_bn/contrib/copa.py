@@ -15,10 +15,8 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, require_batch_norm
 from fedjax_bn.models.classifier import require_linear
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
-from fedjax_bn.sharing import SharingRule, Variables, complete, everything, path_names
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, complete, everything, path_names
 from fedjax_bn.state import Received, stack
-
-PyTree = Any
 
 
 @bounded

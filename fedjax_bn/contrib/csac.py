@@ -27,10 +27,9 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, join, without
+from fedjax_bn.sharing import PyTree, Variables, join, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "calibration"  # the layers that bring all stages to one size
 _CHANNELS, _SIDE = 32, 7
 # Where stages 2 to 4 of a residual and of a densely connected network end.

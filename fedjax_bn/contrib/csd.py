@@ -17,7 +17,6 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 SPECIFIC, OWN = "specific", "domain"  # collections: shared by all clients, and each client's own
 
 

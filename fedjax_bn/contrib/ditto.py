@@ -18,10 +18,8 @@ from fedjax_bn.local_step import (
     in_turn,
 )
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded

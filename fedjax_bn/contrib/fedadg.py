@@ -23,11 +23,10 @@ from fedjax_bn.local_step import (
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import Sizes, sizes_of
 from fedjax_bn.models.forward import Output
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # collections
 _ALONE = "classifies_alone"  # entry of a round's batches, bool[S]
 

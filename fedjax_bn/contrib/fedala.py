@@ -16,10 +16,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import only_head
-from fedjax_bn.sharing import OWN, Variables, at, everything, keeping, split, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, at, everything, keeping, split, without
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded

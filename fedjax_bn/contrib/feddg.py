@@ -32,10 +32,8 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.cpu.convolution import differentiated_twice
 from fedjax_bn.normalization.calls import name_of
-from fedjax_bn.sharing import Variables, join, trainable
+from fedjax_bn.sharing import PyTree, Variables, join, trainable
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded

@@ -20,10 +20,9 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial, moments
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "feature_statistics"  # path of a module -> {"mean", "std"} f[C]
 _EPSILON = 1e-6  # added to variances, as in the authors' code
 # Where stages of a residual and of a densely connected network end.

@@ -19,10 +19,9 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
-from fedjax_bn.sharing import MEASURED, Variables, everything, keeping, without
+from fedjax_bn.sharing import MEASURED, PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received, stack
 
-PyTree = Any
 _LEAST = 1e-6  # of a deviation; a channel with less is constant and is divided by 1
 
 

@@ -13,10 +13,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import all_but_head
-from fedjax_bn.sharing import SharingRule, Variables, join, split_like
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded

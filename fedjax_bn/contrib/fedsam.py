@@ -16,10 +16,8 @@ from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import corrected, keeping_variates
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded

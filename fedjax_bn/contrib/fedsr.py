@@ -15,11 +15,10 @@ from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 LATENT = "latent"  # the collection of the layers between features and classifier
 REFERENCE = "reference"  # the collection of each client's r(z|y)
 _DRAWS = 20  # number of draws for a prediction, as in the authors' code

@@ -17,6 +17,7 @@ from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.sharing import (
     STATISTICS,
+    PyTree,
     SharingRule,
     Variables,
     all_but_batch_norm,
@@ -27,7 +28,6 @@ from fedjax_bn.sharing import (
 )
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "instance_norms"  # path of a batch norm -> {"scale", "bias" f[C], "scores" f[2]}
 _EPSILON = 1e-5  # PyTorch's default for instance norm
 

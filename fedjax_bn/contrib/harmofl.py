@@ -26,10 +26,9 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.sharing import Variables, everything, keeping
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "amplitude"  # {"mean": f[C]}
 
 

@@ -18,7 +18,6 @@ from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy
 
-PyTree = Any
 COLLECTION = "jigsaw"  # the second head
 _TILES = 3  # on each side
 

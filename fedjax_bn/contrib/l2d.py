@@ -17,11 +17,10 @@ from fedjax_bn.models import cpu
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import Output
 from fedjax_bn.normalization.instance import instance_moments
-from fedjax_bn.sharing import Variables, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 STYLIST, LIKELIHOOD = "stylist", "likelihood"  # collections
 TEMPERATURE = 0.07
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)  # the kernels' widths relative to the mean squared distance

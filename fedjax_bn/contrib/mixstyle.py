@@ -1,6 +1,5 @@
 """MixStyle (Zhou et al., ICLR 2021): mixes the styles of early feature maps of two samples."""
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, Unpack
 from zlib import crc32
@@ -10,21 +9,17 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
-from fedjax_bn.arguments.text import names_in
-from fedjax_bn.contrib.parts import changing_outputs
+from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
-from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.sharing import Variables, batch_norm_paths
 from fedjax_bn.state import Received
 
 _EPSILON = 1e-6  # added to a variance, as in the authors' code
-_STAGES = ("layer1", "layer2", "layer3")  # of a residual network
 
 
 @bounded
@@ -68,8 +63,12 @@ def mixstyle(
         # Only their shape: the pass reads the images itself.
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
         places, own_key = chosen_maps(model, variables, images, names), stream(key, "mixed styles")
+        mixed_places = set()
 
         def mixed(name: str, x: jax.Array) -> jax.Array:
+            if prod(x.shape[1:-1]) < 2:
+                return x  # a deviation needs at least two positions
+            mixed_places.add(name)
             # Each place has its own key, derived from its name.
             keys = jax.random.split(jax.random.fold_in(own_key, crc32(name.encode())), 3)
             shape = (len(x), *(1,) * (x.ndim - 1))
@@ -78,7 +77,9 @@ def mixstyle(
             return jnp.where(jax.random.bernoulli(keys[2], probability), restyled, x)
 
         with changing_outputs(places, mixed):
-            return plain(variables, batch, received, key)
+            value = plain(variables, batch, received, key)
+        require_maps("mixstyle", places, mixed_places)
+        return value
 
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
@@ -102,31 +103,7 @@ def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax
 
 def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
     """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
-    called: list[str] = []  # in the order of calls
-
-    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output = function(*args, **kwargs)
-        if call.method == "__call__" and call.path and hasattr(output, "shape"):
-            # A deviation needs at least two positions.
-            styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
-            called.extend(["/".join(call.path)] * styled)
-        return output
-
-    with intercepting(note), normalize_with(running_statistics):
-        shapes_of(model, variables, images)
-
-    def last(name: str) -> str | None:
-        alike = [path for path in called if path == name or path.startswith(f"{name}_")]
-        return alike[-1] if alike else None
-
-    candidates = [last(name) for name in (names_in(names) if names else _STAGES)]
-    if not names and None in candidates and batch_norm_paths(variables):
-        layers = spatial_layers(model, variables, images)
-        candidates = [layer for layer in layers if layer in called][:2] or candidates
-    places = tuple(place for place in candidates if place is not None)
-    if len(places) < len(candidates):
-        raise ValueError(
-            f"mixstyle: names={names!r} finds no feature maps in {type(model).__name__}: name "
-            f"modules that give maps, of {', '.join(called) or 'which it has none'}"
-        )
-    return places
+    ends = [("layer1", "layer2", "layer3")]
+    if not names and batch_norm_paths(variables):
+        ends.append(tuple(spatial_layers(model, variables, images))[:2])
+    return tuple(stages_of("mixstyle", variables, names, ends))

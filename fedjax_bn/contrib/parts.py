@@ -11,9 +11,8 @@ from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averagin
 from fedjax_bn.arguments.text import names_in
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.calls import Call, intercepting
-from fedjax_bn.sharing import STATISTICS, Variables, path_names
+from fedjax_bn.sharing import STATISTICS, PyTree, Variables, path_names
 
-PyTree = Any
 # Where the first stages of a residual and of a densely connected network end.
 _STAGES = (
     ("layer1", "layer2", "layer3"),
@@ -60,13 +59,19 @@ def stages_of(
     """
     norms = _channels(variables.get(STATISTICS, {}), ("mean",))
     layers = _channels(variables["params"], ("kernel", "scale", "bias"))
-    inside: dict[str, int] = {}  # a block has the channels of its widest batch norm
-    for path, size in norms.items():
-        parts = path.split("/")
-        for depth in range(1, len(parts)):
-            block = "/".join(parts[:depth])
-            inside[block] = max(size, inside.get(block, 0))
-    channels = inside | layers | norms
+
+    def blocks(inner: dict[str, int]) -> dict[str, int]:
+        """Returns block -> channels of the widest layer inside."""
+        sizes: dict[str, int] = {}
+        for path, size in inner.items():
+            parts = path.split("/")
+            for depth in range(1, len(parts)):
+                block = "/".join(parts[:depth])
+                sizes[block] = max(size, sizes.get(block, 0))
+        return sizes
+
+    # A block has the channels of its widest batch norm; one without any, of its widest layer.
+    channels = blocks(layers) | blocks(norms) | layers | norms
 
     def last(name: str) -> str | None:
         alike = [name] * (name in channels)

@@ -15,8 +15,6 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
-PyTree = Any
-
 
 @bounded
 def rsc(

@@ -14,11 +14,10 @@ from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradien
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.normalization.layer import moments
-from fedjax_bn.sharing import Variables, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 COLLECTION = "projection"
 _WIDE = 2048  # a projection of so many features does not widen them
 _EPSILON = 1e-5  # PyTorch's default for batch norm

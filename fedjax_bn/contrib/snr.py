@@ -21,11 +21,10 @@ from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.sharing import Variables, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy, masked_mean
 
-PyTree = Any
 COLLECTION = "restitution"  # collection: path of a module -> its layer
 HEADS = "restitution_heads"  # collection: a classifier for each place, in training only
 _REDUCTION = 16  # channels for each hidden unit of a gate

@@ -19,10 +19,8 @@ from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, Masks, with_masks
-from fedjax_bn.sharing import Variables, everything, join, keeping
+from fedjax_bn.sharing import PyTree, Variables, everything, join, keeping
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 def _are_bounds(bounds: Sequence[float | str]) -> bool:

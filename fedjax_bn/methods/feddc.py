@@ -14,10 +14,8 @@ from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, check_rate
 from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate, no_variate
-from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 class _Drift(NamedTuple):

@@ -38,7 +38,6 @@ from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 # (features f[B, ...], mixed features f[B, ...]) -> f[B], the distance of a sample's two passes
 Distance = Callable[[jax.Array, jax.Array], jax.Array]
 

@@ -25,11 +25,9 @@ from fedjax_bn.federation import FederatedMethod, check_choices, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import SharingRule, Variables, batch_norm_paths
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, batch_norm_paths
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, require_classifier
-
-PyTree = Any
 
 
 class OptionsButServer(TypedDict, total=False):

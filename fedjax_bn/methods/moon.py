@@ -11,11 +11,9 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
-
-PyTree = Any
 
 
 @bounded

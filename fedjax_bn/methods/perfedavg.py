@@ -21,11 +21,10 @@ from fedjax_bn.local_step import (
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.hooks import predicting
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import FROZEN, OWN, Variables, complete, trainable
+from fedjax_bn.sharing import FROZEN, OWN, PyTree, Variables, complete, trainable
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task
 
-PyTree = Any
 _LABELLED = 16  # samples of a test client: half a batch of 32, as in training
 
 

@@ -23,10 +23,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.engine.optimizers import by_parameter, descend, scheduled, start
-from fedjax_bn.sharing import join, split_like
+from fedjax_bn.sharing import PyTree, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 def response(

@@ -9,7 +9,7 @@ the weights and on the mask, so that the penalty is differentiated with respect 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,9 @@ import jax.numpy as jnp
 from fedjax_bn.local_step import Batch
 from fedjax_bn.methods.learning import Learning
 from fedjax_bn.models.masks import COLLECTION
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received
 
-PyTree = Any
 Masks = Mapping[str, jax.Array]
 
 

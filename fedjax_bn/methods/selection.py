@@ -13,11 +13,10 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import OWN, Variables, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, masked_mean
 
-PyTree = Any
 # score(variables, received) -> f[]; higher is better
 Score = Callable[[Variables, Received], jax.Array]
 
