@@ -85,6 +85,7 @@ def stateless(
       per_sample: whether each sample's statistics are independent of the other samples, so that a
         large batch may pass in chunks (`models.cpu.in_cache`).
     """
+    # A rule that reads the whole batch must not see it in chunks.
     if per_sample:
         return each_by_itself(partial(predict_each, model, statistics))
 
@@ -150,6 +151,7 @@ def tsmobn(
         # Running statistics hold the tracked ones here, and the pass moves them.
         rule = tracked_statistics(batch_momentum, about=about)
         output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
+        # A batch of padding is no first batch: nothing is tracked after it.
         any_valid = jnp.ones((), bool) if valid is None else valid.any()
         return output.outputs, _Tracked(output.moved[STATISTICS], carry.started | any_valid)
 
@@ -171,6 +173,7 @@ def following(adaptation: Adaptation) -> Adaptation:
     ) -> tuple[jax.Array, PyTree]:
         if MEASURED not in variables:
             return adaptation.predict(variables, carry, images, valid)
+        # The batch counts before it is predicted, as in `tsmobn`.
         measured = hooks.follow(variables, carry[0], images, valid)
         outputs, carry = adaptation.predict(
             {**variables, MEASURED: measured}, carry[1], images, valid
@@ -269,6 +272,7 @@ def with_clients(variables: Variables, clients: Variables) -> Variables:
     They are those of `federation.global_variables` and `federation.client_variables`. A model
     without batch norm raises ValueError.
     """
+    # All that is no batch norm is the received model's, so only norms need K rows.
     model = {name: clients[name] for name in ("params", "batch_stats")}
     _, client_norms = split(model, all_but_batch_norm(model))
     return {**variables, _CLIENTS: client_norms}

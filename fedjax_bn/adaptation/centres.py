@@ -45,6 +45,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         layer = variables["params"]
         for name in classifier_path("t3a", model, variables):
             layer = layer[name]
+        # A column of the kernel is the first guess of where its class lies.
         rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
         logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
         # The classifier's own rows are the first supports of their classes.
@@ -61,6 +62,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         logits, seen = logits_and_seen(model, passed.outputs, valid)
         assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
         entropies = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
+        # Unassigned samples have infinite entropy, so that all classes have arrays of one size.
         entropies = jnp.concatenate([carry.entropy, entropies], 1)
         # Numbers below M are stored supports, the others are samples of this batch.
         best = jnp.argsort(entropies, axis=1)[:, :supports]  # i[C, M]

@@ -64,6 +64,7 @@ def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
     make, options = read_choice(named, choice, ADAPTATIONS, extra=STREAM)
     stream = {key: argument.default for key, argument in STREAM.items()}
     stream["batch_size"] = batch_size
+    # What is left are the adaptation's own arguments.
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
     adaptation = call_chosen(named, make, model, **options)
     if not isinstance(adaptation, Adaptation):

@@ -180,6 +180,7 @@ def mixnorm(
         if not is_spatial(x):
             return running_statistics(layer, x)
         # The batch consists of all originals, then all second views, and so on.
+        # One sample with its views is then a batch of its own, for `moments`.
         samples = x.reshape(views, -1, *x.shape[1:]).swapaxes(0, 1)
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)

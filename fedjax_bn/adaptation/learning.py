@@ -106,6 +106,7 @@ def _by_gradient(
             outputs, logits, seen = _passed(model, variables, learned, images, valid)
             return objective(logits, seen), outputs
 
+        # The outputs are those before the step, as in Tent's code.
         gradient, outputs = jax.grad(loss, has_aux=True)(carry.parameters)
         moved = _stepped(optimizer, gradient, carry)
         return outputs, moved if valid is None else where_tree(valid.any(), moved, carry)
@@ -168,6 +169,7 @@ def sar(
 
         learned = carry.learned.parameters
         gradient, (outputs, counted) = jax.grad(certain, has_aux=True)(learned, None)
+        # The constant keeps a gradient of 0 from giving 0 / 0.
         length = rho / (optax.tree.norm(gradient) + 1e-12)
         point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), learned, gradient)
         (level, (_, counted)), gradient = jax.value_and_grad(certain, has_aux=True)(point, counted)
@@ -188,6 +190,7 @@ def _passed(
     """Outputs with the parameters `learned`, by batch statistics, and `logits_and_seen` of them."""
     moved_model = {**variables, "params": join(learned, variables["params"])}
     rule = batch_statistics if batch_norm_paths(variables) else None
+    # NaN in padding would reach the gradients of all, although no loss counts it.
     images = without_padding(images, valid)
     outputs = forward(model, moved_model, images, statistics=rule, valid=valid).outputs
     return outputs, *logits_and_seen(model, outputs, valid)

@@ -128,6 +128,7 @@ def learn_rates(
         def loss(rates: Variables) -> jax.Array:
             outputs = forward(model, _moved(variables, rates, towards), images).outputs
             logits, seen = logits_and_seen(model, outputs, valid)
+            # Padding may hold labels outside the classes, whose loss would be NaN.
             label = jnp.where(seen, batch["label"], 0)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
             return masked_mean(losses, seen)
@@ -143,6 +144,7 @@ def learn_rates(
         return jax.tree.map(partial(jnp.mean, axis=0), client_rates)
 
     rates = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
+    # One compiled round, called again, because the number of rounds should not unroll.
     learn = jax.jit(one_round)
     for _ in range(rounds):
         rates = learn(rates, batches)

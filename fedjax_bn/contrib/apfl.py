@@ -62,6 +62,7 @@ def apfl(
         # The local model v starts as the shared one, so the mixture does too.
         return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
+    # Around the training and not the step, because only a round's start knows the received model.
     federate_options["train"] = _beginning(federate_options.get("train") or run_steps)
     gradient = differentiate(supervised(learned))
     personal_step = _of_mixture(gradient, optimizer, alpha_rate)

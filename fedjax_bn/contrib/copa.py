@@ -97,6 +97,7 @@ def _send_classifier(model: Any) -> Finish:
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         classifier = _classifier(model, complete(received.with_frozen(trained.variables)))
         like, who = received.server, received.client
+        # The server only sums: all other clients add zeros to this row.
         message = {name: in_row(who, like[name], leaf) for name, leaf in classifier.items()}
         message["sent"] = in_row(who, jnp.zeros(len(like["kernel"]), like["kernel"].dtype), 1)
         return trained.variables, received.memory, message

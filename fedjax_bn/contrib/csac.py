@@ -111,7 +111,11 @@ def csac(  # type: ignore[misc] # its own default
     objective = calibrated_objective(learned, calibration)
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
-        memory=_start_memory,
+        # A placeholder, replaced at the end of the client's first round, before it counts.
+        memory=lambda shared, personal: {
+            "model": without(join(shared, personal), COLLECTION),
+            "trained": jnp.zeros((), bool),
+        },
         finish=_remember,
         weigh=weigh or by_divergence(),
         start=start,
@@ -120,10 +124,7 @@ def csac(  # type: ignore[misc] # its own default
 
 
 def calibrated_objective(learned: Learning, weight: float) -> Objective:
-    """Returns the objective of `csac`, for the memory of `_start_memory`.
-
-    It compares stages if the variables hold `calibration`.
-    """
+    """Returns the objective of `csac`, which compares stages if there is a `calibration`."""
     if not weight:
         return supervised(learned)
 
@@ -208,12 +209,6 @@ def _resized(x: jax.Array) -> jax.Array:
         weights = jnp.broadcast_to(weights, (len(rows), *weights.shape))
         x = jax.lax.batch_matmul(weights, rows).reshape(*batch, _SIDE, *x.shape[axis + 1 :])
     return x
-
-
-def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
-    # The model is a placeholder, replaced at the end of the client's first round, before it counts.
-    model = without(join(shared, personal), COLLECTION)
-    return {"model": model, "trained": jnp.zeros((), bool)}
 
 
 def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:

@@ -46,6 +46,7 @@ def ditto(
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
     personal_step = gradient_step(_pulled(gradient, weight), optimizer)
+    # Two steps in turn on one batch, each with an optimizer state of its own.
     return method_of(
         in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(personal_step)),
         share=keeping(federate_options.pop("share", everything), OWN),

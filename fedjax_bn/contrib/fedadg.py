@@ -94,6 +94,7 @@ def fedadg(
         value = -masked_mean(sure, batch["valid"])
         return value, (value, {})  # moves no statistics: the network's pass has moved them
 
+    # Each network's step sees the other as a constant, because only its collection is trained.
     def generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         own_key, label = stream(key, "generated features"), batch["label"]
         generated = generated_features(variables[GENERATOR], label, own_key)

@@ -80,6 +80,7 @@ def fedfa(
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         unet = re.compile(r"encoder\d+|bottleneck")
+        # The skip connections of a U-Net carry the encoders' maps, so these are redrawn too.
         encoders = tuple(filter(unet.fullmatch, variables["params"]))
         ends = (encoders, *_ENDS) if encoders else _ENDS
         statistics = {

@@ -49,6 +49,7 @@ def fedwon(
             )
         return variables
 
+    # The clipping lies in the optimizer, so that all else is FedAvg.
     learned, federate_options = learning(model, **options)
     step = gradient_step(differentiate(supervised(learned)), optimizer)
     return method_of(step, start=start, **federate_options)

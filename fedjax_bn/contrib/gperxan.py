@@ -72,6 +72,7 @@ def gperxan(  # type: ignore[misc] # its own default
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
+        # The received head stays as it is in a round, so no gradient of it is taken.
         head = complete(join(received.shared, received.personal))["params"]
         for name in classifier_path("gperxan", learned.model, variables):
             head = head[name]

@@ -21,7 +21,6 @@ from fedjax_bn.methods.learning import (
     require_batch_norm,
     supervised,
 )
-from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import GATE, with_gates
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, everything, join, path_names
@@ -122,20 +121,19 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
         steps = {name: leaf for name, leaf in batches.items() if name != "source"}
         keys = step_keys(stream(key, "moments of a round"), batches["valid"])
 
-        def one(inputs: tuple) -> PyTree:
+        def recorded(inputs: tuple) -> PyTree:
             batch, key = inputs
             batch = blank_padding(load(source, batch, key))
             images = learned.read(variables, batch, key)
             options: dict[str, Any] = {"statistics": _hybrid_statistics, "wanted": ["recorded"]}
-            options |= {"train": True, "valid": batch["valid"], "key": key}
-            return forward(learned.model, variables, images, **options).recorded
+            return learned.trained(variables, images, batch, key, **options)[1].recorded
 
         def mean_of_steps(layer: PyTree) -> PyTree:
             count = layer["seen_count"]  # f[S]; 0 in steps of padding
             share = (count / jnp.maximum(count.sum(), 1))[:, None]
             return {name: (share * layer[f"seen_{name}"]).sum(0) for name in ("mean", "square")}
 
-        measured = _each_layer(mean_of_steps, jax.lax.map(one, (steps, keys)))
+        measured = _each_layer(mean_of_steps, jax.lax.map(recorded, (steps, keys)))
         return client.run(received, batches, key)._replace(message=measured)
 
     return client._replace(run=run)

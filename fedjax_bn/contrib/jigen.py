@@ -52,6 +52,7 @@ def jigen(
     """
     learned, federate_options = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
+    # Row 0 is the whole image, so its label is an order like all others.
     table = distant_orders(permutations)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

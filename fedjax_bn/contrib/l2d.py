@@ -89,6 +89,7 @@ def l2d(
         value += leak * leaked_information(*_moments_of(variables[LIKELIHOOD], z), z_styled, valid)
         return value, (value, {})  # moves no statistics
 
+    # Without a style x' is x, and nothing would move the stylist.
     if share_of_style:
         # The stylist's step uses the features of the model after its step.
         second = gradient_step(differentiate(styling, (STYLIST,)), optax.sgd(rate), (STYLIST,))
@@ -131,13 +132,9 @@ def diversified_objective(
 
 
 def _both(
-    learned: Learning,
-    variables: Variables,
-    batch: Batch,
-    key: jax.Array,
-    share: float,
+    learned: Learning, variables: Variables, batch: Batch, key: jax.Array, share: float,
     style: jax.Array | None,
-) -> tuple[jax.Array, Output]:
+) -> tuple[jax.Array, Output]:  # fmt: skip
     """Makes a training pass over x and x' together; returns its cross entropy f[], and `Output`."""
     images = learned.read(variables, batch, key)
     styled = stylize(variables[STYLIST], images, share, style)

@@ -62,30 +62,20 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
             return forward(replaced, variables, images, **options).outputs
 
         # The mask is chosen at fixed features, so that no gradient passes through the choice.
-        fixed = jax.lax.stop_gradient(out.features)
-        mask = jax.lax.stop_gradient(
-            _muted_mask(classify, fixed, out.outputs, batch["label"], valid, features, share)
-        )
-        loss = learned.task.loss(classify(out.features * mask), batch["label"], valid)
+        fixed, label = jax.lax.stop_gradient(out.features), batch["label"]
+        mask = _muted_mask(classify, fixed, out.outputs, label, valid, features, share)
+        muted = out.features * jax.lax.stop_gradient(mask)
+        loss = learned.task.loss(classify(muted), label, valid)
         return loss, (loss, out.moved)
 
     return objective
 
 
 def _muted_mask(
-    classify: Any,
-    features: jax.Array,
-    logits: jax.Array,
-    label: jax.Array,
-    valid: jax.Array,
-    muted: float,
-    share: float,
-) -> jax.Array:
-    """Returns the mask f[B, F] of zeros and ones, see `rsc`.
-
-    `classify` maps features f[B, F] to logits f[B, classes], row by row; `muted` is the fraction of
-    the features and `share` the fraction of the valid samples.
-    """
+    classify: Any, features: jax.Array, logits: jax.Array, label: jax.Array, valid: jax.Array,
+    muted: float, share: float,
+) -> jax.Array:  # fmt: skip
+    """Returns the mask f[B, F] of zeros and ones; `muted` and `share` are fractions."""
 
     def of_label(values: jax.Array) -> jax.Array:
         return jnp.take_along_axis(values, label[:, None], axis=-1)[:, 0]

@@ -118,13 +118,11 @@ def partners_of_class(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax
 
 
 def _project(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them.
-
-    Batch norms use the moments of the valid samples, because only training uses the projection.
-    """
+    """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them."""
     for i in range(3):
         layer = {name: leaf.astype(x.dtype) for name, leaf in layers[f"layer{i + 1}"].items()}
         x = x @ layer["kernel"] + layer["dense_bias"]
+        # By the batch alone: only training uses the projection, so it needs no running statistics.
         mean, var, _ = moments(x, valid)
         x = (x - mean) * jax.lax.rsqrt(var + _EPSILON) * layer["scale"] + layer["bias"]
         x = x if i == 2 else jax.nn.relu(x)

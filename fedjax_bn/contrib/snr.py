@@ -110,6 +110,7 @@ def head_losses(
     for name, place_means in means.items():
         logits = place_means @ heads[name]["kernel"] + heads[name]["bias"]
         normalized, restored, complement = (masked_mean(entropy(x), valid) for x in logits)
+        # log(1 + exp(-t)) is softplus(-t), which does not overflow.
         total += jax.nn.softplus(restored - normalized) + jax.nn.softplus(normalized - complement)
         last_logits = logits[1]
     return total + cross_entropy(last_logits, label, valid)
@@ -143,11 +144,7 @@ def restore_style(layer: PyTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     For each sample n = s x + t, and the mean of n is the instance norm's bias. The gate thus needs
     only the map's mean, and x+ is an affine map of x.
     """
-    if len(layer["scale"]) != x.shape[-1]:
-        raise ValueError(
-            f"snr has a layer of {len(layer['scale'])} channels after a module that gives "
-            f"{x.shape[-1]}: name other modules (snr.names)"
-        )
+    # At least float32: moments of 16-bit maps would lose their digits.
     x = x.astype(promote(x.dtype, jnp.float32))
     weights = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
     mean, var = instance_moments(x)

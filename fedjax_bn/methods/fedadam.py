@@ -135,6 +135,7 @@ def _adaptive(
     """Returns the server's step; `second_moment(v, Delta^2)` updates v."""
 
     def init(params: PyTree) -> _Moments:
+        # As in Reddi et al.; Adam's usual 0 with a bias correction would be another method.
         start = partial(jnp.full_like, fill_value=tau**2)
         return _Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(start, params))
 

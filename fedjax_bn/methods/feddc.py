@@ -68,6 +68,7 @@ def feddc(
         check_fresh("feddc", optimizer, options)
     learned, federate_options = learning(model, **options)
     objective = supervised(learned)
+    # Without drifts and variates the penalty is FedProx's, whose round needs no memory.
     if not correction:
         gradient = differentiate(proximal(objective, alpha))
         return method_of(gradient_step(gradient, optimizer), **federate_options)

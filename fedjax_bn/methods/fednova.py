@@ -90,6 +90,7 @@ def _normalized_averaging() -> ServerUpdate:
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
+        # The messages are weighted like the models, so their sum is tau_eff.
         effective = aggregate.message  # sum_k p_k a_k
         params = jax.tree.map(
             lambda x, d, tau: x + tau.astype(x.dtype) * d,

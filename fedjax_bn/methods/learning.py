@@ -164,6 +164,7 @@ def method_of(
       learned, **options: what `learning` returns.
     """
     # Options in this signature belong to the client; the others are for `federate`.
+    # Read from it, so that a new option of clients needs no second list.
     names = inspect.signature(train_locally).parameters
     federate_options: dict[str, Any] = {**options}
     local = {name: federate_options.pop(name) for name in names if name in federate_options}

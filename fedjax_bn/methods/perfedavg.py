@@ -99,6 +99,7 @@ def personalize(
     valid = jnp.ones(len(images), bool) if valid is None else valid
     batch = blank_padding({"image": images, "label": labels, "valid": valid})
     gradient = differentiate(supervised(learned, statistics))
+    # A fixed key serves models without dropout, which draw nothing.
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
         variables = _adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])

@@ -92,6 +92,7 @@ def check_fresh(
     method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> None:
     """Raises ValueError if clients keep a momentum, which a fresh optimizer's response lacks."""
+    # A state without arrays, as of plain SGD, is the same whether it is kept or made anew.
     try:
         remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
     except Exception:  # its masks are over parameters that are not known yet

@@ -87,6 +87,7 @@ def corrected(gradient: Gradient) -> Gradient:
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         variate, server = received.memory, received.server
+        # Personal parameters have no variate: no server knows the direction of others for them.
         shared, personal = split_like(gradients["params"], variate)
         shared = jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, variate, server)
         return gradients | {"params": join(shared, personal)}, reported
@@ -110,9 +111,7 @@ def new_variate(
     else:
         way = learning_rate * steps.astype(dtype)
 
-    def renew(
-        c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array
-    ) -> jax.Array:
+    def renew(c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array) -> Any:
         # With a rate of 0, or without a step, this would be 0 / 0.
         inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
         return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)

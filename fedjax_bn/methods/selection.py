@@ -97,9 +97,8 @@ def validation_score(
       task: defines the score; `task.classification()`, with accuracy in percent, by default.
       statistics: the `FederatedMethod.statistics` of the method, by which its clients predict.
     """
-    task = task or classification()
-    passed = _over_validation(model, prepare, statistics, task.score.of_batch)
-    return lambda variables, received: task.score.of_all(passed(variables, received))
+    score = (task or classification()).score
+    return _over_validation(model, prepare, statistics, score.of_batch, score.of_all)
 
 
 def validation_loss(
@@ -117,8 +116,7 @@ def validation_loss(
     def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
         return task.loss(outputs, label, valid), valid.sum(dtype=jnp.int32)
 
-    passed = _over_validation(model, prepare, statistics, of_batch)
-    return lambda variables, received: masked_mean(*passed(variables, received))
+    return _over_validation(model, prepare, statistics, of_batch, lambda each: masked_mean(*each))
 
 
 def _over_validation(
@@ -126,8 +124,9 @@ def _over_validation(
     prepare: Prepare,
     statistics: StatisticsRule | None,
     of_batch: Callable[[PyTree, PyTree, jax.Array], PyTree],
-) -> Callable[[Variables, Received], PyTree]:
-    """Returns a function that stacks `of_batch(outputs, label, valid)` of validation batches."""
+    of_all: Callable[[PyTree], jax.Array],
+) -> Score:
+    """Returns `of_all` of `of_batch(outputs, label, valid)`, stacked over validation batches."""
     adaptation = of_clients(model, statistics)
 
     def passed(variables: Variables, received: Received) -> PyTree:
@@ -139,6 +138,6 @@ def _over_validation(
             return of_batch(outputs, batch["label"], batch["valid"])
 
         # One batch after another, because all samples at once might not fit in memory.
-        return jax.lax.map(one, received.validation)
+        return of_all(jax.lax.map(one, received.validation))
 
     return passed

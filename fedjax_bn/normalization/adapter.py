@@ -37,6 +37,7 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
     kernel f[2C, H], H = max(C // 16, 1), and `out` with kernel f[H, 2], both with biases.
     """
     kernel = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's
+    # The last layer starts at 0, so that every alpha starts at `_START` whatever the sample is.
     adapter = {}
     for i, (name, channels) in enumerate(layers.items()):
         width = max(channels // _REDUCTION, 1)

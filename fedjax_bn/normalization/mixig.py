@@ -113,6 +113,7 @@ def mixstyle_statistics(
             return Statistics(*moments(x, valid)[:2])
         own_mean, own_var = instance_moments(x, layer.columns)
         style = jax.lax.stop_gradient((own_mean, jnp.sqrt(own_var + layer.epsilon)))
+        # By the layer's name, so that a layer draws the same wherever it is called.
         keys = jax.random.split(key_for(layer, key), 3)
         partner = jax.random.permutation(keys[0], x.shape[0])
         if valid is not None:  # a sample whose partner is padding keeps its own style
