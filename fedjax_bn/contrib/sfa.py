@@ -45,7 +45,7 @@ def sfa(
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         noise = stream(key, "feature noise")  # separate, so that dropout draws as without noise
         noisy = ClassifiedBy(
-            model, lambda classify, f: classify(with_affine_noise(noise, f, scale, shift))
+            model, lambda classify, f: classify(_with_affine_noise(noise, f, scale, shift))
         )
         images = learned.read(variables, batch, key)
         loss, out = learned._replace(model=noisy).trained(variables, images, batch, key)
@@ -54,7 +54,7 @@ def sfa(
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def with_affine_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
+def _with_affine_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
     """Returns a f + b, see `sfa`, for f of any shape."""
     a, b = jax.random.normal(key, (2, *features.shape), features.dtype)
     return (1 + scale * a) * features + shift * b

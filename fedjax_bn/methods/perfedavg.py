@@ -11,13 +11,7 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import (
-    Batch,
-    Gradient,
-    Objective,
-    differentiate,
-    gradient_step,
-)
+from fedjax_bn.local_step import Batch, Gradient, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.hooks import predicting
 from fedjax_bn.normalization import StatisticsRule

@@ -138,21 +138,6 @@ def test_fixed_alpha_mixes_means_and_deviations(x64, alpha):
     np.testing.assert_allclose(ours, normal(x, mean, std**2 - 1e-5, variables), rtol=1e-9)
 
 
-def test_random_alpha_is_drawn_anew_for_samples_and_batches_from_one_seed(x64):
-    variables, x = one_layer()
-    x = jnp.broadcast_to(x[:1], x.shape)
-    adapt = adaptation.random_alpha(LAYER, seed=4)
-    one = jax.jit(adapt.predict)
-    first, carry = one(variables, adapt.init(variables), x)
-    second, _ = one(variables, carry, x)
-    values = np.concatenate([first[:, 0, 0, 0], second[:, 0, 0, 0]])
-    assert len(np.unique(values)) == 12
-    np.testing.assert_array_equal(predict(adapt, variables, x), first)
-    edges = [predict(adaptation.fixed_alpha(LAYER, a), variables, x)[0, 0, 0, 0] for a in (0, 1)]
-    assert (min(edges) <= values).all()
-    assert (values <= max(edges)).all()
-
-
 def iabn_numpy(x, variables, strength):
     """NOTE's layer, sample by sample and channel by channel."""
     x, n = np.asarray(x), x[0, ..., 0].size

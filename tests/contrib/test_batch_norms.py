@@ -9,7 +9,6 @@ import pytest
 import federations as fed
 from fedjax_bn.contrib import fixbn, hbn
 from fedjax_bn.methods import fedavg
-from fedjax_bn.sharing import all_but_statistics
 
 SIZES, KEY = (9, 4, 6), jax.random.key(1)
 NET = fed.OneNorm()
@@ -108,11 +107,3 @@ def test_hbns_server_moves_towards_the_pooled_hybrid_moments(x64, t):
         np.testing.assert_allclose((mean, var), (x.mean(0), x.var(0)), rtol=1e-12)
     np.testing.assert_allclose(new["mean"], 0.75 * old["mean"] + 0.25 * mean, rtol=1e-11)
     np.testing.assert_allclose(new["var"], 0.75 * old["var"] + 0.25 * var, rtol=1e-11)
-
-
-def test_hbn_leaves_statistics_alone_that_clients_keep():
-    method = hbn(NET, fed.SGD, share=all_but_statistics, momentum=0.5)
-    state = fed.begun(method, KEY, fed.variables_of(NET), 3)
-    before = jax.tree.map(np.array, state.personal["batch_stats"])
-    after, _ = method.round(state, fed.batches_of(SIZES), KEY)
-    fed.assert_equal(after.personal["batch_stats"], before)

@@ -17,7 +17,7 @@ from fedjax_bn import models
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.engine import backend
-from fedjax_bn.engine.backend import on_cpu, traced_for
+from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods.learning import learning, supervised
@@ -241,15 +241,3 @@ def test_every_model_is_lowered_for_accelerators(name):
     text = lowered_elsewhere(both, variables_of(model, images), batch, many)
     assert ("stablehlo.convolution" in text) == (name not in ("MLP", "TwoLayer"))
     assert bool(GROUPED.search(text)) == name.startswith("ConvNeXt")
-
-
-def test_the_platform_is_the_one_said_else_the_default_device_else_the_default(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not on_cpu()
-    with traced_for("cpu"):
-        assert on_cpu()
-    with jax.default_device(jax.devices("cpu")[0]):
-        assert on_cpu()
-        with traced_for("tpu"):
-            assert not on_cpu()
-    assert not on_cpu()
