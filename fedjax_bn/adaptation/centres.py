@@ -9,9 +9,8 @@ from fedjax_bn.adaptation.adaptation import Adaptation, logits_of
 from fedjax_bn.arguments.ranges import Views, bounded
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.models.classifier import require_linear, sizes_of
+from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.sharing import Variables
 
 
@@ -78,6 +77,11 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     return Adaptation(init, predict)
 
 
+def mean(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """Returns the mean f[] of the values f[...] where `counts` bool[...]; 0 if it is nowhere."""
+    return jnp.where(counts, values, 0).sum() / jnp.maximum(counts.sum(dtype=values.dtype), 1)
+
+
 def entropy(logits: jax.Array) -> jax.Array:
     """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
     logs = jax.nn.log_softmax(logits)
@@ -104,22 +108,6 @@ def logits_and_seen(
     logits = logits.astype(promote(logits.dtype, jnp.float32))
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
     return jnp.where(seen[..., None], logits, 0), seen
-
-
-def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
-    """Returns the path of the dense layer that classifies; `method` is for the error message.
-
-    Raises:
-      ValueError: the classifier cannot be found, or consists of several layers.
-    """
-    path = sizes_of(model, variables).path
-    if not path:
-        raise ValueError(
-            f"{method} needs a classifier that is one dense layer, but the method classify of "
-            f"{name_of(model)} calls several: name one by "
-            "fedjax_bn.models.with_classifier(model, NAME)"
-        )
-    return path
 
 
 def _unit(x: jax.Array) -> jax.Array:

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import classifier_path, entropy, logits_and_seen, without_padding
+from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean, without_padding
 from fedjax_bn.arguments.ranges import AtLeast0, Fraction, bounded
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.sharing import Variables, batch_norm_paths, join, norm_paths, path_names, split
-from fedjax_bn.task import masked_mean
 
 PyTree = Any
 _MOMENTUM = 0.9
@@ -50,9 +50,7 @@ def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
       rate: the learning rate, at least 0; 0.001 in Tent, except on ImageNet.
     """
     learns = partial(_norms, "tent", model)
-    return _by_gradient(
-        model, learns, lambda x, seen: masked_mean(entropy(x), seen), optax.adam(rate)
-    )
+    return _by_gradient(model, learns, lambda x, seen: mean(entropy(x), seen), optax.adam(rate))
 
 
 @bounded
@@ -78,7 +76,7 @@ def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
         # The mean is taken in logs, because the gradient of p log p is not finite at 0.
         sums = jax.nn.logsumexp(logs, axis=0, b=weight[:, None])
         average = sums - jnp.log(jnp.maximum(weight.sum(), 1))
-        return masked_mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
+        return mean(entropy(logits), seen) + (jnp.exp(average) * average).sum()
 
     def learns(variables: Variables) -> PyTree:
         path = classifier_path("shot", model, variables)
@@ -165,7 +163,7 @@ def sar(
             entropies = entropy(logits)
             below = seen & (entropies < margin * math.log(logits.shape[-1]))
             counted = below if counted is None else below & counted
-            return masked_mean(entropies, counted), (outputs, counted)
+            return mean(entropies, counted), (outputs, counted)
 
         learned = carry.learned.parameters
         gradient, (outputs, counted) = jax.grad(certain, has_aux=True)(learned, None)

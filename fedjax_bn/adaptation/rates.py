@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import entropy, logits_and_seen, without_padding
+from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean, without_padding
 from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.backend import all_finite
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.layer import Layer, Statistics, moments, moving
 from fedjax_bn.sharing import STATISTICS, PyTree, Variables, batch_norm_paths, path_names, without
-from fedjax_bn.task import masked_mean
 
 
 class _Direction(NamedTuple):
@@ -131,7 +130,7 @@ def learn_rates(
             # Padding may hold labels outside the classes, whose loss would be NaN.
             label = jnp.where(seen, batch["label"], 0)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
-            return masked_mean(losses, seen)
+            return mean(losses, seen)
 
         def stepped(leaf_rate: jax.Array, g: jax.Array, leaf: jax.Array) -> jax.Array:
             # Large leaves have large gradients: the root of the size keeps rates comparable.
@@ -175,7 +174,7 @@ def _direction(
             options = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
         passed = forward(model, model_variables, images, **options)
         logits, seen = logits_and_seen(model, passed.outputs, valid)
-        return masked_mean(entropy(logits), seen), passed.moved
+        return mean(entropy(logits), seen), passed.moved
 
     gradient, moved = jax.grad(loss, has_aux=True)(variables["params"])
     direction = {"params": jax.tree.map(jnp.negative, gradient)}

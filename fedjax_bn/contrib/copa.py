@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.adaptation.centres import classifier_path
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.contrib.parts import collecting, in_row, starting_with
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, require_batch_norm
-from fedjax_bn.models.classifier import require_linear
+from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.sharing import PyTree, SharingRule, Variables, complete, everything, path_names
 from fedjax_bn.state import Received, stack

@@ -148,8 +148,8 @@ def calibrated_objective(learned: Learning, weight: float) -> Objective:
             frozen = forward(learned.model, round_start, images)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
         if outputs["trained"]:
-            stages = (stages_brought(layers[name], seen) for name, seen in outputs.items())
-            gaps += stage_gaps(*stages, valid).astype(gaps.dtype)
+            t, s = (stages_brought(layers[name], seen) for name, seen in outputs.items())
+            gaps += stage_gaps(t, s, valid).astype(gaps.dtype)
         # In its first round a client has no frozen model: the gaps are computed, but count 0.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)

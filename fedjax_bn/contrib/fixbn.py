@@ -60,8 +60,10 @@ def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
         def choose(tracked: jax.Array, measured: jax.Array) -> jax.Array:
             return jnp.where(fixed, tracked.astype(measured.dtype), measured)
 
-        running = layer.mean, layer.var
-        moved = plain.moved and tuple(map(choose, running, plain.moved))
-        return Statistics(*map(choose, running, plain[:2]), moved)
+        mean, var = choose(layer.mean, plain.mean), choose(layer.var, plain.var)
+        if plain.moved is None:
+            return Statistics(mean, var)
+        moved = choose(layer.mean, plain.moved[0]), choose(layer.var, plain.moved[1])
+        return Statistics(mean, var, moved)
 
     return rule

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.adaptation.centres import classifier_path
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod, check_choices
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
+from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.normalization.instance import instance_moments, positioned

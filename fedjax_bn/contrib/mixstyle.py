@@ -103,7 +103,7 @@ def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax
 
 def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
     """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
-    ends = [("layer1", "layer2", "layer3")]
+    ends: list[tuple[str, ...]] = [("layer1", "layer2", "layer3")]
     if not names and batch_norm_paths(variables):
         ends.append(tuple(spatial_layers(model, variables, images))[:2])
     return tuple(stages_of("mixstyle", variables, names, ends))

@@ -184,7 +184,7 @@ def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.maximum(norms_x[:, None] + norms_y[None] - 2 * x @ y.T, 0)
 
 
-def in_row(client: jax.Array, rows: jax.Array, value: jax.Array) -> jax.Array:
+def in_row(client: jax.Array | int, rows: jax.Array, value: jax.Array | int) -> jax.Array:
     """Returns zeros like all clients' rows f[K, ...], with `value` in this client's row."""
     return jnp.zeros_like(rows).at[client].set(value)
 

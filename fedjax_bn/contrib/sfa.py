@@ -54,7 +54,9 @@ def sfa(
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def _with_affine_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
+def _with_affine_noise(
+    key: jax.Array, features: jax.Array, scale: float, shift: float
+) -> jax.Array:
     """Returns a f + b, see `sfa`, for f of any shape."""
     a, b = jax.random.normal(key, (2, *features.shape), features.dtype)
     return (1 + scale * a) * features + shift * b
