@@ -160,11 +160,9 @@ def mixnorm(
 ) -> Adaptation:
     """MixNorm (Hu et al. 2021): moments over a sample and its views, mixed with the running ones.
 
-    Mean and variance over the positions of all views have weight m, the running ones 1 - m. Returns
-    the predictions for the original images, from one pass over `views` times as many images.
-
-    Differs from the paper: the running statistics do not move with the stream, so that samples are
-    independent of each other, as FedIG's comparison (Table 3c) needs.
+    Mean and variance over the positions of all views have weight m, the running ones 1 - m. The
+    predictions are for the original images. Differs from the paper: the running statistics do not
+    move with the stream, so that samples are independent, as FedIG's Table 3c needs.
 
     Args:
       model: images f[B, H, W, C] -> logits.

@@ -139,8 +139,7 @@ def sar(
 
     Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, and a batch without a
     certain sample takes no step of momentum. After a reset momentum and average start again, where
-    theirs continue: its reset restores the model alone, so that the old momentum moves it away from
-    the received one, and it resets again after every batch until the average is above `reset`.
+    theirs continue, so that it resets after every batch until the average is above `reset`.
 
     Args:
       model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.

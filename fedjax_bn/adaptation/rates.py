@@ -44,10 +44,9 @@ def atp(
     stream so far, each batch weighted by its valid samples (ATP-online). With the carry of `init`
     for every batch it moves along the batch's own h (ATP-batch).
 
-    Differs from the authors' code (baowenxuan/ATP, its test `online_avg`): that takes the mean of
-    the moved models, whose variances were clipped at 0 one by one, where the moved mean is clipped
-    here, and weighs batches alike. As long as nothing is clipped and batches are full, both are the
-    same.
+    Differs from the authors' code (baowenxuan/ATP, its test `online_avg`): that takes the plain
+    mean of the moved models, whose variances are clipped at 0 one by one. As long as nothing is
+    clipped and batches are full, both are the same.
 
     Args:
       model: images -> logits f[B, classes] or f[B, H, W, classes].

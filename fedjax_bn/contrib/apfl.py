@@ -45,10 +45,8 @@ def apfl(
     SingleSet's model beside it. The reported loss is that of w. A step costs a second pass.
 
     These are the paper's equations. Differs from the authors' code (MLOPTPSU/FedTorch): it mixes
-    the outputs of v and w, not their parameters, in v's training and at the test. There alpha moves
-    after both models' first steps: it falls by their learning rate times 0.02 alpha plus the
-    product of v - w with alpha times v's gradient plus 1 - alpha times w's, both at the mixed
-    outputs.
+    the outputs of v and w, not their parameters, in v's training and at the test, and alpha moves
+    after both models' first steps, by a gradient at the mixed outputs and a decay.
 
     Args:
       alpha: every client's first share of v, in [0, 1].

@@ -68,14 +68,13 @@ def csac(  # type: ignore[misc] # its own default
     loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
     forward pass.
 
-    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py,
-    models/script/attention.py) leaves it at 0 in its default mode `alpha`, in which its list of t_i
-    stays empty; `stages=False` does the same. Differs from both: a client's first round has as many
-    epochs as any other, where theirs train 30 epochs alone; a compares the stages themselves, where
-    theirs is the mean of two attentions, one of which has random layers; stages are sampled and
-    projected position by position, where theirs are convolved; the layers are averaged, where
-    theirs are drawn again in each round; the model keeps its classifier, where theirs has a
-    bottleneck of 256; MMD is the biased estimate.
+    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py)
+    leaves it at 0 in its default mode; `stages=False` does too. Differs from both: a client's first
+    round has as many epochs as any other, where theirs train 30 epochs alone; a compares the stages
+    themselves, where theirs is the mean of two attentions, one of which has random layers; stages
+    are sampled and projected position by position, where theirs are convolved; the layers are
+    averaged, where theirs are drawn again in each round; the model keeps its classifier, where
+    theirs has a bottleneck of 256; MMD is the biased estimate.
 
     Args:
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.

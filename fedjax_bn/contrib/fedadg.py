@@ -62,19 +62,17 @@ def fedadg(
     layer without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f,
     onehot y).
 
-    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours).
-    The losses of D and G are from their code for VLCS (src/localTrain.py); in the code for PACS, D
-    descends (1 - D(g, y))^2 + D(f, y)^2 and G descends D(g, y)^2. Differs from both: the network
-    moves before D, whose f are those of a training pass; labels enter as 1, there as 0.6 (VLCS) or
-    0.7 (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7 of the
+    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours),
+    the losses of D and G those for VLCS (src/localTrain.py). Differs from both: the network moves
+    before D, whose f are those of a training pass; labels enter as 1, there as 0.6 (VLCS) or 0.7
+    (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7 of the
     network's rate; a client uploads its last state, not its best. The code for VLCS detaches G's
     outputs, so that G never learns there; here it learns.
 
     Args:
       optimizer: the local optimizer of all three, each with a separate state.
       share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
-      alone: fraction of a round's steps with CE only, in [0, 1]; 0.3 as in the authors' code for
-        PACS (3 of 10 epochs; 5 of 15 for VLCS).
+      alone: fraction of a round's steps with CE only, in [0, 1]; 0.3 as in the authors' code.
       hidden: width of G's hidden layer; 4096 as in the authors' code.
       projection: width of D's projection; 1024 as in the authors' code.
       judging: width of D's hidden layer; 1024 as in the authors' code.

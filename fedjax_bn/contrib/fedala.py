@@ -44,10 +44,9 @@ def fedala(
 
     Differs from the authors' code (TsingZ0/FedALA): W passes once over the epoch's batches in every
     round, where theirs reads 80 % of the samples, and in a client's second round repeats until its
-    loss stands still; the last layers are named modules, the classifier by default, where theirs
-    are the last arrays in the model's order. A client that is absent from a round keeps w_k and W,
-    where theirs weighs and replaces its model in every round; and theirs tests the weighted model
-    before it trains.
+    loss stands still; the last layers are named modules, where theirs are the last arrays in the
+    model's order. An absent client keeps w_k and W, where theirs weighs and replaces its model in
+    every round; and theirs tests the weighted model before it trains.
 
     Args:
       rate: learning rate of W, at least 0; 1 as in the authors' code.

@@ -60,26 +60,22 @@ def feddg(
 
     **It reveals parts of images.** When a client first takes part, it sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
-    which sends the amplitudes of all clients to every client. These are data, though not images,
-    and so the user must set their number. FedIG counts FedDG among the methods that harm privacy.
-    With half 0 they are the means of single images. `traffic` counts an upload as large as the bank
-    of all K clients, although it contains only the client's own amplitudes. The reported loss is
-    F(w; x). Until another client has sent amplitudes, x' = x.
+    which sends the amplitudes of all clients to every client. These are data, so the user must set
+    their number; with half 0 they are the means of single images. `traffic` counts an upload as
+    large as the bank of all K clients, although it contains only the client's own amplitudes. The
+    reported loss is F(w; x). Until another client has sent amplitudes, x' = x.
 
     A task of segmentation adds `boundary` times the contrast of features on and around the borders
     of regions (`contrib.boundary`), over both passes, in the map that the last layer reads.
 
     Defaults but `order` are those of the authors' released code, whose loader exchanges only the
     means, as a whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and
-    `half`. The code is of first order, because it takes the inner gradient without `create_graph`.
-    The default is the paper's objective, a function of w alone, and what our numbers were measured
-    with; `order=1` is the code, and costs less.
+    `half`. The code is of first order (`order=1`, which costs less); the default is the paper's
+    objective, a function of w alone, and what our numbers were measured with.
 
     Differs from the code: clients send only the window, of images as they are trained on; x' is not
     clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
-    out, where theirs gives NaN; only x moves running statistics. Its test leaves the network in
-    training mode, which for batch norm is the adaptation `batch` and changes nothing for the
-    instance norms that their network has.
+    out, where theirs gives NaN; only x moves running statistics.
 
     Args:
       spectra: number of images whose amplitudes each client sends, from 1 to a batch.

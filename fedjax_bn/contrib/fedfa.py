@@ -64,13 +64,11 @@ def fedfa(
     channel, as in the paper, where the code has one variance over clients and channels, so that its
     g is always 1; u divides by the number of clients, not by one less; maps are redrawn where a
     module ends, before a pooling, so that the skip connections of a U-Net carry redrawn maps too.
-    The Dice that it prints is HarmoFL's, which counts the background, see `harmofl`.
 
     Args:
       names: modules whose outputs are redrawn if they are maps, see `contrib.parts.stages_of`. ""
-        means the first of these that the model has: encoders and bottleneck of a U-Net; the ends of
-        layer1 to layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's
-        stage.
+        means the first of these that the model has: encoders and bottleneck of a U-Net, as in the
+        paper; the ends of layer1 to layer4; a DenseNet's transitions; all batch norms.
       probability: probability that a module redraws in a pass, in [0, 1]; 0.5 as in the paper.
       momentum: weight of the past in averages of statistics, in [0, 1]; 0.99 as in the paper.
       model, optimizer, **options: as in `fedavg`, without `server`.

@@ -45,8 +45,7 @@ def fedsam(
     Args:
       optimizer: the local optimizer, which applies the gradient at w + e.
       rho: distance of the point from w, at least 0; 0.05 as in HarmoFL's code. Caldarola et al.
-        have 0.1 for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge; their published script
-        (debcaldarola/fedsam) has placeholders.
+        have 0.1 for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge.
       eta: eta of ASAM, at least 0; 0 is SAM. 0.2 in Caldarola et al., to our knowledge.
       variates: whether clients keep SCAFFOLD's variates.
       model, **options: as in `fedavg`; with `variates` without `server`.

@@ -47,11 +47,10 @@ def mixstyle(
 
     Args:
       model: images -> outputs, whose named modules give maps f[B, ..., C] with spatial axes.
-      names: modules after which styles mix, such as "norm1,norm2"; "layer1" means the last module
-        with that name or with a name that begins with "layer1_". "" means the ends of the stages
-        layer1, layer2 and layer3, as in the authors' scripts for PACS ("layer1,layer2" for
-        OfficeHome: KaiyangZhou/mixstyle-release, imcls/scripts/run_mixstyle.sh); if the model lacks
-        these, it means the first two batch norms that see maps, our choice.
+      names: modules after which styles mix, see `contrib.parts.stages_of`. "" means the ends of the
+        stages layer1, layer2 and layer3, as in the authors' scripts for PACS ("layer1,layer2" for
+        OfficeHome: KaiyangZhou/mixstyle-release); if the model lacks these, it means the first two
+        batch norms that see maps, our choice.
       probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
       optimizer, **options: as in `fedavg`.

@@ -65,9 +65,8 @@ def fedcd(  # type: ignore[misc] # its own default
     SCI alone is `weigh=by_size`, and REA alone is `fedavg(..., weigh=risk_extrapolation(eta))`.
     With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
 
-    The paper does not state which optimizer trains the masks. Here the model's optimizer does. Our
-    masks grow, whereas those in its Fig. 3 shrink; a weight decay of 0.01 shrinks ours too
-    (docs/results/).
+    The paper does not state which optimizer trains the masks. Here the model's does, and our masks
+    grow, whereas those in its Fig. 3 shrink; a weight decay of 0.01 shrinks ours too.
 
     Args:
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.

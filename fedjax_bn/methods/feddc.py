@@ -47,9 +47,8 @@ def feddc(
     variates are SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
 
     The sum is over the round's participants, with the round's weights. Differs from the authors'
-    code (github.com/gaoliang13/FedDC): there x' is the plain mean of the participants' y_k plus the
-    plain mean of all clients' h_k, and alpha and c are divided by K p_k, a client's size relative
-    to the mean. Both versions agree if all clients take part and have the same size.
+    code (gaoliang13/FedDC): there x' is the plain mean of the participants' y_k plus that of all
+    clients' h_k, and alpha and c are divided by K p_k. Both agree if all take part with equal size.
 
     Args:
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.

@@ -76,9 +76,8 @@ def fedig(  # type: ignore[misc] # its own default
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
       cafl: how CAFL combines a sample's F features. "sum" is the squared norm as printed, which
-        diverged or made all features equal from random weights and from ImageNet's
-        (docs/results/). "mean" divides it by F and trains from both. In Python also a function
-        `distance(features, mixed) -> f[B]`.
+        diverged or made all features equal from random weights and from ImageNet's; "mean" divides
+        it by F and trains. In Python also a function `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text; MixIG with u ~ U(0, 1) by
         default. `normalization.mixig.choose_mixing` lists the others (Tables 1, 3b and 6).
       adapter: whether `optimizer` also trains the zero-shot adapter, with a separate state.

@@ -35,9 +35,8 @@ def moon(
     initial model). z_r and z_p are computed in evaluation mode and pass no gradient. The reported
     loss is the cross entropy alone. With mu = 0 it is FedAvg.
 
-    Differs from the paper and the authors' code (QinbinLi/MOON): there is no projection head. In
-    their network two dense layers with a ReLU between them project the features to 256 values,
-    which are z and the classifier's input. A model that ends in such layers has the same z here.
+    Differs from the paper and the authors' code (QinbinLi/MOON): there is no projection head, whose
+    256 values are z and the classifier's input. A model that ends in its layers has the same z.
 
     Args:
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100

@@ -36,12 +36,8 @@ def response(
 ) -> PyTree:
     """Returns r(steps), the distance under a constant gradient of 1 from a fresh optimizer's state.
 
-    Args:
-      optimizer: the local optimizer.
-      steps: i32[], from 0 to `most_steps`.
-      most_steps: the largest number of steps.
-      dtype: floating dtype of the parameters.
-      received: has the round and the parameters; None for round 0 and an optimizer without masks.
+    `steps` is i32[], at most `most_steps`, and `dtype` that of the parameters. `received` has the
+    round and the parameters; None for round 0 and an optimizer without masks.
 
     Returns:
       f[]; or, if masks or labels of the optimizer treat parameters differently, a tree like the

@@ -27,10 +27,6 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     The training makes the steps of `client.run_steps` and scores the variables after every `every`
     steps and after the last step; the first of equal scores wins. Steps without valid samples come
     last and are not counted. State, losses and counts are those of the whole round.
-
-    Args:
-      score: usually `validation_score`.
-      every: steps between scores, at least 1.
     """
     if every < 1:
         raise ValueError(f"best_of_round: every={every} must be at least 1")
