@@ -1,8 +1,10 @@
 """Test-time adaptation: how a client outside the federation predicts with the received model.
 
 An adaptation is a pair of pure functions. Its carry passes from batch to batch of one client and
-starts again for the next client. Those of `learning`, `centres` and
-`rates` learn from unlabelled images.
+starts again for the next client. Those of `learning`, `centres` and `rates` learn from unlabelled
+images. `model` is a linen module or `models.from_nnx` of an nnx module, images -> logits. A model
+without what an adaptation needs (batch norm that rules reach, logits, one dense classifier) raises
+ValueError at `init` or `predict`.
 """
 
 from fedjax_bn.adaptation.adaptation import (
@@ -31,27 +33,8 @@ from fedjax_bn.adaptation.learning import sar, shot, tent
 from fedjax_bn.adaptation.rates import atp, learn_rates
 
 __all__ = [
-    "Adaptation",
-    "atp",
-    "batch",
-    "ensemble",
-    "fixed_alpha",
-    "iabn",
-    "initial",
-    "learn_rates",
-    "learned_alpha",
-    "mixnorm",
-    "random_alpha",
-    "record_alphas",
-    "running",
-    "sar",
-    "shot",
-    "stateless",
-    "t3a",
-    "tent",
-    "tsmobn",
-    "with_clients",
-    "without_affine",
-    "without_mask",
+    "Adaptation", "atp", "batch", "ensemble", "fixed_alpha", "iabn", "initial", "learn_rates",
+    "learned_alpha", "mixnorm", "random_alpha", "record_alphas", "running", "sar", "shot",
+    "stateless", "t3a", "tent", "tsmobn", "with_clients", "without_affine", "without_mask",
     "zero_shot_adapter",
-]
+]  # fmt: skip

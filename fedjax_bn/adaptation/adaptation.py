@@ -19,6 +19,7 @@ from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import (
     MEASURED,
     STATISTICS,
+    PyTree,
     Variables,
     all_but_batch_norm,
     batch_norm_paths,
@@ -28,7 +29,6 @@ from fedjax_bn.sharing import (
     without,
 )
 
-PyTree = Any
 _CLIENTS = "clients"  # the collection that `with_clients` adds
 
 
@@ -64,7 +64,6 @@ def initial(model: Any) -> Adaptation:
     """
 
     def untrained(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
-        del x, valid
         return Statistics(jnp.zeros_like(layer.mean), jnp.ones_like(layer.var))
 
     return stateless(model, untrained, per_sample=True)
@@ -81,15 +80,12 @@ def stateless(
     """Predicts every batch independently, normalized by a statistics rule.
 
     Args:
-      model: a linen module or `models.from_nnx` of an nnx module, images -> logits.
+      model: images -> logits, as for all adaptations.
       statistics: the rule of all its batch norms; None for the running statistics.
       per_sample: whether each sample's statistics are independent of the other samples, so that a
         large batch may pass in chunks (`models.cpu.in_cache`).
-
-    Raises:
-      ValueError: at `predict`, if there is a rule but the model has no batch norm, or one that no
-        rule reaches.
     """
+    # A rule that reads the whole batch must not see it in chunks.
     if per_sample:
         return each_by_itself(partial(predict_each, model, statistics))
 
@@ -138,21 +134,12 @@ def tsmobn(
     statistics, so momentum 0 equals `batch`, and so does a stream of a single batch.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits.
       momentum: tau, the weight of the past, in [0, 1]; may be traced.
       about: as in `normalization.tsmobn.update`.
-
-    Raises:
-      ValueError: at `init`, if the model has no batch norm; at `predict`, if it has one that no
-        rule reaches.
     """
 
     def init(variables: Variables) -> _Tracked:
-        if not batch_norm_paths(variables):
-            raise ValueError(
-                f"tsmobn tracks the statistics of batch norms, of which {name_of(model)} has "
-                "none: use the adaptation running"
-            )
+        _require_batch_norm("tsmobn", variables)
         return _Tracked(variables[STATISTICS], jnp.zeros((), bool))
 
     def predict(
@@ -164,6 +151,7 @@ def tsmobn(
         # Running statistics hold the tracked ones here, and the pass moves them.
         rule = tracked_statistics(batch_momentum, about=about)
         output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
+        # A batch of padding is no first batch: nothing is tracked after it.
         any_valid = jnp.ones((), bool) if valid is None else valid.any()
         return output.outputs, _Tracked(output.moved[STATISTICS], carry.started | any_valid)
 
@@ -185,6 +173,7 @@ def following(adaptation: Adaptation) -> Adaptation:
     ) -> tuple[jax.Array, PyTree]:
         if MEASURED not in variables:
             return adaptation.predict(variables, carry, images, valid)
+        # The batch counts before it is predicted, as in `tsmobn`.
         measured = hooks.follow(variables, carry[0], images, valid)
         outputs, carry = adaptation.predict(
             {**variables, MEASURED: measured}, carry[1], images, valid
@@ -195,19 +184,10 @@ def following(adaptation: Adaptation) -> Adaptation:
 
 
 def without_affine(adaptation: Adaptation) -> Adaptation:
-    """Returns the adaptation with scale 1 and bias 0 in every batch norm (TsmoBN, Fig. 3d).
-
-    Raises:
-      ValueError: at `init`, if the model has no batch norm.
-    """
+    """Returns the adaptation with scale 1 and bias 0 in every batch norm (TsmoBN, Fig. 3d)."""
 
     def plain(variables: Variables) -> Variables:
-        layers = batch_norm_paths(variables)
-        if not layers:
-            raise ValueError(
-                "without_affine resets the scale and bias of batch norms, and the model has none: "
-                "use the adaptation with its affine"
-            )
+        layers = _require_batch_norm("without_affine", variables)
 
         def reset(path: tuple, leaf: jax.Array) -> jax.Array:
             *module, name = path_names(path)
@@ -219,6 +199,13 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
         return {**variables, "params": params}
 
     return _of_changed(adaptation, plain)
+
+
+def _require_batch_norm(name: str, variables: Variables) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the model's batch norms; raises ValueError if there are none."""
+    if paths := batch_norm_paths(variables):
+        return paths
+    raise ValueError(f"{name} needs batch norms, but the model has none: use running")
 
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
@@ -244,18 +231,13 @@ def ensemble(model: Any) -> Adaptation:
     client, and the received model otherwise. The tested client needs the batch norms of every
     client (see `with_clients`), which FedIG calls a threat to privacy. In segmentation the mean is
     of each pixel; a network with one logit gets the background's log probability beside it.
-
-    Raises:
-      ValueError: at `predict`, if the variables have no collection `clients`, or the model returns
-        no logits.
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
         if _CLIENTS not in variables:
             raise ValueError(
-                f"the variables have no collection {_CLIENTS!r}: make them with "
-                "fedjax_bn.adaptation.with_clients(global_variables(state), "
-                "client_variables(state))"
+                f"ensemble needs the collection {_CLIENTS!r}: make the variables with "
+                "adaptation.with_clients(global_variables(state), client_variables(state))"
             )
         clients = variables[_CLIENTS]
         received = {name: variables[name] for name in clients}
@@ -264,13 +246,7 @@ def ensemble(model: Any) -> Adaptation:
             # Norms of one client, everything else as received.
             client_model = without(variables, *clients) | join(client_norms, received)
             outputs = predict_each(model, None, client_model, images)
-            if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
-                raise ValueError(
-                    "ensemble takes the mean of the clients' probabilities of classes, but "
-                    f"{type(model).__name__} has other outputs than logits f[B, classes] or "
-                    "f[B, H, W, classes]: use running or another adaptation"
-                )
-            return jax.nn.log_softmax(outputs if outputs.ndim == 2 else as_classes(outputs))
+            return jax.nn.log_softmax(logits_of(model, outputs))
 
         # One client after another, to need only the memory of one pass. The mean is taken in logs,
         # because the probability of a class may be too small for its dtype.
@@ -280,16 +256,23 @@ def ensemble(model: Any) -> Adaptation:
     return each_by_itself(predict)
 
 
+def logits_of(model: Any, outputs: Any) -> jax.Array:
+    """Returns logits f[B, C] or f[B, H, W, C] of classes; ValueError if outputs are no logits."""
+    if getattr(outputs, "ndim", 0) not in (2, 4):  # of classifiers, and for segmentation
+        raise ValueError(
+            f"this adaptation reads probabilities of classes, but {name_of(model)} has other "
+            "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
+        )
+    return outputs if outputs.ndim == 2 else as_classes(outputs)
+
+
 def with_clients(variables: Variables, clients: Variables) -> Variables:
     """Adds the collection `clients` to the received variables: all clients' batch norms [K, ...].
 
-    Args:
-      variables: one model's collections, as from `federation.global_variables`.
-      clients: all clients' collections [K, ...], as from `federation.client_variables`.
-
-    Raises:
-      ValueError: the model has no batch norm.
+    They are those of `federation.global_variables` and `federation.client_variables`. A model
+    without batch norm raises ValueError.
     """
+    # All that is no batch norm is the received model's, so only norms need K rows.
     model = {name: clients[name] for name in ("params", "batch_stats")}
     _, client_norms = split(model, all_but_batch_norm(model))
     return {**variables, _CLIENTS: client_norms}

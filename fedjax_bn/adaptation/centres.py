@@ -5,14 +5,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.adaptation.adaptation import Adaptation, logits_of
 from fedjax_bn.arguments.ranges import Views, bounded
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.engine.mask_loss import as_classes
-from fedjax_bn.models.classifier import require_linear, sizes_of
+from fedjax_bn.models.classifier import classifier_path, require_linear
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.sharing import Variables
 
 
@@ -37,19 +35,16 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     class can be without support.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits f[B, classes], the outputs of a dense
-        layer.
+      model: images -> logits f[B, classes], the outputs of a dense layer.
       supports: M, from 1 to 1000; the paper chooses among 1, 5, 20, 50, 100 and all. The carry
         takes M times the memory of the classifier's kernel.
-
-    Raises:
-      ValueError: the model's outputs are not those of one dense layer.
     """
 
     def init(variables: Variables) -> _Supports:
         layer = variables["params"]
         for name in classifier_path("t3a", model, variables):
             layer = layer[name]
+        # A column of the kernel is the first guess of where its class lies.
         rows = layer["kernel"].T.astype(promote(layer["kernel"].dtype, jnp.float32))
         logits = rows @ rows.T + layer.get("bias", jnp.zeros(len(rows))).astype(rows.dtype)
         # The classifier's own rows are the first supports of their classes.
@@ -66,6 +61,7 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
         logits, seen = logits_and_seen(model, passed.outputs, valid)
         assigned = (logits.argmax(-1) == jnp.arange(len(carry.entropy))[:, None]) & seen
         entropies = jnp.where(assigned, entropy(logits).astype(carry.entropy.dtype), jnp.inf)
+        # Unassigned samples have infinite entropy, so that all classes have arrays of one size.
         entropies = jnp.concatenate([carry.entropy, entropies], 1)
         # Numbers below M are stored supports, the others are samples of this batch.
         best = jnp.argsort(entropies, axis=1)[:, :supports]  # i[C, M]
@@ -81,16 +77,15 @@ def t3a(model: Any, supports: Views = 20) -> Adaptation:
     return Adaptation(init, predict)
 
 
+def mean(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """Returns the mean f[] of the values f[...] where `counts` bool[...]; 0 if it is nowhere."""
+    return jnp.where(counts, values, 0).sum() / jnp.maximum(counts.sum(dtype=values.dtype), 1)
+
+
 def entropy(logits: jax.Array) -> jax.Array:
     """Returns the entropy f[...] of softmax(logits f[..., C]), in [0, ln C]."""
     logs = jax.nn.log_softmax(logits)
     return -(jnp.exp(logs) * logs).sum(-1)
-
-
-def mean(values: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns the mean f[] of the values f[...] where `counts` bool[...]; 0 if it is nowhere."""
-    count = jnp.maximum(counts.sum(dtype=values.dtype), 1)
-    return jnp.where(counts, values, 0).sum() / count
 
 
 def without_padding(images: jax.Array, valid: jax.Array | None) -> jax.Array:
@@ -105,45 +100,14 @@ def logits_and_seen(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns logits f[..., C] of at least float32 and bool[...], the predictions that count.
 
-    Args:
-      model: for the error message.
-      outputs: f[B, C], or f[B, H, W, C] for segmentation.
-      valid: bool[B]; None for all.
-
-    Raises:
-      ValueError: the model has other outputs.
+    Outputs are f[B, C], or f[B, H, W, C] for segmentation; the model is for the error message.
     """
-    if getattr(outputs, "ndim", 0) not in (2, 4):
-        raise ValueError(
-            f"this adaptation learns from probabilities of classes, but {name_of(model)} has other "
-            "outputs than logits f[B, classes] or f[B, H, W, classes]: use running or tsmobn"
-        )
-    logits = outputs if outputs.ndim == 2 else as_classes(outputs)
+    logits = logits_of(model, outputs)
     seen = jnp.ones(len(logits), bool) if valid is None else valid
     seen = jnp.broadcast_to(seen.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
     logits = logits.astype(promote(logits.dtype, jnp.float32))
     # Before the softmax, because the gradient of a NaN is NaN even if its value is dropped.
     return jnp.where(seen[..., None], logits, 0), seen
-
-
-def classifier_path(method: str, model: Any, variables: Variables) -> tuple[str, ...]:
-    """Returns the path of the dense layer that classifies.
-
-    Args:
-      method: the adaptation, for the error message.
-      model, variables: as in `models.classifier.sizes_of`.
-
-    Raises:
-      ValueError: the classifier cannot be found, or consists of several layers.
-    """
-    path = sizes_of(model, variables).path
-    if not path:
-        raise ValueError(
-            f"{method} needs a classifier that is one dense layer, but the method classify of "
-            f"{name_of(model)} calls several: use tent, or name one by "
-            "fedjax_bn.models.with_classifier(model, NAME)"
-        )
-    return path
 
 
 def _unit(x: jax.Array) -> jax.Array:

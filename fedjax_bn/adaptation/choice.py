@@ -32,17 +32,11 @@ STREAM = {
 
 
 class Choice(NamedTuple):
-    """An adaptation, with the size and order of the batches that it is tested on.
-
-    Attributes:
-      adaptation: (init, predict).
-      batch_size: samples per batch, at least 1.
-      order: seed of the random order of the samples; -1 for the order of storage.
-    """
+    """An adaptation, with the size and order of the batches that it is tested on."""
 
     adaptation: Adaptation
     batch_size: int
-    order: int
+    order: int  # seed of the random order of the samples; -1 for the order of storage
 
 
 def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
@@ -61,17 +55,16 @@ def choose_adaptation(choice: str, model: Any, batch_size: int = 32) -> Choice:
 
     Args:
       choice: the choice; a name without keys takes all defaults.
-      model: as in `adaptation.stateless`, images -> logits.
       batch_size: the batch size if the text has none.
 
     Raises:
-      ValueError: a name or key is unknown, or a value has the wrong type; the message lists the
-        valid ones.
+      ValueError: a name or key is unknown, or a value has the wrong type.
     """
     named = f"adaptation {brief(choice)}"
     make, options = read_choice(named, choice, ADAPTATIONS, extra=STREAM)
     stream = {key: argument.default for key, argument in STREAM.items()}
     stream["batch_size"] = batch_size
+    # What is left are the adaptation's own arguments.
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
     adaptation = call_chosen(named, make, model, **options)
     if not isinstance(adaptation, Adaptation):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_bn.adaptation.adaptation import Adaptation, each_by_itself, predict_each, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, Views, bounded
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization.adapter import COLLECTION, Adapter, adapted_statistics
+from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.normalization.instance import deviations, handed_over, instance_moments, positioned
 from fedjax_bn.normalization.layer import (
@@ -33,7 +33,7 @@ def zero_shot_adapter(model: Any) -> Adaptation:
     """
 
     def predict(variables: Variables, images: jax.Array) -> jax.Array:
-        statistics = adapted_statistics(_adapter_of(variables))
+        statistics = adapted_statistics(variables.get(COLLECTION, {}))
         return predict_each(model, statistics, variables, images)
 
     return each_by_itself(predict)
@@ -46,22 +46,12 @@ def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.
     """
 
     def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:
-        statistics = adapted_statistics(_adapter_of(variables))
+        statistics = adapted_statistics(variables.get(COLLECTION, {}))
         passed = forward(model, variables, images, statistics=statistics, wanted=["recorded"])
         leaves = jax.tree_util.tree_leaves_with_path(passed.recorded)
         return {"/".join(path_names(path[:-1])): alpha for path, alpha in leaves}
 
     return record
-
-
-def _adapter_of(variables: Variables) -> Adapter:
-    """The adapter's parameters; raises ValueError if the variables lack them."""
-    if COLLECTION not in variables:
-        raise ValueError(
-            f"the variables have no collection {COLLECTION!r} but {', '.join(sorted(variables))}: "
-            "train with fedig and adapter=True, or use another adaptation"
-        )
-    return variables[COLLECTION]
 
 
 @bounded
@@ -72,7 +62,6 @@ def fixed_alpha(model: Any, alpha: UpTo1 | jax.Array = 0.5) -> Adaptation:
     the paper: mixes in the sample's statistics, not the batch's, as in FedIG's comparison.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits.
       alpha: weight of the sample's own statistics, in [0, 1]; f[B] for one weight per sample.
     """
     rule = _mixed_statistics(lambda layer, size, dtype: alpha)
@@ -85,7 +74,6 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
     """Applies Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c).
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits.
       seed: seed of the random key in the carry.
     """
 
@@ -104,13 +92,10 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def _mixed_statistics(
-    weights: Callable[[Layer, int, Any], jax.Array | float],
-) -> StatisticsRule:
+def _mixed_statistics(weights: Callable[[Layer, int, Any], jax.Array | float]) -> StatisticsRule:
     """The rule of Eq. 7, in which `weights(layer, B, dtype)` returns alpha, a number or f[B]."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         if not is_spatial(x):
             return running_statistics(layer, x)
         instance, received = deviations(layer, x)
@@ -140,7 +125,6 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
     axes, or with one position, uses the running statistics.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits.
       strength: k, the number of standard errors that a deviation must exceed; at least 0.
     """
 
@@ -148,7 +132,6 @@ def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
         return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0)
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         n = x[0, ..., 0].size
         if not is_spatial(x) or n == 1:
             return running_statistics(layer, x)
@@ -177,27 +160,25 @@ def mixnorm(
 ) -> Adaptation:
     """MixNorm (Hu et al. 2021): moments over a sample and its views, mixed with the running ones.
 
-    Mean and variance over the positions of all views have weight m, the running ones 1 - m. Returns
-    the predictions for the original images, from one pass over `views` times as many images.
-
-    Differs from the paper: the running statistics do not move with the stream, so that samples are
-    independent of each other, as FedIG's comparison (Table 3c) needs.
+    Mean and variance over the positions of all views have weight m, the running ones 1 - m. The
+    predictions are for the original images. Differs from the paper: the running statistics do not
+    move with the stream, so that samples are independent, as FedIG's Table 3c needs.
 
     Args:
-      model: as in `adaptation.stateless`, images f[B, H, W, C] -> logits.
+      model: images f[B, H, W, C] -> logits.
       weight: m, weight of the sample's own statistics, in [0, 1].
       views: number of views, including the original; FedIG uses 5.
       view: (key, images) -> augmented images of the same shape; by default a random crop with 0.7
         to 1 of each side, resized to the whole image, and a flip with probability 1/2.
       seed: seed of the random key in the carry.
     """
-    view = view or crop_and_flip
+    view = view or _crop_and_flip
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         if not is_spatial(x):
             return running_statistics(layer, x)
         # The batch consists of all originals, then all second views, and so on.
+        # One sample with its views is then a batch of its own, for `moments`.
         samples = x.reshape(views, -1, *x.shape[1:]).swapaxes(0, 1)
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)
@@ -218,7 +199,7 @@ def mixnorm(
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+def _crop_and_flip(key: jax.Array, images: jax.Array) -> jax.Array:
     """The default view of images f[B, H, W, C]; see `mixnorm`."""
     side_key, corner_key, flip_key = jax.random.split(key, 3)
     count, height, width, _ = images.shape

@@ -15,16 +15,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.adaptation.centres import (
-    classifier_path,
-    entropy,
-    logits_and_seen,
-    mean,
-    without_padding,
-)
+from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean, without_padding
 from fedjax_bn.arguments.ranges import AtLeast0, Fraction, bounded
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_statistics
 from fedjax_bn.normalization.calls import name_of
@@ -51,11 +46,8 @@ def tent(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     `sharing.norm_paths`.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
+      model: images -> logits f[B, classes] or f[B, H, W, classes].
       rate: the learning rate, at least 0; 0.001 in Tent, except on ImageNet.
-
-    Raises:
-      ValueError: at `init`, if the model has no norm; at `predict`, if it returns no logits.
     """
     learns = partial(_norms, "tent", model)
     return _by_gradient(model, learns, lambda x, seen: mean(entropy(x), seen), optax.adam(rate))
@@ -75,12 +67,8 @@ def shot(model: Any, rate: AtLeast0 = 0.001) -> Adaptation:
     of the rate and Nesterov's step, which are in its code (tim-learn/SHOT).
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits f[B, classes], with a classifier that
-        is one dense layer (`models.classifier`).
+      model: images -> logits f[B, classes], with a classifier that is one dense layer.
       rate: the learning rate, at least 0; SHOT has 0.001 for a pretrained backbone.
-
-    Raises:
-      ValueError: at `init`, if the classifier cannot be found, or consists of several layers.
     """
 
     def objective(logits: jax.Array, seen: jax.Array) -> jax.Array:
@@ -116,6 +104,7 @@ def _by_gradient(
             outputs, logits, seen = _passed(model, variables, learned, images, valid)
             return objective(logits, seen), outputs
 
+        # The outputs are those before the step, as in Tent's code.
         gradient, outputs = jax.grad(loss, has_aux=True)(carry.parameters)
         moved = _stepped(optimizer, gradient, carry)
         return outputs, moved if valid is None else where_tree(valid.any(), moved, carry)
@@ -150,17 +139,13 @@ def sar(
 
     Differs from the code (mr-eggplant/SAR): no layer is frozen by its name, and a batch without a
     certain sample takes no step of momentum. After a reset momentum and average start again, where
-    theirs continue: its reset restores the model alone, so that the old momentum moves it away from
-    the received one, and it resets again after every batch until the average is above `reset`.
+    theirs continue, so that it resets after every batch until the average is above `reset`.
 
     Args:
       model, rate: as in `tent`; 0.00025 in SAR, for ResNet-50 and batches of 64.
       margin: E_0 as a share of ln C, in (0, 1].
       rho: distance of the point from w, at least 0.
       reset: the least average entropy, at least 0; 0 for no reset.
-
-    Raises:
-      ValueError: as in `tent`.
     """
     optimizer = optax.sgd(rate, _MOMENTUM)
 
@@ -181,6 +166,7 @@ def sar(
 
         learned = carry.learned.parameters
         gradient, (outputs, counted) = jax.grad(certain, has_aux=True)(learned, None)
+        # The constant keeps a gradient of 0 from giving 0 / 0.
         length = rho / (optax.tree.norm(gradient) + 1e-12)
         point = jax.tree.map(lambda w, g: w + (length * g).astype(w.dtype), learned, gradient)
         (level, (_, counted)), gradient = jax.value_and_grad(certain, has_aux=True)(point, counted)
@@ -201,6 +187,7 @@ def _passed(
     """Outputs with the parameters `learned`, by batch statistics, and `logits_and_seen` of them."""
     moved_model = {**variables, "params": join(learned, variables["params"])}
     rule = batch_statistics if batch_norm_paths(variables) else None
+    # NaN in padding would reach the gradients of all, although no loss counts it.
     images = without_padding(images, valid)
     outputs = forward(model, moved_model, images, statistics=rule, valid=valid).outputs
     return outputs, *logits_and_seen(model, outputs, valid)
@@ -212,8 +199,7 @@ def _norms(method: str, model: Any, variables: Variables) -> PyTree:
     learned = _chosen(variables, lambda path: path[:-1] in layers and path[-1] in ("scale", "bias"))
     if not jax.tree.leaves(learned):
         raise ValueError(
-            f"{method} learns the scale and bias of norms, of which {name_of(model)} has none: use "
-            "running, shot or t3a"
+            f"{method} learns norms, of which {name_of(model)} has none: use running, shot or t3a"
         )
     return learned
 

@@ -10,12 +10,11 @@ import optax
 from fedjax_bn.adaptation.adaptation import Adaptation
 from fedjax_bn.adaptation.centres import entropy, logits_and_seen, mean, without_padding
 from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
+from fedjax_bn.engine.backend import all_finite
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.layer import Layer, Statistics, moments, moving
-from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths, path_names, without
-
-PyTree = Any
+from fedjax_bn.sharing import STATISTICS, PyTree, Variables, batch_norm_paths, path_names, without
 
 
 class _Direction(NamedTuple):
@@ -45,20 +44,16 @@ def atp(
     stream so far, each batch weighted by its valid samples (ATP-online). With the carry of `init`
     for every batch it moves along the batch's own h (ATP-batch).
 
-    Differs from the authors' code (baowenxuan/ATP, its test `online_avg`): that takes the mean of
-    the moved models, whose variances were clipped at 0 one by one, where the moved mean is clipped
-    here, and weighs batches alike. As long as nothing is clipped and batches are full, both are the
-    same.
+    Differs from the authors' code (baowenxuan/ATP, its test `online_avg`): that takes the plain
+    mean of the moved models, whose variances are clipped at 0 one by one. As long as nothing is
+    clipped and batches are full, both are the same.
 
     Args:
-      model: as in `adaptation.stateless`, images -> logits f[B, classes] or f[B, H, W, classes].
+      model: images -> logits f[B, classes] or f[B, H, W, classes].
       rates: a number f[] for each leaf of the collections `params` and `batch_stats`, as from
         `learn_rates`; None for `rate` and `statistics`.
       rate: the rate of all parameters, at least 0; unused with `rates`.
       statistics: the rate of all running means and variances, at least 0; unused with `rates`.
-
-    Raises:
-      ValueError: at `predict`, if the model returns no logits.
     """
 
     def init(variables: Variables) -> _Direction:
@@ -66,19 +61,9 @@ def atp(
         return _Direction(nowhere, jnp.zeros((), promote(parameter_dtype(variables), jnp.float32)))
 
     def predict(
-        variables: Variables,
-        carry: _Direction,
-        images: jax.Array,
-        valid: jax.Array | None = None,
+        variables: Variables, carry: _Direction, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, _Direction]:
         images = without_padding(images, valid)
-
-        def averaged(mean_before: jax.Array, h: jax.Array) -> jax.Array:
-            # The mean over all samples so far, updated without their sum.
-            return mean_before + (batch_count / jnp.maximum(size, 1) * (h - mean_before)).astype(
-                mean_before.dtype
-            )
-
         towards = _direction(model, variables, images, valid)
         kinds = {"params": rate, STATISTICS: statistics}
         leaf_rates = rates or {
@@ -86,6 +71,12 @@ def atp(
         }
         batch_count = len(images) if valid is None else valid.sum(dtype=carry.size.dtype)
         size = carry.size + batch_count
+
+        def averaged(mean_before: jax.Array, h: jax.Array) -> jax.Array:
+            # The mean over all samples so far, updated without their sum.
+            change = batch_count / jnp.maximum(size, 1) * (h - mean_before)
+            return mean_before + change.astype(mean_before.dtype)
+
         towards = jax.tree.map(averaged, carry.mean, towards)
         outputs = forward(model, _moved(variables, leaf_rates, towards), images).outputs
         return outputs, _Direction(towards, size)
@@ -135,6 +126,7 @@ def learn_rates(
         def loss(rates: Variables) -> jax.Array:
             outputs = forward(model, _moved(variables, rates, towards), images).outputs
             logits, seen = logits_and_seen(model, outputs, valid)
+            # Padding may hold labels outside the classes, whose loss would be NaN.
             label = jnp.where(seen, batch["label"], 0)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
             return mean(losses, seen)
@@ -150,15 +142,12 @@ def learn_rates(
         return jax.tree.map(partial(jnp.mean, axis=0), client_rates)
 
     rates = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), _moving(variables))
+    # One compiled round, called again, because the number of rounds should not unroll.
     learn = jax.jit(one_round)
     for _ in range(rounds):
         rates = learn(rates, batches)
-    for path, leaf_rate in jax.tree_util.tree_leaves_with_path(rates):
-        if not jnp.isfinite(leaf_rate):
-            raise ValueError(
-                f"learn_rates: the rate of {'/'.join(path_names(path))} is {leaf_rate} after "
-                f"{rounds} round(s) with rate={rate}: give a smaller rate"
-            )
+    if not all_finite(rates):
+        raise ValueError(f"learn_rates: rates are not finite with rate={rate}: give a smaller rate")
     return rates
 
 
@@ -173,17 +162,16 @@ def _direction(
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         # The batch's own statistics are what running ones with momentum 0 become.
-        fresh = moving(
-            layer._replace(momentum=0.0, training=True), *moments(x, valid, layer.columns)
-        )
+        moved_layer = layer._replace(momentum=0.0, training=True)
+        fresh = moving(moved_layer, *moments(x, valid, layer.columns))
         return Statistics(layer.mean, layer.var, fresh.moved)
 
     def loss(params: PyTree) -> tuple[jax.Array, Variables]:
         model_variables = {**variables, "params": params}
-        options: dict[str, Any] = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
-        passed = forward(
-            model, model_variables, images, **options if batch_norm_paths(variables) else {}
-        )
+        options: dict[str, Any] = {}
+        if batch_norm_paths(variables):
+            options = {"statistics": rule, "valid": valid, "wanted": ["moved"]}
+        passed = forward(model, model_variables, images, **options)
         logits, seen = logits_and_seen(model, passed.outputs, valid)
         return mean(entropy(logits), seen), passed.moved
 
@@ -191,9 +179,8 @@ def _direction(
     direction = {"params": jax.tree.map(jnp.negative, gradient)}
     if STATISTICS in variables:
         received = variables[STATISTICS]
-        direction[STATISTICS] = jax.tree.map(
-            jnp.subtract, moved.get(STATISTICS, received), received
-        )
+        fresh = moved.get(STATISTICS, received)
+        direction[STATISTICS] = jax.tree.map(jnp.subtract, fresh, received)
     return direction
 
 

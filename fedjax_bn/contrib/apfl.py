@@ -15,10 +15,9 @@ from fedjax_bn.engine.optimizers import start as start_optimizer
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step, in_turn
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 _FIRST = "first_step"  # bool[S] in the batches: the step that also moves alpha
 
 
@@ -46,26 +45,22 @@ def apfl(
     SingleSet's model beside it. The reported loss is that of w. A step costs a second pass.
 
     These are the paper's equations. Differs from the authors' code (MLOPTPSU/FedTorch): it mixes
-    the outputs of v and w, not their parameters, in v's training and at the test. There alpha moves
-    after both models' first steps: it falls by their learning rate times 0.02 alpha plus the
-    product of v - w with alpha times v's gradient plus 1 - alpha times w's, both at the mixed
-    outputs.
+    the outputs of v and w, not their parameters, in v's training and at the test, and alpha moves
+    after both models' first steps, by a gradient at the mixed outputs and a decay.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer of both models.
       alpha: every client's first share of v, in [0, 1].
       alpha_rate: r, the learning rate of alpha, at least 0; 0 keeps alpha.
-      **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
         share = jnp.asarray(alpha, parameter_dtype(variables))
         # The local model v starts as the shared one, so the mixture does too.
         return with_own_model(variables, alpha=share, local={"params": variables["params"]})
 
+    # Around the training and not the step, because only a round's start knows the received model.
     federate_options["train"] = _beginning(federate_options.get("train") or run_steps)
     gradient = differentiate(supervised(learned))
     personal_step = _of_mixture(gradient, optimizer, alpha_rate)
@@ -96,10 +91,8 @@ def _beginning(train: Train) -> Train:
     ) -> Trained:  # fmt: skip
         personal = variables[OWN]
         variables = _mixed(variables, personal["model"], personal["alpha"], personal["local"])
-        is_first_step = jnp.arange(batches["valid"].shape[0]) == 0
-        return train(
-            step, received, variables, state, batches | {_FIRST: is_first_step}, *arguments
-        )
+        batches = batches | {_FIRST: jnp.arange(batches["valid"].shape[0]) == 0}
+        return train(step, received, variables, state, batches, *arguments)
 
     return begun
 

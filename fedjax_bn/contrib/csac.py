@@ -1,6 +1,7 @@
 """CSAC (Yuan et al., TKDE 2023): semantic aggregation and calibration of separated domains."""
 
 import math
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Unpack
 
 import jax
@@ -26,10 +27,9 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, join, without
+from fedjax_bn.sharing import PyTree, Variables, join, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "calibration"  # the layers that bring all stages to one size
 _CHANNELS, _SIDE = 32, 7
 # Where stages 2 to 4 of a residual and of a densely connected network end.
@@ -68,27 +68,22 @@ def csac(  # type: ignore[misc] # its own default
     loss is CE. With calibration 0 it is FedAvg with this weighing. A step costs an additional
     forward pass.
 
-    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py,
-    models/script/attention.py) leaves it at 0 in its default mode `alpha`, in which its list of t_i
-    stays empty; `stages=False` does the same. Differs from both: a client's first round has as many
-    epochs as any other, where theirs train 30 epochs alone; a compares the stages themselves, where
-    theirs is the mean of two attentions, one of which has random layers; stages are sampled and
-    projected position by position, where theirs are convolved; the layers are averaged, where
-    theirs are drawn again in each round; the model keeps its classifier, where theirs has a
-    bottleneck of 256; MMD is the biased estimate.
+    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py)
+    leaves it at 0 in its default mode; `stages=False` does too. Differs from both: a client's first
+    round has as many epochs as any other, where theirs train 30 epochs alone; a compares the stages
+    themselves, where theirs is the mean of two attentions, one of which has random layers; stages
+    are sampled and projected position by position, where theirs are convolved; the layers are
+    averaged, where theirs are drawn again in each round; the model keeps its classifier, where
+    theirs has a bottleneck of 256; MMD is the biased estimate.
 
     Args:
-      model: images -> logits, with batch norms or named modules.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared in addition to logits.
       names: modules whose outputs are the stages, see `contrib.parts.stages_of`. "" for the first
         that the model has: the ends of layer2 to layer4, as in the authors' code; a DenseNet's
         last two transitions and its last batch norm; all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the model has no such modules.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0
@@ -98,16 +93,28 @@ def csac(  # type: ignore[misc] # its own default
         if not stages or COLLECTION in variables:
             return variables
         places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
-        trained_key, frozen_key = jax.random.split(stream(key, "attention"))
-        layers = {"trained": _layers(trained_key, places), "frozen": _layers(frozen_key, places)}
+        keys = jax.random.split(stream(key, "attention"))
+        layers = {
+            model_name: {
+                # Drawn in the default dtype, as for all models alike.
+                name: draw_dense(layer_key, size, _CHANNELS, jnp.result_type(float))
+                for layer_key, (name, size) in zip(
+                    jax.random.split(model_key, len(places)), places.items(), strict=True
+                )
+            }
+            for model_name, model_key in zip(("trained", "frozen"), keys, strict=True)
+        }
         layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
         return {**variables, COLLECTION: layers}
 
+    objective = calibrated_objective(learned, calibration)
     return method_of(
-        gradient_step(
-            differentiate(calibrated_objective(learned, calibration), trained), optimizer, trained
-        ),
-        memory=_start_memory,
+        gradient_step(differentiate(objective, trained), optimizer, trained),
+        # A placeholder, replaced at the end of the client's first round, before it counts.
+        memory=lambda shared, personal: {
+            "model": without(join(shared, personal), COLLECTION),
+            "trained": jnp.zeros((), bool),
+        },
         finish=_remember,
         weigh=weigh or by_divergence(),
         start=start,
@@ -116,31 +123,32 @@ def csac(  # type: ignore[misc] # its own default
 
 
 def calibrated_objective(learned: Learning, weight: float) -> Objective:
-    """Returns the objective of `csac`, for the memory of `_start_memory`.
-
-    It compares stages if the variables hold `calibration`.
-    """
+    """Returns the objective of `csac`, which compares stages if there is a `calibration`."""
     if not weight:
         return supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         layers = variables.get(COLLECTION, {"trained": {}, "frozen": {}})
-        stages_trained: dict[str, jax.Array] = {}
-        stages_frozen: dict[str, jax.Array] = {}
-        with _noting(layers["trained"], stages_trained):
+        outputs: dict[str, dict[str, jax.Array]] = {"trained": {}, "frozen": {}}
+
+        def noting(model_name: str) -> AbstractContextManager:
+            def note(name: str, x: jax.Array) -> jax.Array:
+                outputs[model_name][name] = x
+                return x
+
+            return changing_outputs(layers[model_name], note)
+
+        with noting("trained"):
             loss, out = learned.trained(without(variables, COLLECTION), images, batch, key)
-        with _noting(layers["frozen"], stages_frozen):
+        with noting("frozen"):
             # The memory has only trained leaves; the frozen ones come from the state.
             round_start = received.with_frozen(received.memory["model"])
             frozen = forward(learned.model, round_start, images)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
-        if stages_trained:
-            stages = (
-                stages_brought(layers["trained"], stages_trained),
-                stages_brought(layers["frozen"], stages_frozen),
-            )
-            gaps += stage_gaps(*stages, valid).astype(gaps.dtype)
+        if outputs["trained"]:
+            t, s = (stages_brought(layers[name], seen) for name, seen in outputs.items())
+            gaps += stage_gaps(t, s, valid).astype(gaps.dtype)
         # In its first round a client has no frozen model: the gaps are computed, but count 0.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
@@ -168,14 +176,6 @@ def stage_gaps(trained: jax.Array, frozen: jax.Array, valid: jax.Array) -> jax.A
     gap_of_pairs = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
     gaps = gap_of_pairs(within(trained, trained), within(frozen, frozen), distances)
     return (jax.lax.stop_gradient(attention) * gaps).sum()
-
-
-def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
-    def note(name: str, x: jax.Array) -> jax.Array:
-        seen[name] = x
-        return x
-
-    return changing_outputs(places, note)
 
 
 def stages_brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
@@ -210,24 +210,8 @@ def _resized(x: jax.Array) -> jax.Array:
     return x
 
 
-def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
-    """Returns the memory: the frozen model, and whether the client has frozen one."""
-    # A placeholder, replaced at the end of the client's first round, before it counts.
-    model = without(join(shared, personal), COLLECTION)
-    return {"model": model, "trained": jnp.zeros((), bool)}
-
-
 def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    """Makes the last act: at the end of its first round the client freezes its model."""
+    """Freezes the client's model at the end of its first round."""
     froze, model = received.memory["trained"], received.memory["model"]
     model = where_tree(froze, model, without(trained.variables, COLLECTION))
     return trained.variables, {"model": model, "trained": jnp.ones((), bool)}, ()
-
-
-def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
-    """Draws a dense layer from each stage's channels to 32, in the default dtype."""
-    keys, dtype = jax.random.split(key, len(places)), jnp.result_type(float)
-    return {
-        name: draw_dense(k, size, _CHANNELS, dtype)
-        for k, (name, size) in zip(keys, places.items(), strict=True)
-    }

@@ -17,7 +17,6 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 SPECIFIC, OWN = "specific", "domain"  # collections: shared by all clients, and each client's own
 
 
@@ -50,9 +49,6 @@ def csd(
       specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
       penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.
       optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the size of the features is not found.
     """
     learned, federate_options = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
@@ -86,7 +82,6 @@ def decomposed_objective(learned: Learning, specific: float, penalty: float) -> 
     """Returns the objective of `csd`, for variables with `specific` and `domain`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         plain = without(variables, SPECIFIC, OWN)
         require_linear("csd", learned.model, plain, images)
@@ -97,16 +92,16 @@ def decomposed_objective(learned: Learning, specific: float, penalty: float) -> 
         layers, weights = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
         specific_logits = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
         specific_logits += layers["bias"][:, None]
-        client_logits = jnp.tanh(layers["common"]) * common + jnp.tensordot(
-            weights, specific_logits, 1
-        )
+        client_logits = jnp.tanh(layers["common"]) * common
+        client_logits += jnp.tensordot(weights, specific_logits, 1)
         loss, by_domain = (
             learned.task.loss(logits, batch["label"], valid) for logits in (common, client_logits)
         )
         # W_0 is read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
-        value = loss + specific * by_domain + penalty * gram_penalty(kernels)
-        return value, (loss, out.moved)
+        gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)  # one matrix for each class
+        distance = jnp.square(gram - jnp.eye(len(kernels), dtype=gram.dtype)).mean()
+        return loss + specific * by_domain + penalty * distance, (loss, out.moved)
 
     return objective
 
@@ -120,10 +115,3 @@ def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
     # The last row is 0, whose logits are the bias alone.
     units = jnp.eye(size + 1, size, dtype=features.dtype)
     return classify(jnp.concatenate([features, units]))
-
-
-def gram_penalty(kernels: jax.Array) -> jax.Array:
-    """Returns the mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
-    # One Gram matrix for each class.
-    gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)
-    return jnp.square(gram - jnp.eye(len(kernels), dtype=gram.dtype)).mean()

@@ -18,10 +18,8 @@ from fedjax_bn.local_step import (
     in_turn,
 )
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.sharing import OWN, Variables, everything, join, keeping, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, everything, join, keeping, without
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -42,14 +40,13 @@ def ditto(
     model beside FedAvg's. The reported loss is the shared model's. A step costs a second pass.
 
     Args:
-      model: images -> outputs.
-      optimizer: the local optimizer of both models.
       weight: lambda, strength of the pull, at least 0.
-      **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     gradient = differentiate(supervised(learned))
     personal_step = gradient_step(_pulled(gradient, weight), optimizer)
+    # Two steps in turn on one batch, each with an optimizer state of its own.
     return method_of(
         in_turn(of_shared(gradient_step(gradient, optimizer)), _of_own(personal_step)),
         share=keeping(federate_options.pop("share", everything), OWN),

@@ -23,11 +23,10 @@ from fedjax_bn.local_step import (
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import Sizes, sizes_of
 from fedjax_bn.models.forward import Output
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # collections
 _ALONE = "classifies_alone"  # entry of a round's batches, bool[S]
 
@@ -63,37 +62,46 @@ def fedadg(
     layer without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f,
     onehot y).
 
-    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours).
-    The losses of D and G are from their code for VLCS (src/localTrain.py); in the code for PACS, D
-    descends (1 - D(g, y))^2 + D(f, y)^2 and G descends D(g, y)^2. Differs from both: the network
-    moves before D, whose f are those of a training pass; labels enter as 1, there as 0.6 (VLCS) or
-    0.7 (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7 of the
+    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours),
+    the losses of D and G those for VLCS (src/localTrain.py). Differs from both: the network moves
+    before D, whose f are those of a training pass; labels enter as 1, there as 0.6 (VLCS) or 0.7
+    (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7 of the
     network's rate; a client uploads its last state, not its best. The code for VLCS detaches G's
     outputs, so that G never learns there; here it learns.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
       optimizer: the local optimizer of all three, each with a separate state.
       share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
-      alone: fraction of a round's steps with CE only, in [0, 1]; 0.3 as in the authors' code for
-        PACS (3 of 10 epochs; 5 of 15 for VLCS).
+      alone: fraction of a round's steps with CE only, in [0, 1]; 0.3 as in the authors' code.
       hidden: width of G's hidden layer; 4096 as in the authors' code.
       projection: width of D's projection; 1024 as in the authors' code.
       judging: width of D's hidden layer; 1024 as in the authors' code.
-      **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the size of the features is not found.
+      model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="fedadg", **options)
-    steps = (
-        (pulled_to_discriminator(learned, share_of_loss), "params"),
-        (_discriminating(learned), DISCRIMINATOR),
-        (_generating, GENERATOR),
-    )
-    adversarial_steps = [
-        gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps
-    ]
+
+    def discriminating(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> Value:
+        # A new pass, because the network has moved since the pass of its own step.
+        _, out = _passed(learned, variables, batch, key)
+        discriminator, label = variables[DISCRIMINATOR], batch["label"]
+        generated = generated_features(variables[GENERATOR], label, key)
+        sure = jnp.square(_judged(discriminator, generated, label))
+        sure += jnp.square(1 - _judged(discriminator, out.features, label))
+        value = -masked_mean(sure, batch["valid"])
+        return value, (value, {})  # moves no statistics: the network's pass has moved them
+
+    # Each network's step sees the other as a constant, because only its collection is trained.
+    def generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        own_key, label = stream(key, "generated features"), batch["label"]
+        generated = generated_features(variables[GENERATOR], label, own_key)
+        gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], generated, label))
+        value = masked_mean(gaps, batch["valid"])
+        return value, (value, {})
+
+    def step_of(objective: Objective, collection: str) -> LocalStep:
+        return gradient_step(differentiate(objective, (collection,)), optimizer, (collection,))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if GENERATOR in variables:
@@ -102,7 +110,11 @@ def fedadg(
         return {**variables, **_start(key, sizes_of(model, variables), *widths)}
 
     return method_of(
-        in_turn(adversarial_steps[0], *map(_unless_alone, adversarial_steps[1:])),
+        in_turn(
+            step_of(pulled_to_discriminator(learned, share_of_loss), "params"),
+            _unless_alone(step_of(discriminating, DISCRIMINATOR)),
+            _unless_alone(step_of(generating, GENERATOR)),
+        ),
         around=lambda client: _announcing(client, alone),
         share=keeping(federate_options.pop("share", everything), DISCRIMINATOR),
         start=start,
@@ -114,45 +126,14 @@ def pulled_to_discriminator(learned: Learning, share: float) -> Objective:
     """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps `alone`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         loss, out = _passed(learned, variables, batch, key)
-        gaps = jnp.square(
-            1 - judged_features(variables[DISCRIMINATOR], out.features, batch["label"])
-        )
+        gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], out.features, batch["label"]))
         value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
         # The batch has no mark if the objective is called outside a round.
         value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
         return value, (loss, out.moved)
 
     return objective
-
-
-def _discriminating(learned: Learning) -> Objective:
-    """Returns D's objective: -(D(g, y)^2 + (1 - D(f, y))^2), a mean over valid samples."""
-
-    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
-        # A new pass, because the network has moved since the pass of its own step.
-        _, out = _passed(learned, variables, batch, key)
-        discriminator, label = variables[DISCRIMINATOR], batch["label"]
-        generated = generated_features(variables[GENERATOR], label, key)
-        sure = jnp.square(judged_features(discriminator, generated, label))
-        sure += jnp.square(1 - judged_features(discriminator, out.features, label))
-        value = -masked_mean(sure, batch["valid"])
-        return value, (value, {})  # moves no statistics: the network's pass has moved them
-
-    return objective
-
-
-def _generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-    """Returns G's objective: (1 - D(g, y))^2, a mean over valid samples."""
-    del received
-    generated = generated_features(
-        variables[GENERATOR], batch["label"], stream(key, "generated features")
-    )
-    gaps = jnp.square(1 - judged_features(variables[DISCRIMINATOR], generated, batch["label"]))
-    value = masked_mean(gaps, batch["valid"])
-    return value, (value, {})
 
 
 def generated_features(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
@@ -164,7 +145,7 @@ def generated_features(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.
     return jax.nn.relu(hidden @ layers["out"] + layers["out_bias"])
 
 
-def judged_features(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
+def _judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
     """Returns D(f, y) f[B], in (0, 1)."""
     kernel = layers["kernel"]
     projected = features.astype(kernel.dtype) @ layers["projection"]
@@ -180,10 +161,8 @@ def _with_label(x: jax.Array, label: jax.Array, kernel: jax.Array) -> jax.Array:
 def _passed(
     learned: Learning, variables: Variables, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, Output]:
-    images, plain = (
-        learned.read(variables, batch, key),
-        without(variables, GENERATOR, DISCRIMINATOR),
-    )
+    images = learned.read(variables, batch, key)
+    plain = without(variables, GENERATOR, DISCRIMINATOR)
     return learned.trained(plain, images, batch, key, wanted=["features"])
 
 

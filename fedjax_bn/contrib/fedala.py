@@ -16,10 +16,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import only_head
-from fedjax_bn.sharing import OWN, Variables, at, everything, keeping, split, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, at, everything, keeping, split, without
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -46,35 +44,29 @@ def fedala(
 
     Differs from the authors' code (TsingZ0/FedALA): W passes once over the epoch's batches in every
     round, where theirs reads 80 % of the samples, and in a client's second round repeats until its
-    loss stands still; the last layers are named modules, the classifier by default, where theirs
-    are the last arrays in the model's order. A client that is absent from a round keeps w_k and W,
-    where theirs weighs and replaces its model in every round; and theirs tests the weighted model
-    before it trains.
+    loss stands still; the last layers are named modules, where theirs are the last arrays in the
+    model's order. An absent client keeps w_k and W, where theirs weighs and replaces its model in
+    every round; and theirs tests the weighted model before it trains.
 
     Args:
-      model: images -> outputs.
       rate: learning rate of W, at least 0; 1 as in the authors' code.
       names: modules whose parameters are weighed, such as "layer4_1,head"; "" for the classifier,
         see `models.classifier.only_head`.
-      optimizer, **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: the task has no classifier, and `names` is empty; at `init`, there is no such
-        module, or the classifier is not found; at `round`, a module to weigh is frozen.
+      ValueError: at `round`, a module to weigh is frozen.
     """
     learned, federate_options = learning(model, classifier="" if names else "fedala", **options)
     objective = supervised(learned)
     chosen = at(*names_in(names)) if names else only_head(model)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
         last_layers, _ = split(variables, chosen(variables))
         return with_own_model(variables, weights=jax.tree.map(jnp.ones_like, last_layers["params"]))
 
-    epochs = federate_options.get("local_epochs", 1)
-    federate_options["train"] = _weighed_first(
-        federate_options.get("train") or run_steps, objective, rate, epochs
-    )
+    train, epochs = options.get("train") or run_steps, options.get("local_epochs", 1)
+    federate_options["train"] = _weighed_first(train, objective, rate, epochs)
     return method_of(
         of_shared(gradient_step(differentiate(objective), optimizer)),
         share=keeping(federate_options.pop("share", everything), OWN),
@@ -86,18 +78,16 @@ def fedala(
 def _weighed(variables: Variables, weights: PyTree) -> Variables:
     """Returns the shared model with w_k + (w - w_k) W where a parameter has weights W."""
 
-    def one(weight: jax.Array | None, w: jax.Array | None, personal: jax.Array) -> Any:
+    def mean(weight: jax.Array | None, w: jax.Array | None, personal: jax.Array) -> Any:
         if weight is None:
             return w
         if w is None:
-            raise ValueError(
-                "fedala weighs a module that is frozen: give fedala.names that frozen leaves out"
-            )
+            raise ValueError("fedala weighs a frozen module: give other modules by fedala.names")
         # At weight 1 exactly w, which mine + (w - mine) is not.
         return w + (1 - weight) * (personal - w)
 
     trees = weights, variables["params"], variables[OWN]["model"]["params"]
-    params = jax.tree.map(one, *trees, is_leaf=lambda leaf: leaf is None)
+    params = jax.tree.map(mean, *trees, is_leaf=lambda leaf: leaf is None)
     return {**without(variables, OWN), "params": params}
 
 
@@ -114,35 +104,22 @@ def _weighed_first(train: Train, objective: Objective, rate: float, local_epochs
         personal = variables[OWN]
         # The gradient of W is that at the weighed parameters times w - w_k.
         slopes, loss = jax.grad(value, has_aux=True)(personal["weights"])
-        weights = jax.tree.map(
-            lambda W, g: jnp.clip(W - rate * g, 0, 1), personal["weights"], slopes
-        )
+        moved = lambda weight, slope: jnp.clip(weight - rate * slope, 0, 1)  # noqa: E731
+        weights = jax.tree.map(moved, personal["weights"], slopes)
         return {**variables, OWN: {**personal, "weights": weights}}, state, loss
 
     weighing = LocalStep(lambda variables: (), update)
 
-    def trained(
-        step: LocalStep,
-        received: Received,
-        variables: Variables,
-        state: PyTree,
-        batches: Batch,
-        key: jax.Array,
-        load: Load | None = None,
-    ) -> Trained:
-        first_batches, own_key = (
-            first_epoch(batches, local_epochs),
-            stream(key, "weights of last layers"),
-        )
-        variables = run_steps(
-            weighing, received, variables, (), first_batches, own_key, load
-        ).variables
+    def weighed_and_trained(
+        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
+        key: jax.Array, load: Load | None = None,
+    ) -> Trained:  # fmt: skip
+        epoch, own_key = first_epoch(batches, local_epochs), stream(key, "weights of last layers")
+        variables = run_steps(weighing, received, variables, (), epoch, own_key, load).variables
         # Training starts at the weighed model.
         variables |= _weighed(variables, variables[OWN]["weights"])
-        trained_model = train(step, received, variables, state, batches, key, load)
+        trained = train(step, received, variables, state, batches, key, load)
         # What the client has trained is its own model in the next round.
-        return trained_model._replace(
-            variables=with_model(trained_model.variables, trained_model.variables)
-        )
+        return trained._replace(variables=with_model(trained.variables, trained.variables))
 
-    return trained
+    return weighed_and_trained

@@ -1,6 +1,5 @@
 """FedDG, ELCFS (Liu et al., CVPR 2021): episodes with frequencies of other clients' images."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Unpack
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
 from fedjax_bn.arguments.ranges import (
     Above0,
     AtLeast0,
@@ -20,19 +18,22 @@ from fedjax_bn.arguments.ranges import (
 )
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.contrib.boundary import boundary_contrast
-from fedjax_bn.contrib.copa import renewed
-from fedjax_bn.contrib.parts import changing_outputs
+from fedjax_bn.contrib.parts import (
+    changing_outputs,
+    collecting,
+    in_row,
+    require_images,
+    starting_with,
+)
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.cpu.convolution import differentiated_twice
 from fedjax_bn.normalization.calls import name_of
-from fedjax_bn.sharing import Variables, join, trainable
+from fedjax_bn.sharing import PyTree, Variables, join, trainable
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -59,29 +60,24 @@ def feddg(
 
     **It reveals parts of images.** When a client first takes part, it sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
-    which sends the amplitudes of all clients to every client. These are data, though not images,
-    and so the user must set their number. FedIG counts FedDG among the methods that harm privacy.
-    With half 0 they are the means of single images. `traffic` counts an upload as large as the bank
-    of all K clients, although it contains only the client's own amplitudes. The reported loss is
-    F(w; x). Until another client has sent amplitudes, x' = x.
+    which sends the amplitudes of all clients to every client. These are data, so the user must set
+    their number; with half 0 they are the means of single images. `traffic` counts an upload as
+    large as the bank of all K clients, although it contains only the client's own amplitudes. The
+    reported loss is F(w; x). Until another client has sent amplitudes, x' = x.
 
     A task of segmentation adds `boundary` times the contrast of features on and around the borders
     of regions (`contrib.boundary`), over both passes, in the map that the last layer reads.
 
     Defaults but `order` are those of the authors' released code, whose loader exchanges only the
     means, as a whole (half 0 and l = 0). The paper draws l ~ U(0, 1) in a small window: `drawn` and
-    `half`. The code is of first order, because it takes the inner gradient without `create_graph`.
-    The default is the paper's objective, a function of w alone, and what our numbers were measured
-    with; `order=1` is the code, and costs less.
+    `half`. The code is of first order (`order=1`, which costs less); the default is the paper's
+    objective, a function of w alone, and what our numbers were measured with.
 
     Differs from the code: clients send only the window, of images as they are trained on; x' is not
     clipped to bytes; the edge of an image is not a border; a region that a sample lacks is left
-    out, where theirs gives NaN; only x moves running statistics. Its test leaves the network in
-    training mode, which for batch norm is the adaptation `batch` and changes nothing for the
-    instance norms that their network has.
+    out, where theirs gives NaN; only x moves running statistics.
 
     Args:
-      model: f[B, H, W, C] -> outputs.
       spectra: number of images whose amplitudes each client sends, from 1 to a batch.
       half: half side of the window, at least 0.
       drawn: whether to draw l ~ U(0, 1) for each sample; otherwise l = 0.
@@ -90,74 +86,26 @@ def feddg(
       clip: largest absolute entry of the inner gradient, above 0; 100 as in the authors' code.
       channels: C of the images that the model reads.
       boundary: weight of the contrast, at least 0, where 0 leaves it out; 0.1 as in their code.
-      optimizer, **options: as in `fedavg`, without `server`.
+      model, optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: `spectra` is not set, or the model has no such map for the contrast; at `round`,
-        samples are not such images.
+      ValueError: `spectra` is not set, or the model has no such map for the contrast.
     """
     if not spectra:
         raise ValueError(
             "feddg sends amplitude spectra of every client's images to all other clients: set "
-            "their number (feddg.spectra=8), or use a method that sends nothing of them, such as "
-            "fedavg"
+            "their number (feddg.spectra=8), or use another method, such as fedavg"
         )
-    load = options.get("load")
+    load, side = options.get("load"), 2 * half + 1
     learned, federate_options = learning(model, **options)
-    taps = _taps_of(learned) if boundary and learned.task.segments else ()
-    objective = _episodic(
-        *(learned, half, inner_rate, clip), drawn=drawn, order=order, taps=taps, weight=boundary
-    )
-    method = method_of(
-        gradient_step(differentiate(objective), optimizer),
-        memory=lambda shared, personal: jnp.zeros((), bool),
-        around=lambda client: _showing(client, learned, load, spectra, half),
-        server=averaging(renew=_collect, message_weight=equal_messages),
-        **federate_options,
-    )
-
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        state = method.init(key, variables, num_clients)
-        side, dtype = 2 * half + 1, parameter_dtype(variables)
-        bank = {
-            "amplitudes": jnp.zeros((num_clients, spectra, side, side, channels), dtype),
-            "known": jnp.zeros((num_clients, spectra), dtype),
-        }
-        return state._replace(server=ServerState(sent=bank))
-
-    side = 2 * half + 1
-    shown = (
-        f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
-        "client to the server and to all other clients (feddg.spectra, feddg.half)"
-    )
-    return method._replace(init=init, notes=(shown,))
-
-
-def _taps_of(learned: Learning) -> tuple[str, ...]:
-    """Returns the path of the module whose output the last layer reads."""
-    taps = tuple(getattr(learned.model, "taps", ()))
-    if len(taps) != 1:
-        raise ValueError(
-            "feddg contrasts the features of the map that the last layer reads, which "
-            f"{name_of(learned.model)} does not name: use UNet, give the model an attribute taps, "
-            "{path of the module: channels}, or leave the contrast out (feddg.boundary=0)"
-        )
-    return taps
-
-
-def _episodic(
-    learned: Learning,
-    half: int,
-    inner_rate: float,
-    clip: float,
-    *,
-    drawn: bool = False,
-    order: int = 2,
-    taps: Sequence[str] = (),
-    weight: float = 0.0,
-) -> Objective:
-    """Returns the objective of `feddg`; `received.server` is the bank of all amplitudes."""
     task = learned.task
+    taps = tuple(getattr(model, "taps", ())) if boundary and task.segments else ()
+    if boundary and task.segments and len(taps) != 1:
+        raise ValueError(
+            f"feddg contrasts the map that the last layer reads, which {name_of(model)} does not "
+            "name: use UNet, give the model taps, {path of the module: channels}, or set "
+            "feddg.boundary=0"
+        )
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
@@ -182,9 +130,8 @@ def _episodic(
         # First order: the outer loss sees the inner step as a constant shift.
         if order == 1:
             gradients = jax.lax.stop_gradient(gradients)
-        inner = jax.tree.map(
-            lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip), params, gradients
-        )
+        descend = lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip)  # noqa: E731
+        inner = jax.tree.map(descend, params, gradients)
         outer, (_, other_maps) = loss_of(inner, restyled)
         value = loss + outer
         if taps:
@@ -192,10 +139,26 @@ def _episodic(
             contrast = boundary_contrast(
                 all_maps, mask, batch["valid"], task.segments, nested=task.nested
             )
-            value += weight * contrast.astype(value.dtype)
+            value += boundary * contrast.astype(value.dtype)
         return value, (loss, moved)
 
-    return objective
+    def no_amplitudes(variables: Variables, num_clients: int) -> PyTree:
+        shape, dtype = (num_clients, spectra), parameter_dtype(variables)
+        amplitudes = jnp.zeros((*shape, side, side, channels), dtype)
+        return {"amplitudes": amplitudes, "known": jnp.zeros(shape, dtype)}
+
+    method = method_of(
+        gradient_step(differentiate(objective), optimizer),
+        memory=lambda shared, personal: jnp.zeros((), bool),
+        around=lambda client: _showing(client, learned, load, spectra, half),
+        server=collecting("known"),
+        **federate_options,
+    )
+    shown = (
+        f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
+        "client to the server and to all other clients (feddg.spectra, feddg.half)"
+    )
+    return starting_with(method, no_amplitudes)._replace(notes=(shown,))
 
 
 def _in_other_styles(
@@ -203,26 +166,18 @@ def _in_other_styles(
 ) -> jax.Array:
     """Returns x' of a batch f[B, H, W, C], each by a random image of the other clients."""
     bank, choice_key, share_key = received.server, *jax.random.split(key)
-    count = len(bank["known"])
-    if bank["amplitudes"].shape[-1] != x.shape[-1]:
-        raise ValueError(
-            f"feddg exchanges frequencies of images with {bank['amplitudes'].shape[-1]} channels, "
-            f"not {x.shape}: give it their number of channels (feddg.channels)"
-        )
-    is_other_client = jnp.arange(count, dtype=jnp.int32) != received.client
+    require_images("feddg", x, bank["amplitudes"].shape[-1])
+    is_other_client = jnp.arange(len(bank["known"]), dtype=jnp.int32) != received.client
     allowed = ((bank["known"] > 0) & is_other_client[:, None]).reshape(-1)
     # Uniform over what others have sent; before they have, any choice, which is dropped below.
     logits = jnp.where(allowed, 0.0, -jnp.inf)
-    chosen = jax.random.categorical(
-        choice_key, jnp.where(allowed.any(), logits, 0), shape=(len(x),)
-    )
-    drawn_amplitudes = bank["amplitudes"].reshape(-1, *bank["amplitudes"].shape[2:])[chosen]
+    logits = jnp.where(allowed.any(), logits, 0)
+    chosen = jax.random.categorical(choice_key, logits, shape=(len(x),))
+    styles = bank["amplitudes"].reshape(-1, *bank["amplitudes"].shape[2:])[chosen].astype(x.dtype)
     share = jnp.zeros((), x.dtype)
     if drawn:
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
-    return jnp.where(
-        allowed.any(), with_amplitudes(x, drawn_amplitudes.astype(x.dtype), share, half), x
-    )
+    return jnp.where(allowed.any(), with_amplitudes(x, styles, share, half), x)
 
 
 def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
@@ -238,28 +193,22 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         order = jnp.argsort(~valid, stable=True)[:count]  # the valid ones first, in their order
         amplitudes = low_amplitudes(learned.prepare(batch["image"], dtype)[order], half)
         is_sent = valid[order] & ~received.memory.method
+        rows = {
+            "amplitudes": jnp.where(is_sent[:, None, None, None], amplitudes, 0),
+            "known": is_sent,
+        }
 
         def placed(like: jax.Array, value: jax.Array) -> jax.Array:
-            value = value.astype(like.dtype)
-            return jnp.zeros_like(like).at[received.client, : len(value)].set(value)
+            # A batch may have fewer images than are to be sent.
+            full = jnp.zeros_like(like[0]).at[: len(value)].set(value.astype(like.dtype))
+            return in_row(received.client, like, full)
 
-        message = {
-            "amplitudes": placed(
-                bank["amplitudes"], jnp.where(is_sent[:, None, None, None], amplitudes, 0)
-            ),
-            "known": placed(bank["known"], is_sent),
-        }
+        message = {name: placed(bank[name], value) for name, value in rows.items()}
         update = client.run(received, batches, key)
         memory = update.memory._replace(method=received.memory.method | is_sent.any())
         return update._replace(memory=memory, message=message)
 
     return client._replace(run=run)
-
-
-def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
-    """Returns the bank with the amplitudes that clients sent; the server sends it to all."""
-    part = aggregate.message["known"]
-    return {name: renewed(before, aggregate.message[name], part) for name, before in sent.items()}
 
 
 def low_amplitudes(x: jax.Array, half: int) -> jax.Array:
@@ -268,8 +217,7 @@ def low_amplitudes(x: jax.Array, half: int) -> jax.Array:
     They are |F x|, except at frequency 0, the real sum of the pixels, which keeps its sign: the
     values thus do not depend on the zero of the standardized images.
     """
-    _, low = _spectrum(x, half)
-    return _signed(low, half)
+    return _signed(_spectrum(x, half)[1], half)
 
 
 def with_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array, half: int) -> jax.Array:
@@ -286,21 +234,15 @@ def with_amplitudes(x: jax.Array, style: jax.Array, share: jax.Array, half: int)
     # Only the change is transformed back and added, so that x itself has no rounding by FFTs.
     change = (1 - share) * (style - amplitude)
     rows, columns = (_places(length, half) for length in x.shape[1:3])
-    added = (
-        jnp.zeros_like(spectrum)
-        .at[:, rows[:, None], columns]
-        .set(jax.lax.complex(change * cosine, change * sine))
-    )
+    change = jax.lax.complex(change * cosine, change * sine)
+    added = jnp.zeros_like(spectrum).at[:, rows[:, None], columns].set(change)
     return x + jnp.fft.ifft2(added, axes=(1, 2)).real
 
 
 def _spectrum(x: jax.Array, half: int) -> tuple[jax.Array, jax.Array]:
     """Returns F x, and its window of low frequencies."""
-    if x.ndim != 4 or min(x.shape[1:3]) < 2 * half + 1:
-        raise ValueError(
-            f"feddg exchanges {2 * half + 1}x{2 * half + 1} frequencies of images "
-            f"f[B, H, W, C] of at least so many pixels a side, not {x.shape}: set feddg.half lower"
-        )
+    if min(x.shape[1:3]) < 2 * half + 1:
+        raise ValueError(f"feddg.half={half} is too large for images {x.shape}: set it lower")
     spectrum = jnp.fft.fft2(x, axes=(1, 2))
     rows, columns = (_places(length, half) for length in x.shape[1:3])
     return spectrum, spectrum[:, rows[:, None], columns]

@@ -12,7 +12,7 @@ import optax
 from fedjax_bn.aggregation import Aggregate, averaging, equal_messages
 from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.contrib.parts import changing_outputs, stages_of
+from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -20,12 +20,16 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial, moments
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "feature_statistics"  # path of a module -> {"mean", "std"} f[C]
 _EPSILON = 1e-6  # added to variances, as in the authors' code
+# Where stages of a residual and of a densely connected network end.
+_ENDS = (
+    ("layer1", "layer2", "layer3", "layer4"),
+    ("transition1/conv", "transition2/conv", "transition3/conv"),
+)
 
 
 @bounded
@@ -60,29 +64,26 @@ def fedfa(
     channel, as in the paper, where the code has one variance over clients and channels, so that its
     g is always 1; u divides by the number of clients, not by one less; maps are redrawn where a
     module ends, before a pooling, so that the skip connections of a U-Net carry redrawn maps too.
-    The Dice that it prints is HarmoFL's, which counts the background, see `harmofl`.
 
     Args:
-      model: images -> outputs, with batch norms or named modules that give maps f[B, ..., C].
       names: modules whose outputs are redrawn if they are maps, see `contrib.parts.stages_of`. ""
-        means the first of these that the model has: encoders and bottleneck of a U-Net; the ends of
-        layer1 to layer4; a DenseNet's transitions; all batch norms. The paper: after each encoder's
-        stage.
+        means the first of these that the model has: encoders and bottleneck of a U-Net, as in the
+        paper; the ends of layer1 to layer4; a DenseNet's transitions; all batch norms.
       probability: probability that a module redraws in a pass, in [0, 1]; 0.5 as in the paper.
       momentum: weight of the past in averages of statistics, in [0, 1]; 0.99 as in the paper.
-      optimizer, **options: as in `fedavg`, without `server`.
-
-    Raises:
-      ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
+      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     learned, federate_options = learning(model, **options)
     plain = supervised(learned)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
-        places = stages_of("fedfa", variables, names, _ends(variables))
+        unet = re.compile(r"encoder\d+|bottleneck")
+        # The skip connections of a U-Net carry the encoders' maps, so these are redrawn too.
+        encoders = tuple(filter(unet.fullmatch, variables["params"]))
+        ends = (encoders, *_ENDS) if encoders else _ENDS
         statistics = {
-            name: {"mean": jnp.zeros(c), "std": jnp.ones(c)} for name, c in places.items()
+            name: {"mean": jnp.zeros(size), "std": jnp.ones(size)}
+            for name, size in stages_of("fedfa", variables, names, ends).items()
         }
         return {COLLECTION: statistics} | variables
 
@@ -94,8 +95,7 @@ def fedfa(
             if not is_spatial(x):
                 return x  # no positions to take statistics over
             # Each place has its own key, derived from its name.
-            place_key = jax.random.fold_in(own_key, crc32(name.encode()))
-            keys = jax.random.split(place_key)
+            keys = jax.random.split(jax.random.fold_in(own_key, crc32(name.encode())))
             acts = jax.random.bernoulli(keys[0], probability)
             redrawn_map, measured = redraw_map(keys[1], x, batch["valid"], received.server[name])
             # A batch that is not redrawn moves no average.
@@ -109,30 +109,21 @@ def fedfa(
 
         with changing_outputs(tracked, redrawn):
             value, (loss, moved) = plain(without(variables, COLLECTION), batch, received, key)
-        if not seen:
-            raise ValueError(
-                f"fedfa redraws maps f[B, ..., C], but {', '.join(tracked)} give none: name other "
-                "modules (fedfa.names)"
-            )
+        require_maps("fedfa", tracked, seen)
         return value, (loss, {**moved, COLLECTION: {**tracked, **seen}})
 
     return method_of(
         gradient_step(differentiate(objective), optimizer),
         finish=_send_changes,
-        server=averaging(_first_variances, _variances_over_clients, equal_messages),
+        server=averaging(
+            lambda shared, personal: jax.tree.map(jnp.ones_like, shared[COLLECTION]),
+            _variances_over_clients,
+            equal_messages,
+        ),
         share=keeping(federate_options.pop("share", everything), COLLECTION, shared=True),
         start=start,
         **federate_options,
     )
-
-
-def _ends(variables: Variables) -> list[tuple[str, ...]]:
-    """Returns the stages that `fedfa` looks for, in the order of preference."""
-    stage = re.compile(r"encoder\d+|bottleneck")
-    encoders = tuple(filter(stage.fullmatch, variables["params"]))
-    stages = [tuple(f"layer{i}" for i in range(1, 5))]
-    stages += [tuple(f"transition{i}/conv" for i in range(1, 4))]
-    return [encoders, *stages] if encoders else stages
 
 
 def redraw_map(
@@ -151,20 +142,16 @@ def redraw_map(
         means[name], spread, count = moments(statistic, valid)
         # Unbiased over the valid samples, as PyTorch's `var` is.
         spread = spread * (count / jnp.maximum(count - 1, 1)) + _EPSILON
-        wider = 1 + fusion_factors(over_clients[name].astype(statistic.dtype))
+        wide = over_clients[name].astype(statistic.dtype) + _EPSILON
+        share = wide / (1 + wide)
+        factors = len(share) * share / share.sum()  # g, whose mean over channels is 1
+        wider = 1 + factors
         noise = jax.random.normal(own_key, statistic.shape, statistic.dtype)
         drawn[name] = statistic + noise * jnp.sqrt(wider * spread)
     factor = drawn["std"] / std
     dtype = promote(x.dtype, mean.dtype)
     scale, shift = (positioned(t, x) for t in (factor, drawn["mean"] - factor * mean))
     return (x.astype(dtype) * scale + shift).astype(x.dtype), means
-
-
-def fusion_factors(over_clients: jax.Array) -> jax.Array:
-    """Returns g f[C] of `fedfa`, whose mean over channels is 1, from variances f[C]."""
-    wide = over_clients + _EPSILON
-    share = wide / (1 + wide)
-    return len(share) * share / share.sum()
 
 
 def _send_changes(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
@@ -176,14 +163,8 @@ def _send_changes(received: Received, trained: Trained) -> tuple[Variables, PyTr
     return trained.variables, received.memory, message
 
 
-def _first_variances(shared: PyTree, personal: PyTree) -> PyTree:
-    del personal
-    return jax.tree.map(jnp.ones_like, shared[COLLECTION])
-
-
 def _variances_over_clients(sent: PyTree, aggregate: Aggregate) -> PyTree:
     """Returns u of the next round, over the clients that count in this one."""
-    del sent
     change, square = (aggregate.message[name] for name in ("change", "square"))
     # Without the maximum, rounding could make a variance negative.
     return jax.tree.map(lambda c, s: jnp.maximum(s - jnp.square(c), 0), change, square)

@@ -1,15 +1,15 @@
 """FedRDN (Yan et al., CVPR 2025): images normalized by the statistics of random clients."""
 
+import functools
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
 from fedjax_bn.arguments.ranges import Channels, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
-from fedjax_bn.contrib.copa import renewed
+from fedjax_bn.contrib.parts import collecting, in_row, require_images, starting_with
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
@@ -19,10 +19,9 @@ from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
-from fedjax_bn.sharing import MEASURED, Variables, everything, keeping, without
-from fedjax_bn.state import Received
+from fedjax_bn.sharing import MEASURED, PyTree, Variables, everything, keeping, without
+from fedjax_bn.state import Received, stack
 
-PyTree = Any
 _LEAST = 1e-6  # of a deviation; a channel with less is constant and is divided by 1
 
 
@@ -57,18 +56,13 @@ def fedrdn(
     constant channel is divided by 1, not by its deviation of 0.
 
     Args:
-      model: f[B, H, W, C] -> outputs.
       channels: C of the images that the model reads.
-      optimizer, **options: as in `fedavg`, without `server`.
-
-    Raises:
-      ValueError: at `round`, images have other channels.
+      model, optimizer, **options: as in `fedavg`, without `server`.
     """
     load = options.get("load")
     learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
         return {**variables, MEASURED: _nothing(channels, parameter_dtype(variables))}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -82,24 +76,21 @@ def fedrdn(
     method = method_of(
         gradient_step(differentiate(objective), optimizer),
         around=lambda client: _measuring(client, learned, load or look_up),
-        server=averaging(renew=_collect, message_weight=equal_messages),
+        server=collecting("count"),
         # Personal whatever `share` is.
         share=keeping(federate_options.pop("share", everything), MEASURED),
         start=start,
         **federate_options,
     )
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        state = method.init(key, variables, num_clients)
-        empty = _nothing(channels, parameter_dtype(variables))
-        bank = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), empty)
-        return state._replace(server=ServerState(sent=bank))
+    def no_statistics(variables: Variables, num_clients: int) -> PyTree:
+        return stack(_nothing(channels, parameter_dtype(variables)), num_clients)
 
     shown = (
         "fedrdn sends the mean and deviation of each channel of each client's images to the server "
         "and to all other clients"
     )
-    return method._replace(init=init, notes=(shown,))
+    return starting_with(method, no_statistics)._replace(notes=(shown,))
 
 
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
@@ -107,7 +98,6 @@ def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
 
     Without any, each image is normalized by its own.
     """
-    del key
     is_measured = tree["count"] > 0
     image_statistics = _statistics_of(images, tree["mean"])
     mean, std = (
@@ -138,11 +128,7 @@ def _nothing(channels: int, dtype: Any) -> PyTree:
 
 def _statistics_of(images: jax.Array, like: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns mean and deviation f[B, C] of each image; `like` is f[C]."""
-    if images.ndim != 4 or images.shape[-1] != len(like):
-        raise ValueError(
-            f"fedrdn normalizes images f[B, H, W, C={len(like)}], not {images.shape}: give it "
-            "their number of channels (fedrdn.channels)"
-        )
+    require_images("fedrdn", images, len(like))
     mean, var = instance_moments(images)
     return mean, jnp.sqrt(var)
 
@@ -215,17 +201,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
         personal = {**received.personal, MEASURED: statistics}
         update = client.run(received._replace(personal=personal), batches, key)
         sent = statistics | {"count": (statistics["count"] > 0).astype(statistics["count"].dtype)}
-        message = jax.tree.map(
-            lambda rows, leaf: jnp.zeros_like(rows).at[received.client].set(leaf),
-            received.server,
-            sent,
-        )
-        return update._replace(message=message)
+        place = functools.partial(in_row, received.client)
+        return update._replace(message=jax.tree.map(place, received.server, sent))
 
     return client._replace(run=run)
-
-
-def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
-    """Returns the statistics of all clients, with those that clients sent in this round."""
-    part = aggregate.message["count"]
-    return {name: renewed(before, aggregate.message[name], part) for name, before in sent.items()}

@@ -6,24 +6,15 @@ import jax
 import optax
 
 from fedjax_bn.arguments.ranges import StepsOr0, bounded
-from fedjax_bn.client import Load, Train, Trained, run_steps
+from fedjax_bn.client import Load, Trained, run_steps
 from fedjax_bn.engine.batches import first_epoch
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import (
-    Batch,
-    LocalStep,
-    Objective,
-    Value,
-    differentiate,
-    gradient_step,
-)
+from fedjax_bn.local_step import Batch, LocalStep, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.classifier import all_but_head
-from fedjax_bn.sharing import SharingRule, Variables, join, split_like
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -49,41 +40,25 @@ def fedrep(  # type: ignore[misc] # its own default
       share: the sharing rule, whose personal parameters are the head; by default
         `models.classifier.all_but_head(model)`.
       optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: the task has no classifier, and `share` is not given; at `init`, the classifier is
-        not found.
     """
     learned, federate_options = learning(model, classifier="" if share else "fedrep", **options)
     objective = supervised(learned)
     head, body = (_part(objective, optimizer, personal) for personal in (True, False))
-    epochs = federate_options.get("local_epochs", 1)
-    federate_options["train"] = _head_first(
-        federate_options.get("train") or run_steps, head, head_epochs, epochs
-    )
-    return method_of(body, share=share or all_but_head(model), **federate_options)
+    train, epochs = options.get("train") or run_steps, options.get("local_epochs", 1)
 
-
-def _head_first(train: Train, head: LocalStep, head_epochs: int, local_epochs: int) -> Train:
-    """Returns the training of personal parameters for some epochs, and then of the shared ones."""
-
-    def trained(
-        step: LocalStep,
-        received: Received,
-        variables: Variables,
-        state: PyTree,
-        batches: Batch,
-        key: jax.Array,
-        load: Load | None = None,
-    ) -> Trained:
+    def head_first(
+        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
+        key: jax.Array, load: Load | None = None,
+    ) -> Trained:  # fmt: skip
         if head_epochs:
-            passes = first_epoch(batches, local_epochs, head_epochs)
+            passes = first_epoch(batches, epochs, head_epochs)
             arguments = received, variables, head.init(variables), passes
             own_key = stream(key, "epochs of the head")
             variables = run_steps(head, *arguments, own_key, load).variables
         return train(step, received, variables, state, batches, key, load)
 
-    return trained
+    federate_options["train"] = head_first
+    return method_of(body, share=share or all_but_head(model), **federate_options)
 
 
 def _part(

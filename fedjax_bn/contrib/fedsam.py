@@ -16,10 +16,8 @@ from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import corrected, keeping_variates
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -47,8 +45,7 @@ def fedsam(
     Args:
       optimizer: the local optimizer, which applies the gradient at w + e.
       rho: distance of the point from w, at least 0; 0.05 as in HarmoFL's code. Caldarola et al.
-        have 0.1 for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge; their published script
-        (debcaldarola/fedsam) has placeholders.
+        have 0.1 for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge.
       eta: eta of ASAM, at least 0; 0 is SAM. 0.2 in Caldarola et al., to our knowledge.
       variates: whether clients keep SCAFFOLD's variates.
       model, **options: as in `fedavg`; with `variates` without `server`.
@@ -60,10 +57,8 @@ def fedsam(
     gradient = sharpness_aware(differentiate(supervised(learned)), rho, eta)
     if variates:
         check_fresh("fedsam with variates", optimizer, federate_options)
-        gradient, federate_options = (
-            corrected(gradient),
-            federate_options | keeping_variates(optimizer),
-        )
+        gradient = corrected(gradient)
+        federate_options |= keeping_variates(optimizer)
     return method_of(gradient_step(gradient, optimizer), **federate_options)
 
 
@@ -75,14 +70,14 @@ def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradien
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        worst = worst_point(variables["params"], gradients["params"], rho, eta)
+        worst = _worst_point(variables["params"], gradients["params"], rho, eta)
         at_worst, _ = gradient({**variables, "params": worst}, batch, received, key)
         return at_worst, reported
 
     return wrapped
 
 
-def worst_point(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
+def _worst_point(params: PyTree, gradients: PyTree, rho: float, eta: float) -> PyTree:
     """Returns w + rho T^2 g / ||T g||, see `fedsam`; w where the gradient is 0."""
 
     def scale(w: jax.Array) -> jax.Array:

@@ -15,11 +15,10 @@ from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.sharing import Variables, everything, keeping, without
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 LATENT = "latent"  # the collection of the layers between features and classifier
 REFERENCE = "reference"  # the collection of each client's r(z|y)
 _DRAWS = 20  # number of draws for a prediction, as in the authors' code
@@ -55,16 +54,14 @@ def fedsr(
     2048, as in the paper), and `weigh` weighs the clients, where theirs have equal weights.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
       noise: whether z is drawn; otherwise z = mu.
-      optimizer, **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: `cmi` is above 0 without `noise`; at `init`, the size of the features is not
-        found.
+      ValueError: `cmi` is above 0 without `noise`.
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
@@ -73,15 +70,16 @@ def fedsr(
     objective = simple_representation_objective(learned, l2r, cmi, squared=squared)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        variables = _with_latent(stream(key, "latent layer"), model, variables, noise=noise)
-        if not cmi or REFERENCE in variables:
-            return variables
-        # m = 0, v = 1 and C = 1, as the authors' code starts them.
         sizes = sizes_of(model, variables)
-        shape, dtype = (sizes.classes, sizes.features), sizes.dtype
-        zeros, ones = jnp.zeros(shape, dtype), jnp.ones(shape, dtype)
-        reference = {"mean": zeros, "spread": ones, "scale": jnp.ones((), dtype)}
-        return {**variables, REFERENCE: reference}
+        size, dtype = sizes.features, sizes.dtype
+        names = ("mean", "deviation") if noise else ("mean",)
+        keys = jax.random.split(stream(key, "latent layer"), len(names))
+        layers = zip(names, keys, strict=True)
+        latent = {name: draw_dense(layer_key, size, size, dtype) for name, layer_key in layers}
+        # m = 0, v = 1 and C = 1, as the authors' code starts them.
+        ones = jnp.ones((sizes.classes, size), dtype)
+        reference = {"mean": 0 * ones, "spread": ones, "scale": jnp.ones((), dtype)}
+        return {LATENT: latent} | ({REFERENCE: reference} if cmi else {}) | variables
 
     return method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
@@ -97,7 +95,6 @@ def simple_representation_objective(
     """Returns the objective of `fedsr`, for variables with `latent` and, for cmi, `reference`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         draws = []
 
@@ -110,33 +107,26 @@ def simple_representation_objective(
         loss, out = with_latent.trained(without(variables, LATENT), images, batch, key)
         # Inside a model that computes in bfloat16 they have that dtype, and the loss has not.
         z, mean, deviation = jax.tree.map(lambda x: x.astype(loss.dtype), draws[-1])
-        squares = jnp.square(z).sum(-1)
-        if squared:
-            lengths = squares
-        else:  # gradient 0 at 0, where the root's gradient is infinite
-            positive = squares > 0
-            lengths = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+        lengths = jnp.square(z).sum(-1)
+        if not squared:  # gradient 0 at 0, where the root's gradient is infinite
+            positive = lengths > 0
+            lengths = jnp.where(positive, jnp.sqrt(jnp.where(positive, lengths, 1)), 0)
         value = loss + l2r * masked_mean(lengths, valid)
         if cmi:
             assert deviation is not None  # `fedsr` raises ValueError for cmi without noise
-            gaps = latent_divergence(mean, deviation, batch["label"], variables[REFERENCE])
+            gaps = _divergence(mean, deviation, batch["label"], variables[REFERENCE])
             value += cmi * masked_mean(gaps, valid)
         return value, (loss, out.moved)
 
     return objective
 
 
-def latent_divergence(
+def _divergence(
     mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
 ) -> jax.Array:
     r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
 
     $\sum_d (\log r - \log(|C| s) + ((C s)^2 + (C \mu - m)^2) / (2 r^2) - 1/2)$
-
-    Args:
-      mean, deviation: mu and s, f[B, F].
-      label: y i32[B].
-      reference: "mean" and "spread", m and v f[classes, F], and "scale", C f[].
     """
     scale = reference["scale"].astype(mean.dtype)
     m, v = (reference[name].astype(mean.dtype)[label] for name in ("mean", "spread"))
@@ -155,7 +145,7 @@ def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         shape = (_DRAWS, 1, features.shape[-1])
         # The same draws for every sample and call, so that predictions do not depend on the batch.
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
-        mean, deviation = latent_moments(tree, features)
+        mean, deviation = _moments_of(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
         # The mean of probabilities by their logarithms, because small ones would underflow.
         logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
@@ -167,7 +157,7 @@ def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
 register(LATENT, _hook)
 
 
-def latent_moments(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns mu and s, f[B, F] each, for features f[B, F]."""
     deviation = jax.nn.softplus(affine(latent["deviation"], features))
     return affine(latent["mean"], features), deviation
@@ -183,20 +173,6 @@ def _draw(
     if "deviation" not in latent:
         mean = affine(latent["mean"], features)
         return mean, mean, None
-    mean, deviation = latent_moments(latent, features)
+    mean, deviation = _moments_of(latent, features)
     noise = jax.random.normal(stream(cast(jax.Array, key), "latent noise"), mean.shape, mean.dtype)
     return mean + deviation * noise, mean, deviation
-
-
-def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
-    """Returns the variables with the collection `latent`; an existing one stays as it is."""
-    if LATENT in variables:
-        return variables
-    sizes = sizes_of(model, variables)
-    layers = ("mean", "deviation") if noise else ("mean",)
-    keys = zip(layers, jax.random.split(key, len(layers)), strict=True)
-    size = sizes.features
-    return {
-        **variables,
-        LATENT: {name: draw_dense(layer_key, size, size, sizes.dtype) for name, layer_key in keys},
-    }

@@ -36,16 +36,12 @@ def fedwon(
       optimizer: the local optimizer, which gets the clipped gradient.
       clip: largest norm of a gradient relative to its weights, at least 0; 0 clips nothing.
       **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the model has a batch norm.
     """
     if clip:
         # Clipping comes first, so that momentum accumulates clipped gradients.
         optimizer = optax.chain(optax.adaptive_grad_clip(clip, eps=1e-3), optimizer)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
         if batch_norm_paths(variables):
             raise ValueError(
                 f"fedwon trains networks without batch norm, but {type(model).__name__} has one: "
@@ -53,6 +49,7 @@ def fedwon(
             )
         return variables
 
+    # The clipping lies in the optimizer, so that all else is FedAvg.
     learned, federate_options = learning(model, **options)
     step = gradient_step(differentiate(supervised(learned)), optimizer)
     return method_of(step, start=start, **federate_options)

@@ -32,20 +32,11 @@ def fixbn(
     Only the model travels. With `from_round` at or above the number of rounds it is FedAvg.
 
     Args:
-      model: images -> outputs, with at least one batch norm.
       from_round: number of FedAvg rounds before, at least 0; half of all rounds in HybridBN's
         code, as 10 is half of our default of 20.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the model has no batch norm.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
-
-    def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
-        require_batch_norm("fixbn", variables)
-        return variables
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         # Traced, so that the rounds before and after share one program.
@@ -53,7 +44,9 @@ def fixbn(
         return supervised(learned, rule)(variables, batch, received, key)
 
     return method_of(
-        gradient_step(differentiate(objective), optimizer), start=start, **federate_options
+        gradient_step(differentiate(objective), optimizer),
+        start=lambda key, variables: require_batch_norm("fixbn", variables),
+        **federate_options,
     )
 
 

@@ -1,6 +1,5 @@
 """gPerXAN (Le et al., CVPR 2024): batch norm that stays, instance norm that travels."""
 
-from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 import jax
@@ -11,13 +10,14 @@ from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm
-from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.classifier import classifier_path
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.sharing import (
     STATISTICS,
+    PyTree,
     SharingRule,
     Variables,
     all_but_batch_norm,
@@ -28,7 +28,6 @@ from fedjax_bn.sharing import (
 )
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "instance_norms"  # path of a batch norm -> {"scale", "bias" f[C], "scores" f[2]}
 _EPSILON = 1e-5  # PyTorch's default for instance norm
 
@@ -62,30 +61,19 @@ def gperxan(  # type: ignore[misc] # its own default
       weight: weight of the loss through the received head, at least 0.
       share: the sharing rule of the model's own collections.
       optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the model has no batch norm; at `round`, it has no single dense layer
-        that classifies.
     """
     learned, federate_options = learning(model, classifier="gperxan", **options)
     trained = ("params", COLLECTION)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
-        require_batch_norm("gperxan", variables)
-        return {COLLECTION: _norms(variables), **variables}
+        return {COLLECTION: _norms(require_batch_norm("gperxan", variables)), **variables}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        path = sizes_of(learned.model, variables).path
-        if not path:
-            raise ValueError(
-                "gperxan applies the received classifier of one dense layer, but the model's "
-                "method classify has several: move all but the last one into its method features"
-            )
         loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
+        # The received head stays as it is in a round, so no gradient of it is taken.
         head = complete(join(received.shared, received.personal))["params"]
-        for name in path:
+        for name in classifier_path("gperxan", learned.model, variables):
             head = head[name]
         logits = out.features @ head["kernel"].astype(out.features.dtype)
         if "bias" in head:
@@ -115,19 +103,12 @@ def _norms(variables: Variables) -> PyTree:
 
 def _hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Adds instance norms to the batch norms named in the tree, see `models.hooks`."""
-    del key
-    return Hooked(images, contexts=(_normalizing_instances(tree),))
 
-
-register(COLLECTION, _hook)
-
-
-def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
     def add(function: Any, call: Call, args: tuple, kwargs: dict) -> jax.Array:
         y, x = function(*args, **kwargs), args[0] if args else kwargs["x"]
         if not is_spatial(x):
             return y
-        norm = norms["/".join(call.path)]
+        norm = tree["/".join(call.path)]
         mean, var = instance_moments(x)
         norm = jax.tree.map(lambda leaf: leaf.astype(mean.dtype), norm)
         # Scale and shift of the instance norm as one affine map of x.
@@ -138,4 +119,8 @@ def _normalizing_instances(norms: PyTree) -> AbstractContextManager:
         batch_share, instance_share = jax.nn.softmax(norm["scores"])
         return (batch_share * y.astype(x.dtype) + instance_share * instance).astype(y.dtype)
 
-    return intercepting(add, lambda call: call.normalize is not None and call.method == "__call__")
+    concerns = lambda call: call.normalize is not None and call.method == "__call__"  # noqa: E731
+    return Hooked(images, contexts=(intercepting(add, concerns),))
+
+
+register(COLLECTION, _hook)

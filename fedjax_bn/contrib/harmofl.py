@@ -19,16 +19,16 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.arguments.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.contrib.fedsam import sharpness_aware
+from fedjax_bn.contrib.parts import require_images
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.hooks import Hooked, register
-from fedjax_bn.sharing import Variables, everything, keeping
+from fedjax_bn.sharing import PyTree, Variables, everything, keeping
 from fedjax_bn.state import Received
 
-PyTree = Any
 COLLECTION = "amplitude"  # {"mean": f[C]}
 
 
@@ -62,26 +62,23 @@ def harmofl(  # type: ignore[misc] # its own default
     background, and 0 for a class that neither mask has; ours is `engine.overlap.score_of`.
 
     Args:
-      model: f[B, H, W, C] -> outputs.
       rho: length of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: C of the images that the model reads.
       weigh: the weighing rule.
-      optimizer, **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
 
     Raises:
-      ValueError: `privacy` is given; at `round`, images have other channels.
+      ValueError: `privacy` is given.
     """
     if options.get("privacy") is not None:
         raise ValueError(
-            "privacy cannot be used with harmofl, whose mean amplitude is measured once and kept: "
-            "the noise of every round would move it; choose another method, such as fedbn or "
-            "fedprox"
+            "privacy cannot be used with harmofl, whose mean amplitude the noise of every round "
+            "would move: choose another method, such as fedbn or fedprox"
         )
     load = options.get("load")
     learned, federate_options = learning(model, **options)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
         mean = jnp.zeros(channels, parameter_dtype(variables))
         return {COLLECTION: {"mean": mean}} | variables
 
@@ -107,7 +104,6 @@ class _Means(NamedTuple):
 
 def _hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Shifts images f[B, H, W, C] to the federation's means, see `models.hooks`."""
-    del key
     return Hooked(harmonize(images, tree["mean"]))
 
 
@@ -116,11 +112,7 @@ register(COLLECTION, _hook)
 
 def harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C], each shifted to the means f[C] over height and width."""
-    if images.ndim != 4 or images.shape[-1] != len(mean):
-        raise ValueError(
-            f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "
-            "their number of channels (harmofl.channels)"
-        )
+    require_images("harmofl", images, len(mean))
     # A shift alone: the window of the spectrum holds nothing but the mean.
     return images - images.mean((1, 2), keepdims=True) + mean.astype(images.dtype)
 
@@ -135,19 +127,15 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
         # Over the pixels of valid images; 0 without any. `load_first` blanks padding, but keeps it.
         means = learned.prepare(batch["image"], federation_mean.dtype).mean((1, 2))
         count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
-        client_mean = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(
-            federation_mean.dtype
-        )
+        client_mean = jnp.where(valid[:, None], means, 0).sum(0) / count
+        client_mean = client_mean.astype(federation_mean.dtype)
         # In the first round the federation has no mean yet.
         mean = jnp.where(received.server.known > 0, federation_mean, client_mean)
         shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
-        is_first_message = ~sent & valid.any()
-        message = _Means(
-            jnp.where(is_first_message, client_mean, 0),
-            is_first_message.astype(federation_mean.dtype),
-        )
-        memory = update.memory._replace(method=sent | is_first_message)
+        is_first = ~sent & valid.any()
+        message = _Means(jnp.where(is_first, client_mean, 0), is_first.astype(client_mean.dtype))
+        memory = update.memory._replace(method=sent | is_first)
         return update._replace(memory=memory, message=message)
 
     return client._replace(run=run)

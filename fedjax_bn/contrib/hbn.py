@@ -21,7 +21,6 @@ from fedjax_bn.methods.learning import (
     require_batch_norm,
     supervised,
 )
-from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import GATE, with_gates
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, everything, join, path_names
@@ -59,29 +58,29 @@ def hbn(
     again.
 
     Args:
-      model: images -> outputs, with at least one batch norm.
       momentum: weight of new moments at the server, in [0, 1]; 0.002 as in the authors' code.
-      optimizer, **options: as in `fedavg`, without `server`.
-
-    Raises:
-      ValueError: at `init`, the model has no batch norm.
+      model, optimizer, **options: as in `fedavg`, without `server`.
     """
-    load = options.get("load")
+    load, frozen = options.get("load"), options.get("frozen")
     learned, federate_options = learning(model, **options)
     objective = supervised(learned, _hybrid_statistics)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
         require_batch_norm("hbn", variables)
-        had = {path for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"])}
+        if frozen and any(jax.tree.leaves(frozen(variables)[STATISTICS])):
+            raise ValueError(
+                "hbn moves the running statistics of every batch norm, but frozen freezes some: "
+                "leave them out, as in sharing.at('layer1', statistics=False)"
+            )
+        gate_free = {path for path, _ in jax.tree_util.tree_leaves_with_path(variables["params"])}
         # `with_gates` starts gates at 1, but t starts at 0; existing gates stay.
         params = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: leaf if path in had else jnp.zeros_like(leaf),
+            lambda path, leaf: leaf if path in gate_free else jnp.zeros_like(leaf),
             with_gates(variables)["params"],
         )
         return {**variables, "params": params}
 
-    method = method_of(
+    return method_of(
         gradient_step(differentiate(objective), optimizer),
         around=lambda client: _measuring(client, learned, load or look_up),
         share=_keeping_shares(federate_options.pop("share", everything)),
@@ -89,17 +88,6 @@ def hbn(
         start=start,
         **federate_options,
     )
-
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        state = method.init(key, variables, num_clients)
-        if STATISTICS in (state.frozen or {}):
-            raise ValueError(
-                "hbn moves the running statistics of every batch norm, but frozen freezes some: "
-                "leave them out, as in sharing.at('layer1', statistics=False)"
-            )
-        return state
-
-    return method._replace(init=init)
 
 
 def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
@@ -133,20 +121,19 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
         steps = {name: leaf for name, leaf in batches.items() if name != "source"}
         keys = step_keys(stream(key, "moments of a round"), batches["valid"])
 
-        def one(inputs: tuple) -> PyTree:
+        def recorded(inputs: tuple) -> PyTree:
             batch, key = inputs
             batch = blank_padding(load(source, batch, key))
             images = learned.read(variables, batch, key)
             options: dict[str, Any] = {"statistics": _hybrid_statistics, "wanted": ["recorded"]}
-            options |= {"train": True, "valid": batch["valid"], "key": key}
-            return forward(learned.model, variables, images, **options).recorded
+            return learned.trained(variables, images, batch, key, **options)[1].recorded
 
         def mean_of_steps(layer: PyTree) -> PyTree:
             count = layer["seen_count"]  # f[S]; 0 in steps of padding
             share = (count / jnp.maximum(count.sum(), 1))[:, None]
             return {name: (share * layer[f"seen_{name}"]).sum(0) for name in ("mean", "square")}
 
-        measured = _each_layer(mean_of_steps, jax.lax.map(one, (steps, keys)))
+        measured = _each_layer(mean_of_steps, jax.lax.map(recorded, (steps, keys)))
         return client.run(received, batches, key)._replace(message=measured)
 
     return client._replace(run=run)
@@ -166,13 +153,11 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
         mean = measured["mean"]
         # Without the maximum, rounding could make the variance negative.
         statistics = {"mean": mean, "var": jnp.maximum(measured["square"] - jnp.square(mean), 0)}
-        return {
-            name: (
-                (1 - momentum) * before[name]
-                + (momentum * statistics[name]).astype(before[name].dtype)
-            ).astype(before[name].dtype)
-            for name in before
-        }
+
+        def moved_leaf(old: jax.Array, new: jax.Array) -> jax.Array:
+            return ((1 - momentum) * old + (momentum * new).astype(old.dtype)).astype(old.dtype)
+
+        return {name: moved_leaf(leaf, statistics[name]) for name, leaf in before.items()}
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState

@@ -18,7 +18,6 @@ from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy
 
-PyTree = Any
 COLLECTION = "jigsaw"  # the second head
 _TILES = 3  # on each side
 
@@ -46,24 +45,22 @@ def jigen(
     not a multiple of three, its last pixels stay in place.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
       weight: weight of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
       whole: probability that an image stays whole, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
       permutations: their number P, from 1 to 71; 30 in the authors' scripts.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the size of the features is not found; at `round`, samples are not
-        images of at least 3x3.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
+    # Row 0 is the whole image, so its label is an order like all others.
     table = distant_orders(permutations)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images = learned.read(variables, batch, key)
-        order = draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
+        order_key, whole_key = jax.random.split(stream(key, "puzzles"))
+        shape = (len(images),)
+        order = jax.random.randint(order_key, shape, 0, len(table), jnp.int32)
+        order = jnp.where(jax.random.bernoulli(whole_key, whole, shape), 0, order)
         shuffled = shuffle_tiles(images, jnp.asarray(table)[order])
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, shuffled, batch, key, wanted=["features"])
@@ -75,10 +72,8 @@ def jigen(
         if COLLECTION in variables:
             return variables
         sizes, key = sizes_of(model, variables), stream(key, "puzzle head")
-        return {
-            **variables,
-            COLLECTION: draw_dense(key, sizes.features, permutations + 1, sizes.dtype),
-        }
+        head = draw_dense(key, sizes.features, permutations + 1, sizes.dtype)
+        return {**variables, COLLECTION: head}
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **federate_options)
@@ -95,17 +90,8 @@ def distant_orders(count: int) -> np.ndarray:
     number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
     # Two such maps agree in at most one x, because a x + b = c x + d has at most one solution.
-    maps.sort(
-        key=lambda permutation: permutation != list(range(9))
-    )  # stable: the identity comes first
+    maps.sort(key=lambda order: order != list(range(9)))  # stable: the identity comes first
     return np.asarray(maps[: count + 1], np.int32)
-
-
-def draw_orders(key: jax.Array, size: int, unshuffled: float, count: int) -> jax.Array:
-    """Draws i32[size]: 0 with probability `unshuffled`, else any of 0, ..., count - 1."""
-    order_key, whole_key = jax.random.split(key)
-    order = jax.random.randint(order_key, (size,), 0, count, jnp.int32)
-    return jnp.where(jax.random.bernoulli(whole_key, unshuffled, (size,)), 0, order)
 
 
 def shuffle_tiles(images: jax.Array, tiles: jax.Array) -> jax.Array:

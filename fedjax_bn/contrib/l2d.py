@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, Channels, UpTo1, bounded
-from fedjax_bn.contrib.parts import affine, draw_dense, kernel, squared_distances
+from fedjax_bn.contrib.parts import affine, draw_dense, kernel, require_images, squared_distances
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -17,11 +17,10 @@ from fedjax_bn.models import cpu
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import Output
 from fedjax_bn.normalization.instance import instance_moments
-from fedjax_bn.sharing import Variables, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 STYLIST, LIKELIHOOD = "stylist", "likelihood"  # collections
 TEMPERATURE = 0.07
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)  # the kernels' widths relative to the mean squared distance
@@ -56,12 +55,11 @@ def l2d(
     contrast (Khosla et al. 2020) with temperature 0.07. Two dense layers compute mu (leaky ReLU)
     and log v (ReLU) from z. S, the surprise, is -2 / F times the log-likelihood of z' under
     N(mu, v), without its constant. CLUB bounds the information of z about z' (Cheng et al. 2020).
-    MMD is `by_class`, a mean over the batch's classes, each with its own kernel width. A step
-    first moves the model and the layers of mu and v. Then plain gradient descent moves the
-    stylist's scales and shifts; this second pass uses fixed kernels and moves no statistics. The
-    stylist, the collection `stylist` (for each of 4 branches a scale and a shift of each channel),
-    and the layers of mu and v, `likelihood`, travel with the model and do not predict. The reported
-    loss is CE. A step costs four passes.
+    MMD is `class_discrepancy`. A step first moves the model and the layers of mu and v. Then plain
+    gradient descent moves the stylist's scales and shifts; this second pass uses fixed kernels and
+    moves no statistics. The stylist, the collection `stylist` (for each of 4 branches a scale and a
+    shift of each channel), and the layers of mu and v, `likelihood`, travel with the model and do
+    not predict. The reported loss is CE. A step costs four passes.
 
     Terms and defaults are those of the authors' code (BUserName/Learning_to_diversify: train.py,
     utils/util.py). Differs from it: the stylist has one scale and shift for each channel, so that
@@ -70,7 +68,6 @@ def l2d(
     the classifier; CLUB is the mean over all pairs, where theirs takes one random pairing.
 
     Args:
-      model: f[B, H, W, C] -> logits; `fedjax_bn.models.features` defines its features.
       optimizer: the local optimizer of the model and of the layers of mu and v.
       share_of_style: weight of the new style in x', in [0, 1]; 0.6 as in the authors' code.
       contrast: weight of SupCon, at least 0; 1 as in the authors' code.
@@ -78,39 +75,37 @@ def l2d(
       leak: weight of CLUB, at least 0; 0.1 as in the authors' code.
       rate: learning rate of the stylist, at least 0; 0.005 as in the authors' script.
       channels: C of the images that the model reads.
-      **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the size of the features is not found; at `round`, images have other
-        channels.
+      model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
     goal = diversified_objective(learned, share_of_style, contrast, likelihood)
-    # The stylist's step uses the features of the model after its step.
-    model_step = gradient_step(differentiate(goal, trained), optimizer, trained)
-    style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
-    second = gradient_step(style, optax.sgd(rate), (STYLIST,))
+    step = gradient_step(differentiate(goal, trained), optimizer, trained)
+
+    def styling(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        _, out = _both(learned, variables, batch, key, share_of_style, None)
+        (z, z_styled), valid = jnp.split(out.features, 2), batch["valid"]
+        value = class_discrepancy(z, z_styled, batch["label"], valid, out.outputs.shape[-1])
+        value += leak * leaked_information(*_moments_of(variables[LIKELIHOOD], z), z_styled, valid)
+        return value, (value, {})  # moves no statistics
+
+    # Without a style x' is x, and nothing would move the stylist.
+    if share_of_style:
+        # The stylist's step uses the features of the model after its step.
+        second = gradient_step(differentiate(styling, (STYLIST,)), optax.sgd(rate), (STYLIST,))
+        step = in_turn(step, second)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if STYLIST in variables:
             return variables
-        own_key, other_key = jax.random.split(stream(key, "stylist"))
-        size, dtype = sizes_of(model, variables).features, sizes_of(model, variables).dtype
-        keys = zip(("mean", "logs"), jax.random.split(other_key), strict=True)
-        return {
-            **variables,
-            STYLIST: draw_stylist(own_key, channels, parameter_dtype(variables)),
-            LIKELIHOOD: {
-                name: draw_dense(layer_key, size, size, dtype) for name, layer_key in keys
-            },
-        }
+        stylist_key, layers_key = jax.random.split(stream(key, "stylist"))
+        sizes, layers = sizes_of(model, variables), {}
+        for name, layer_key in zip(("mean", "logs"), jax.random.split(layers_key), strict=True):
+            layers[name] = draw_dense(layer_key, sizes.features, sizes.features, sizes.dtype)
+        stylist = draw_stylist(stylist_key, channels, parameter_dtype(variables))
+        return {**variables, STYLIST: stylist, LIKELIHOOD: layers}
 
-    return method_of(
-        in_turn(model_step, second) if share_of_style else model_step,
-        start=start,
-        **federate_options,
-    )
+    return method_of(step, start=start, **federate_options)
 
 
 def diversified_objective(
@@ -119,45 +114,27 @@ def diversified_objective(
     """Returns the model's objective, for variables with `stylist` and `likelihood`; see `l2d`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         loss, out = _both(learned, variables, batch, key, share, stream(key, "styled images"))
-        valid, value = batch["valid"], loss
+        value = loss
         if contrast:
-            label, valid_pairs = (jnp.tile(batch[name], 2) for name in ("label", "valid"))
-            value += contrast * supervised_contrast(out.features, label, valid_pairs).astype(
-                loss.dtype
-            )
+            label, valid = (jnp.tile(batch[name], 2) for name in ("label", "valid"))
+            near = supervised_contrast(out.features, label, valid)
+            value += contrast * near.astype(loss.dtype)
         if likelihood:
             z, z_styled = jnp.split(out.features, 2)
             mean, logs = _moments_of(variables[LIKELIHOOD], z)
-            value += likelihood * _surprise(mean, logs, z_styled, valid).astype(loss.dtype)
+            surprise = jnp.square(mean - z_styled) * jnp.exp(-logs) + logs
+            term = masked_mean(surprise.mean(-1), batch["valid"])
+            value += likelihood * term.astype(loss.dtype)
         return value, (loss, out.moved)
 
     return objective
 
 
-def _styling(learned: Learning, share: float, leak: float) -> Objective:
-    """Returns the stylist's objective; its pass moves no statistics."""
-
-    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
-        _, out = _both(learned, variables, batch, key, share, None)
-        (z, z_styled), valid = jnp.split(out.features, 2), batch["valid"]
-        value = by_class(z, z_styled, batch["label"], valid, out.outputs.shape[-1])
-        value += leak * leaked_information(*_moments_of(variables[LIKELIHOOD], z), z_styled, valid)
-        return value, (value, {})
-
-    return objective
-
-
 def _both(
-    learned: Learning,
-    variables: Variables,
-    batch: Batch,
-    key: jax.Array,
-    share: float,
+    learned: Learning, variables: Variables, batch: Batch, key: jax.Array, share: float,
     style: jax.Array | None,
-) -> tuple[jax.Array, Output]:
+) -> tuple[jax.Array, Output]:  # fmt: skip
     """Makes a training pass over x and x' together; returns its cross entropy f[], and `Output`."""
     images = learned.read(variables, batch, key)
     styled = stylize(variables[STYLIST], images, share, style)
@@ -186,7 +163,7 @@ def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax
     return masked_mean(losses, valid & (count > 0))
 
 
-def by_class(
+def class_discrepancy(
     z: jax.Array, styled: jax.Array, label: jax.Array, valid: jax.Array, classes: int
 ) -> jax.Array:
     """Returns MMD^2 f[] of z and z' f[B, F] within each class, averaged over the batch's classes.
@@ -205,12 +182,6 @@ def by_class(
     members /= jnp.maximum(count, 1)[:, None]
     signs = jnp.concatenate([members, -members], 1)
     return masked_mean(jnp.einsum("ca,ab,cb->c", signs, values, signs), count > 0)
-
-
-def _surprise(mean: jax.Array, logs: jax.Array, styled: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns the mean f[] of (z' - mu)^2 / v + log v over valid samples and features f[B, F]."""
-    gaps = jnp.square(mean - styled) * jnp.exp(-logs) + logs
-    return masked_mean(gaps.mean(-1), valid)
 
 
 def leaked_information(
@@ -254,12 +225,7 @@ def stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = 
     are left out. `key` draws kernels, dropout and weights; None gives fixed kernels, no dropout and
     equal weights.
     """
-    channels = layers["scale"].shape[1]
-    if x.ndim != 4 or x.shape[-1] != channels:
-        raise ValueError(
-            f"l2d gives styles to images f[B, H, W, C={channels}], not {x.shape}: give it their "
-            "number of channels (l2d.channels)"
-        )
+    require_images("l2d", x, layers["scale"].shape[1])
     # Without padding, a kernel larger than the image would give no output.
     sides = [side for side in SIDES if side <= min(x.shape[1:3])]
     drawn = jax.random.key(_FIXED) if key is None else key

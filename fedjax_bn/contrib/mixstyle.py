@@ -1,6 +1,5 @@
 """MixStyle (Zhou et al., ICLR 2021): mixes the styles of early feature maps of two samples."""
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, Unpack
 from zlib import crc32
@@ -10,22 +9,17 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
-from fedjax_bn.arguments.text import names_in
-from fedjax_bn.contrib.parts import changing_outputs
+from fedjax_bn.contrib.parts import changing_outputs, require_maps, stages_of
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
-from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.sharing import Variables, batch_norm_paths
 from fedjax_bn.state import Received
 
-Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 _EPSILON = 1e-6  # added to a variance, as in the authors' code
-_STAGES = ("layer1", "layer2", "layer3")  # of a residual network
 
 
 @bounded
@@ -53,48 +47,40 @@ def mixstyle(
 
     Args:
       model: images -> outputs, whose named modules give maps f[B, ..., C] with spatial axes.
-      names: modules after which styles mix, such as "norm1,norm2"; "layer1" means the last module
-        with that name or with a name that begins with "layer1_". "" means the ends of the stages
-        layer1, layer2 and layer3, as in the authors' scripts for PACS ("layer1,layer2" for
-        OfficeHome: KaiyangZhou/mixstyle-release, imcls/scripts/run_mixstyle.sh); if the model lacks
-        these, it means the first two batch norms that see maps, our choice.
+      names: modules after which styles mix, see `contrib.parts.stages_of`. "" means the ends of the
+        stages layer1, layer2 and layer3, as in the authors' scripts for PACS ("layer1,layer2" for
+        OfficeHome: KaiyangZhou/mixstyle-release); if the model lacks these, it means the first two
+        batch norms that see maps, our choice.
       probability: probability that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
       optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `round`, no map has such a name.
     """
     learned, federate_options = learning(model, **options)
-    mix = mixing_styles(probability, concentration)
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         # Only their shape: the pass reads the images itself.
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
         places, own_key = chosen_maps(model, variables, images, names), stream(key, "mixed styles")
+        mixed_places = set()
 
         def mixed(name: str, x: jax.Array) -> jax.Array:
+            if prod(x.shape[1:-1]) < 2:
+                return x  # a deviation needs at least two positions
+            mixed_places.add(name)
             # Each place has its own key, derived from its name.
-            return mix(jax.random.fold_in(own_key, crc32(name.encode())), x, batch["valid"])
+            keys = jax.random.split(jax.random.fold_in(own_key, crc32(name.encode())), 3)
+            shape = (len(x), *(1,) * (x.ndim - 1))
+            weight = jax.random.beta(keys[1], concentration, concentration, shape, x.dtype)
+            restyled = with_styles(x, x[partners(keys[0], batch["valid"])], weight)
+            return jnp.where(jax.random.bernoulli(keys[2], probability), restyled, x)
 
         with changing_outputs(places, mixed):
-            return plain(variables, batch, received, key)
+            value = plain(variables, batch, received, key)
+        require_maps("mixstyle", places, mixed_places)
+        return value
 
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
-
-
-def mixing_styles(probability: float, concentration: float) -> Mix:
-    """Returns `mix(key, x f[B, ..., C], valid bool[B]) -> x'`, see `mixstyle`."""
-
-    def mix(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
-        other_key, weight_key, whether_key = jax.random.split(key, 3)
-        shape = (len(x), *(1,) * (x.ndim - 1))
-        weight = jax.random.beta(weight_key, concentration, concentration, shape, x.dtype)
-        mixed = with_styles(x, x[partners(other_key, valid)], weight)
-        return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
-
-    return mix
 
 
 def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax.Array:
@@ -116,35 +102,7 @@ def with_styles(x: jax.Array, style_source: jax.Array, weight: jax.Array) -> jax
 
 def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
     """Returns the paths of the modules that `names` means, see `mixstyle`; computes nothing."""
-    called: list[str] = []  # in the order of calls
-
-    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output = function(*args, **kwargs)
-        if call.method == "__call__" and call.path and hasattr(output, "shape"):
-            # A deviation needs at least two positions.
-            styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
-            called.extend(["/".join(call.path)] * styled)
-        return output
-
-    with intercepting(note), normalize_with(running_statistics):
-        shapes_of(model, variables, images)
-
-    def last(name: str) -> str | None:
-        alike = [path for path in called if path == name or path.startswith(f"{name}_")]
-        return alike[-1] if alike else None
-
-    if not names:
-        stages = tuple(map(last, _STAGES))
-        has_norms = bool(batch_norm_paths(variables)) and None in stages
-        layers = spatial_layers(model, variables, images) if has_norms else ()
-        norms = tuple(layer for layer in layers if layer in called)[:2]
-        candidates = norms or stages
-    else:
-        candidates = tuple(map(last, names_in(names)))
-    places = tuple(place for place in candidates if place is not None)
-    if len(places) < len(candidates):
-        raise ValueError(
-            f"mixstyle: names={names!r} finds no feature maps in {type(model).__name__}: name "
-            f"modules that give maps, of {', '.join(called) or 'which it has none'}"
-        )
-    return places
+    ends: list[tuple[str, ...]] = [("layer1", "layer2", "layer3")]
+    if not names and batch_norm_paths(variables):
+        ends.append(tuple(spatial_layers(model, variables, images))[:2])
+    return tuple(stages_of("mixstyle", variables, names, ends))

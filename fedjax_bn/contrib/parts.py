@@ -1,4 +1,4 @@
-"""Parts of several methods: dense layers, places inside a network, and a distance of features."""
+"""Parts of several methods: dense layers, places in a network, distances, rows of all clients."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, equal_messages
 from fedjax_bn.arguments.text import names_in
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.calls import Call, intercepting
-from fedjax_bn.sharing import STATISTICS, Variables, path_names
+from fedjax_bn.sharing import STATISTICS, PyTree, Variables, path_names
 
-PyTree = Any
 # Where the first stages of a residual and of a densely connected network end.
 _STAGES = (
     ("layer1", "layer2", "layer3"),
@@ -22,10 +23,7 @@ Change = Callable[[str, jax.Array], jax.Array]
 
 
 def draw_dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
-    """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch initializes a layer.
-
-    All entries are drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)).
-    """
+    """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]}, drawn as PyTorch does."""
     kernel_key, bias_key = jax.random.split(key)
     bound = inputs**-0.5  # Kaiming's uniform bound with a = sqrt(5)
     return {
@@ -61,52 +59,36 @@ def stages_of(
     """
     norms = _channels(variables.get(STATISTICS, {}), ("mean",))
     layers = _channels(variables["params"], ("kernel", "scale", "bias"))
-    inside: dict[str, int] = {}  # a block has the channels of its widest batch norm
-    for path, size in norms.items():
-        parts = path.split("/")
-        for depth in range(1, len(parts)):
-            block = "/".join(parts[:depth])
-            inside[block] = max(size, inside.get(block, 0))
-    module_names = inside | layers | norms
+
+    def blocks(inner: dict[str, int]) -> dict[str, int]:
+        """Returns block -> channels of the widest layer inside."""
+        sizes: dict[str, int] = {}
+        for path, size in inner.items():
+            parts = path.split("/")
+            for depth in range(1, len(parts)):
+                block = "/".join(parts[:depth])
+                sizes[block] = max(size, sizes.get(block, 0))
+        return sizes
+
+    # A block has the channels of its widest batch norm; one without any, of its widest layer.
+    channels = blocks(layers) | blocks(norms) | layers | norms
 
     def last(name: str) -> str | None:
-        parts = (path for path in module_names if path.startswith(f"{name}_"))
-        alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (
-            name in module_names
-        )
+        alike = [name] * (name in channels)
+        alike += [p for p in channels if p.startswith(f"{name}_") and "/" not in p[len(name) :]]
         # Length first, so that layer1_10 comes after layer1_9.
         return max(alike, key=lambda path: (len(path), path), default=None)
 
-    candidates = [names_in(names)] if names else ends
-    stage_names = [[last(name) for name in stages] for stages in candidates]
-    places = next(
-        (paths for paths in stage_names if None not in paths), None if names else list(norms)
-    )
-    if places == []:
+    candidates = [[last(name) for name in end] for end in ([names_in(names)] if names else ends)]
+    if not names:
+        candidates.append(list(norms))
+    places = next((paths for paths in candidates if None not in paths), None)
+    if not places:
         raise ValueError(
-            f"{method} reads the outputs of batch norms, but the model has no batch norm: name "
-            f"modules by {method}.names, of {', '.join(module_names)}"
+            f"{method}: names={names!r} finds no modules, nor a batch norm: name some of "
+            f"{', '.join(channels)}"
         )
-    if places is None:
-        raise ValueError(
-            f"{method}: names={names!r} finds no modules: name some of {', '.join(module_names)}"
-        )
-    return {place: module_names[place] for place in places if place is not None}
-
-
-def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
-    """Returns a context in which `change(name, output)` replaces outputs of traced modules.
-
-    Args:
-      places: paths of modules, such as "layer1_1".
-      change: `change(name, output f[B, ..., C]) -> output`.
-    """
-
-    def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output, name = function(*args, **kwargs), "/".join(call.path)
-        return change(name, output) if call.method == "__call__" and name in places else output
-
-    return intercepting(changed)
+    return {place: channels[place] for place in places if place is not None}
 
 
 def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
@@ -117,6 +99,37 @@ def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
         if name in leaves:
             channels["/".join(module)] = leaf.shape[-1]
     return channels
+
+
+def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
+    """Returns a context in which `change(name, output f[B, ..., C])` replaces outputs of modules.
+
+    `places` are the paths of these modules, such as "layer1_1".
+    """
+
+    def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output, name = function(*args, **kwargs), "/".join(call.path)
+        return change(name, output) if call.method == "__call__" and name in places else output
+
+    return intercepting(changed)
+
+
+def require_maps(method: str, places: Collection[str], seen: Collection[str]) -> None:
+    """Raises ValueError if no module in `places` has given a map, which `seen` would name."""
+    if not seen:
+        raise ValueError(
+            f"{method} changes maps f[B, ..., C], but {', '.join(places)} give none: name other "
+            f"modules ({method}.names)"
+        )
+
+
+def require_images(method: str, x: jax.Array, channels: int) -> None:
+    """Raises ValueError if x is not a batch of images f[B, H, W, C] with so many channels."""
+    if x.ndim != 4 or x.shape[-1] != channels:
+        raise ValueError(
+            f"{method} reads images f[B, H, W, C={channels}], not {x.shape}: set their number of "
+            f"channels ({method}.channels)"
+        )
 
 
 def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[float]) -> jax.Array:
@@ -158,10 +171,7 @@ def by_distances(
 
 
 def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    """Returns k f[...] of pairs from their squared distances f[...].
-
-    The width m, f[] or f[...] for the pairs, passes no gradient.
-    """
+    """Returns k f[...] of pairs with these squared distances; the width m passes no gradient."""
     # With a gradient, features could lower the distance just by widening the kernels.
     relative = far / jax.lax.stop_gradient(jnp.where(width > 0, width, 1))
     return sum((jnp.exp(-relative / ratio) for ratio in ratios), jnp.zeros_like(far))
@@ -172,3 +182,41 @@ def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     norms_x, norms_y = (jnp.square(z).sum(-1) for z in (x, y))
     # Not below 0: rounding could make the distance of equal rows negative.
     return jnp.maximum(norms_x[:, None] + norms_y[None] - 2 * x @ y.T, 0)
+
+
+def in_row(client: jax.Array | int, rows: jax.Array, value: jax.Array | int) -> jax.Array:
+    """Returns zeros like all clients' rows f[K, ...], with `value` in this client's row."""
+    return jnp.zeros_like(rows).at[client].set(value)
+
+
+def collecting(mark: str) -> ServerUpdate:
+    """Returns averaging by a server that keeps a row of each client and sends the rows to all.
+
+    A message has the leaves of the rows, each with the client's row among zeros, and in the leaf
+    `mark` f[K] or f[K, N] ones where the client sends something.
+    """
+
+    def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
+        part = aggregate.message[mark]
+
+        def renewed(before: jax.Array, rows: jax.Array) -> jax.Array:
+            share = part.reshape(*part.shape, *(1,) * (before.ndim - part.ndim)).astype(rows.dtype)
+            # Both are means over the same n clients, so n cancels.
+            return jnp.where(share > 0, rows / jnp.where(share > 0, share, 1), before)
+
+        return {name: renewed(rows, aggregate.message[name]) for name, rows in sent.items()}
+
+    return averaging(renew=renew, message_weight=equal_messages)
+
+
+def starting_with(
+    method: FederatedMethod, rows_of: Callable[[Variables, int], PyTree]
+) -> FederatedMethod:
+    """Returns the method whose server first sends `rows_of(variables, num_clients)`."""
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        state = method.init(key, variables, num_clients)
+        # Here, because the server's own `init` does not get the number of clients.
+        return state._replace(server=ServerState(sent=rows_of(variables, num_clients)))
+
+    return method._replace(init=init)

@@ -4,17 +4,13 @@ It is {"model": collections, "present": f[] of 1, ...} and stays with its client
 predicts with its own model; an unseen client, which receives zeros, with the shared one.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.local_step import Batch, LocalStep
-from fedjax_bn.sharing import FROZEN, OWN, Variables, without
+from fedjax_bn.sharing import FROZEN, OWN, PyTree, Variables, without
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 def with_own_model(variables: Variables, **collections: PyTree) -> Variables:

@@ -8,19 +8,11 @@ import optax
 
 from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, differentiate, gradient_step
-from fedjax_bn.methods.learning import (
-    Options,
-    learning,
-    method_of,
-    require_batch_norm,
-    supervised,
-)
+from fedjax_bn.local_step import Batch, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of, require_batch_norm, supervised
 from fedjax_bn.normalization import running_statistics
-from fedjax_bn.sharing import STATISTICS, Variables, path_names
+from fedjax_bn.sharing import STATISTICS, PyTree, Variables, path_names
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -41,40 +33,27 @@ def pn(
     output NaN. Both lack the noise that the paper adds where batches are large.
 
     Args:
-      model: images -> outputs, with at least one batch norm that statistics rules reach.
-      optimizer, **options: as in `fedavg`; the optimizer sees {"params", "batch_stats"}.
-
-    Raises:
-      ValueError: at `init`, the model has no batch norm.
+      model, optimizer, **options: as in `fedavg`; the optimizer sees {"params", "batch_stats"}.
     """
     learned, federate_options = learning(model, **options)
     trained = ("params", STATISTICS)
     # The rule of predictions: its mean and variance are leaves of `batch_stats`.
     gradient = differentiate(supervised(learned, running_statistics), trained)
-
-    def start(key: jax.Array, variables: Variables) -> Variables:
-        del key
-        require_batch_norm("pn", variables)
-        return variables
-
-    return method_of(
-        with_trained_variances(gradient_step(gradient, optimizer, trained)),
-        start=start,
-        **federate_options,
-    )
-
-
-def with_trained_variances(step: LocalStep) -> LocalStep:
-    """Returns the step after which every variance is at least 0."""
+    step = gradient_step(gradient, optimizer, trained)
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         variables, state, loss = step.update(variables, state, batch, received, key)
+        # A step may take a variance below 0, whose root is NaN.
         statistics = jax.tree_util.tree_map_with_path(
             lambda path, leaf: jnp.maximum(leaf, 0) if path_names(path)[-1] == "var" else leaf,
             variables[STATISTICS],
         )
         return {**variables, STATISTICS: statistics}, state, loss
 
-    return step._replace(update=update)
+    return method_of(
+        step._replace(update=update),
+        start=lambda key, variables: require_batch_norm("pn", variables),
+        **federate_options,
+    )

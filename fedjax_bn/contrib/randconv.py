@@ -45,22 +45,17 @@ def randconv(
     and third; only the first pass moves running statistics, where theirs moves them in every pass.
 
     Args:
-      model: images -> logits.
       consistency: c, at least 0; 10 with `mix`, 5 for RC_img, in the authors' script for digits.
       mix: whether images are mixed with their convolutions (RC_mix) or replaced (RC_img).
       identity: probability that a pass uses the images unchanged; 0.5 for RC_img.
       largest: side of the largest kernel, odd.
-      optimizer, **options: as in `fedavg`; the convolution comes after `perturb`.
-
-    Raises:
-      ValueError: at `round`, samples are not images.
+      model, optimizer, **options: as in `fedavg`; the convolution comes after `perturb`.
     """
     learned, federate_options = learning(model, classifier="randconv", **options)
     convolve = perturb.randconv(mix, identity, largest)
     draws = DRAWS if consistency else 1
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         passes = [
             learned.trained(variables, convolve(draw_key, images, valid), batch, key)

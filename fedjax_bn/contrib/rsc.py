@@ -15,8 +15,6 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
-PyTree = Any
-
 
 @bounded
 def rsc(
@@ -41,13 +39,9 @@ def rsc(
     fractions rounded down, where it takes all values at or above a percentile, up to one more.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
       features: fraction of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: fraction of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `round`, the model's features are not found.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="rsc", **options)
     objective = self_challenging_objective(learned, features, batch)
@@ -58,7 +52,6 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
     """Returns the objective of `rsc`; `share` is the fraction of the samples."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         options = {"train": True, "valid": valid, "key": key}
         out = forward(learned.model, variables, images, wanted=["features"], **options)
@@ -69,30 +62,20 @@ def self_challenging_objective(learned: Learning, features: float, share: float)
             return forward(replaced, variables, images, **options).outputs
 
         # The mask is chosen at fixed features, so that no gradient passes through the choice.
-        fixed = jax.lax.stop_gradient(out.features)
-        mask = jax.lax.stop_gradient(
-            muted_mask(classify, fixed, out.outputs, batch["label"], valid, features, share)
-        )
-        loss = learned.task.loss(classify(out.features * mask), batch["label"], valid)
+        fixed, label = jax.lax.stop_gradient(out.features), batch["label"]
+        mask = _muted_mask(classify, fixed, out.outputs, label, valid, features, share)
+        muted = out.features * jax.lax.stop_gradient(mask)
+        loss = learned.task.loss(classify(muted), label, valid)
         return loss, (loss, out.moved)
 
     return objective
 
 
-def muted_mask(
-    classify: Any,
-    features: jax.Array,
-    logits: jax.Array,
-    label: jax.Array,
-    valid: jax.Array,
-    muted: float,
-    share: float,
-) -> jax.Array:
-    """Returns the mask f[B, F] of zeros and ones, see `rsc`.
-
-    `classify` maps features f[B, F] to logits f[B, classes], row by row; `muted` is the fraction of
-    the features and `share` the fraction of the valid samples.
-    """
+def _muted_mask(
+    classify: Any, features: jax.Array, logits: jax.Array, label: jax.Array, valid: jax.Array,
+    muted: float, share: float,
+) -> jax.Array:  # fmt: skip
+    """Returns the mask f[B, F] of zeros and ones; `muted` and `share` are fractions."""
 
     def of_label(values: jax.Array) -> jax.Array:
         return jnp.take_along_axis(values, label[:, None], axis=-1)[:, 0]

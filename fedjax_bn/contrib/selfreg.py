@@ -14,11 +14,10 @@ from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradien
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.normalization.layer import moments
-from fedjax_bn.sharing import Variables, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 COLLECTION = "projection"
 _WIDE = 2048  # a projection of so many features does not widen them
 _EPSILON = 1e-5  # PyTorch's default for batch norm
@@ -49,13 +48,9 @@ def selfreg(
     and their curriculum over domains (a client has one domain).
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
       beta: parameter of the distribution of l, above 0; 0.5 as in DomainBed.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the size of the features is not found.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
@@ -64,23 +59,17 @@ def selfreg(
     def start(key: jax.Array, variables: Variables) -> Variables:
         if COLLECTION in variables:
             return variables
-        sizes, keys = sizes_of(model, variables), jax.random.split(stream(key, "projection"), 3)
+        sizes, layers = sizes_of(model, variables), {}
         wide = sizes.features if sizes.features == _WIDE else 2 * sizes.features
         widths = (sizes.features, wide, wide, sizes.features)
-
-        def layer(key: jax.Array, inputs: int, outputs: int) -> PyTree:
-            linear = draw_dense(key, inputs, outputs, sizes.dtype)
-            return {
+        for i, layer_key in enumerate(jax.random.split(stream(key, "projection"), 3)):
+            linear = draw_dense(layer_key, widths[i], widths[i + 1], sizes.dtype)
+            layers[f"layer{i + 1}"] = {
                 "kernel": linear["kernel"],
                 "dense_bias": linear["bias"],
-                "scale": jnp.ones(outputs, sizes.dtype),
-                "bias": jnp.zeros(outputs, sizes.dtype),
+                "scale": jnp.ones(widths[i + 1], sizes.dtype),
+                "bias": jnp.zeros(widths[i + 1], sizes.dtype),
             }
-
-        layers = {
-            f"layer{i + 1}": layer(layer_key, *widths[i : i + 2])
-            for i, layer_key in enumerate(keys)
-        }
         return {**variables, COLLECTION: layers}
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
@@ -91,14 +80,13 @@ def self_regularized_objective(learned: Learning, feature: float, beta: float) -
     """Returns the objective of `selfreg`, for variables with `projection`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, images, batch, key, wanted=["features"])
         first_key, second_key, share_key = jax.random.split(stream(key, "pairs"), 3)
         pair = [partners_of_class(pair_key, label, valid) for pair_key in (first_key, second_key)]
         share = jax.random.beta(share_key, beta, beta, (), loss.dtype)
-        projected = project_features(variables[COLLECTION], out.features, valid)
+        projected = _project(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
         gap += feature * _gap(out.features, projected, pair, share)
         # The gap counts less as the classes are learned; this weight passes no gradient.
@@ -129,14 +117,12 @@ def partners_of_class(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax
     return jnp.zeros_like(to).at[of].set(to)
 
 
-def project_features(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them.
-
-    Batch norms use the moments of the valid samples, because only training uses the projection.
-    """
+def _project(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
+    """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them."""
     for i in range(3):
         layer = {name: leaf.astype(x.dtype) for name, leaf in layers[f"layer{i + 1}"].items()}
         x = x @ layer["kernel"] + layer["dense_bias"]
+        # By the batch alone: only training uses the projection, so it needs no running statistics.
         mean, var, _ = moments(x, valid)
         x = (x - mean) * jax.lax.rsqrt(var + _EPSILON) * layer["scale"] + layer["bias"]
         x = x if i == 2 else jax.nn.relu(x)

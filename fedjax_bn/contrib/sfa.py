@@ -34,23 +34,18 @@ def sfa(
     SFA-A, which uses the covariance of each class, is not available here.
 
     Args:
-      model: images -> outputs; `fedjax_bn.models.features` defines its features.
       scale: standard deviation of a, at least 0.
       shift: standard deviation of b, at least 0.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: the task is segmentation; at `round`, the features are not found.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
     if learned.task.segments:  # refused here, while the outputs of other tasks may be dense
         require_classifier("sfa", learned.task)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         noise = stream(key, "feature noise")  # separate, so that dropout draws as without noise
         noisy = ClassifiedBy(
-            model, lambda classify, f: classify(with_affine_noise(noise, f, scale, shift))
+            model, lambda classify, f: classify(_with_affine_noise(noise, f, scale, shift))
         )
         images = learned.read(variables, batch, key)
         loss, out = learned._replace(model=noisy).trained(variables, images, batch, key)
@@ -59,7 +54,9 @@ def sfa(
     return method_of(gradient_step(differentiate(objective), optimizer), **federate_options)
 
 
-def with_affine_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
+def _with_affine_noise(
+    key: jax.Array, features: jax.Array, scale: float, shift: float
+) -> jax.Array:
     """Returns a f + b, see `sfa`, for f of any shape."""
     a, b = jax.random.normal(key, (2, *features.shape), features.dtype)
     return (1 + scale * a) * features + shift * b

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 from zlib import crc32
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.contrib.parts import changing_outputs, draw_dense, stages_of
+from fedjax_bn.contrib.parts import changing_outputs, draw_dense, require_maps, stages_of
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
@@ -20,11 +20,10 @@ from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.sharing import Variables, without
+from fedjax_bn.sharing import PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy, masked_mean
 
-PyTree = Any
 COLLECTION = "restitution"  # collection: path of a module -> its layer
 HEADS = "restitution_heads"  # collection: a classifier for each place, in training only
 _REDUCTION = 16  # channels for each hidden unit of a gate
@@ -62,15 +61,11 @@ def snr(
     clients with one domain.
 
     Args:
-      model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
       weight: weight of the heads' terms, at least 0; 0.01 in the authors' code.
       names: modules whose outputs are restored, see `contrib.parts.stages_of`. "" means the first
         that the model has: the ends of layer1 to layer3, as in the authors' code; a DenseNet's
         transitions; all batch norms that see maps.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `init`, the model has no such modules; at `round`, these give no maps.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="snr", **options)
     trained = ("params", COLLECTION, HEADS)
@@ -84,40 +79,31 @@ def snr(
             # By the name's checksum, so that a place draws the same whatever the other places are.
             place_key = jax.random.fold_in(key, crc32(name.encode()))
             layer_key, head_key = jax.random.split(place_key)
-            layers[name] = draw_restitution(layer_key, size, sizes.dtype)
+            layers[name] = _draw_layer(layer_key, size, sizes.dtype)
             heads[name] = draw_dense(head_key, size, sizes.classes, sizes.dtype)
         return {**variables, COLLECTION: layers, HEADS: heads}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
-        seen: dict[str, Restored] = {}
+        means: dict[str, jax.Array] = {}
         # Here and not by `_hook`, because the loss needs each layer's n, x+ and x-.
-        with _restoring(variables[COLLECTION], seen):
+        with _restoring(variables[COLLECTION], means):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
-        if not seen:
-            raise ValueError(
-                f"snr restores maps f[B, ..., C], but {', '.join(variables[COLLECTION])} give "
-                "none: name other modules (snr.names)"
-            )
-        value = loss + weight * head_losses(seen, variables[HEADS], label, valid).astype(loss.dtype)
-        return value, (loss, out.moved)
+        require_maps("snr", variables[COLLECTION], means)
+        terms = head_losses(means, variables[HEADS], label, valid)
+        return loss + weight * terms.astype(loss.dtype), (loss, out.moved)
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **federate_options)
 
 
-class Restored(NamedTuple):
-    """The result of a layer for one map."""
-
-    restored: jax.Array  # x+ f[B, ..., C], which replaces the map
-    means: jax.Array  # of n, x+ and x- over positions, f[3, B, C]
-
-
 def head_losses(
-    seen: Mapping[str, Restored], heads: PyTree, label: jax.Array, valid: jax.Array
+    means: Mapping[str, jax.Array], heads: PyTree, label: jax.Array, valid: jax.Array
 ) -> jax.Array:
-    """Returns the sum over places plus the last place's cross entropy, f[]; see `snr`."""
+    """Returns the sum over places plus the last place's cross entropy, f[]; see `snr`.
+
+    `means` has for each place those of n, x+ and x- over positions, f[3, B, C].
+    """
 
     def entropy(logits: jax.Array) -> jax.Array:
         logs = jax.nn.log_softmax(logits)
@@ -125,10 +111,10 @@ def head_losses(
 
     total: Any = 0.0
     last_logits: Any = None
-    for name, parts in seen.items():
-        head = heads[name]
-        logits = parts.means @ head["kernel"] + head["bias"]
+    for name, place_means in means.items():
+        logits = place_means @ heads[name]["kernel"] + heads[name]["bias"]
         normalized, restored, complement = (masked_mean(entropy(x), valid) for x in logits)
+        # log(1 + exp(-t)) is softplus(-t), which does not overflow.
         total += jax.nn.softplus(restored - normalized) + jax.nn.softplus(normalized - complement)
         last_logits = logits[1]
     return total + cross_entropy(last_logits, label, valid)
@@ -136,44 +122,33 @@ def head_losses(
 
 def _hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
     """Restores the outputs of the modules named in the tree, see `models.hooks`."""
-    del key
-    return Hooked(images, contexts=(_restoring(tree),))
+    return Hooked(images, contexts=(_restoring(tree, {}),))
 
 
 register(COLLECTION, _hook)
 
 
 def _restoring(
-    layers: Mapping[str, PyTree], seen: MutableMapping[str, Restored] | None = None
+    layers: Mapping[str, PyTree], means: MutableMapping[str, jax.Array]
 ) -> AbstractContextManager:
-    """Returns a context in which traced modules have restored outputs.
-
-    `seen` collects the results of the layers in the order of calls.
-    """
+    """Returns a context in which modules have restored outputs; `means` is filled by calls."""
 
     def restored(name: str, x: jax.Array) -> jax.Array:
         if not is_spatial(x):
             return x  # no positions to normalize over
-        parts = restore_style(layers[name], x)
-        if seen is not None:
-            seen[name] = parts
-        return parts.restored.astype(x.dtype)
+        restored_map, means[name] = restore_style(layers[name], x)
+        return restored_map.astype(x.dtype)
 
     return changing_outputs(layers, restored)
 
 
-def restore_style(layer: PyTree, x: jax.Array) -> Restored:
-    """Returns a layer's result for a map f[B, ..., C], in at least float32.
+def restore_style(layer: PyTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns x+ of a map f[B, ..., C] in at least float32, and the means of n, x+, x- f[3, B, C].
 
     For each sample n = s x + t, and the mean of n is the instance norm's bias. The gate thus needs
     only the map's mean, and x+ is an affine map of x.
     """
-    if len(layer["scale"]) != x.shape[-1]:
-        raise ValueError(
-            f"snr has a layer of {len(layer['scale'])} channels after a module that gives "
-            f"{x.shape[-1]}: name modules whose outputs are those of their last batch norm "
-            "(snr.names)"
-        )
+    # At least float32: moments of 16-bit maps would lose their digits.
     x = x.astype(promote(x.dtype, jnp.float32))
     weights = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
     mean, var = instance_moments(x)
@@ -185,10 +160,10 @@ def restore_style(layer: PyTree, x: jax.Array) -> Restored:
     gate = jax.nn.sigmoid(hidden @ weights["up"] + weights["up_bias"])
     scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
     means = weights["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * residual_mean
-    return Restored(x * scale + shift, means)
+    return x * scale + shift, means
 
 
-def draw_restitution(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+def _draw_layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     """Draws an instance norm and the two dense layers of a gate as PyTorch does."""
     hidden = max(channels // _REDUCTION, 1)
     keys = jax.random.split(key, 4)

@@ -18,20 +18,20 @@ server averages running statistics.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import server_optimizer
+from fedjax_bn.aggregation import ServerUpdate, server_optimizer
 from fedjax_bn.arguments.ranges import Above0, Share, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import OptionsButServer
 
 PyTree = Any
-_SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @bounded
@@ -55,7 +55,7 @@ def fedadam(
       model, optimizer, **options: as in `fedavg`, without `server`.
     """
     server = _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
-    return fedavg(model, optimizer, server=server_optimizer(server), **options)
+    return fedavg(model, optimizer, server=server, **options)
 
 
 @bounded
@@ -78,7 +78,7 @@ def fedyogi(
         return v - (1 - beta2) * square * jnp.sign(v - square)
 
     server = _adaptive(second_moment, eta, beta1, tau)
-    return fedavg(model, optimizer, server=server_optimizer(server), **options)
+    return fedavg(model, optimizer, server=server, **options)
 
 
 @bounded
@@ -96,7 +96,7 @@ def fedadagrad(
     Arguments and errors are those of `fedadam`, without `beta2`.
     """
     server = _adaptive(jnp.add, eta, beta1, tau)
-    return fedavg(model, optimizer, server=server_optimizer(server), **options)
+    return fedavg(model, optimizer, server=server, **options)
 
 
 @bounded
@@ -130,23 +130,19 @@ class _Moments(NamedTuple):
 
 
 def _adaptive(
-    second_moment: _SecondMoment, eta: float, beta1: float, tau: float
-) -> optax.GradientTransformation:
-    """Returns the server's step as an optax transformation; `second_moment` updates v."""
+    second_moment: Callable[[jax.Array, jax.Array], jax.Array], eta: float, beta1: float, tau: float
+) -> ServerUpdate:
+    """Returns the server's step; `second_moment(v, Delta^2)` updates v."""
 
     def init(params: PyTree) -> _Moments:
-        return _Moments(
-            first=jax.tree.map(jnp.zeros_like, params),
-            second=jax.tree.map(lambda x: jnp.full_like(x, tau**2), params),
-        )
+        # As in Reddi et al.; Adam's usual 0 with a bias correction would be another method.
+        start = partial(jnp.full_like, fill_value=tau**2)
+        return _Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(start, params))
 
-    def update(
-        gradients: PyTree, state: _Moments, params: PyTree = None
-    ) -> tuple[PyTree, _Moments]:
-        del params
+    def update(gradients: PyTree, state: _Moments, _: PyTree = None) -> tuple[PyTree, _Moments]:
         # The gradient is -Delta and optax adds the update, hence the minus sign.
         m = jax.tree.map(lambda m, g: beta1 * m - (1 - beta1) * g, state.first, gradients)
         v = jax.tree.map(lambda v, g: second_moment(v, jnp.square(g)), state.second, gradients)
         return jax.tree.map(lambda m, v: eta * m / (jnp.sqrt(v) + tau), m, v), _Moments(m, v)
 
-    return optax.GradientTransformation(init, update)
+    return server_optimizer(optax.GradientTransformation(init, update))

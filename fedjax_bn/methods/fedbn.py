@@ -27,9 +27,8 @@ def fedbn(  # type: ignore[misc]
     (Algorithm 1).
 
     Args:
-      model: images -> outputs, with at least one batch norm.
       share: which leaves are averaged.
-      optimizer, **options: as in `fedavg`.
+      model, optimizer, **options: as in `fedavg`.
 
     Raises:
       ValueError: at `init`, the model has no batch norm.

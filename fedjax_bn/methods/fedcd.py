@@ -1,6 +1,5 @@
 """FedCD (Ma et al., ACM MM 2024): SCI's feature masks at the clients, REA at the server."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, Unpack
 
@@ -8,13 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import (
-    Weighing,
-    WeighingRule,
-    averaging,
-    messages_by_size,
-    risk_extrapolation,
-)
+from fedjax_bn import aggregation
+from fedjax_bn.aggregation import Weighing, WeighingRule, averaging, risk_extrapolation
 from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.arguments.ranges import BY_KIND, Above0, AtLeast0, Range, Share, bounded
 from fedjax_bn.arguments.text import names_in
@@ -25,10 +19,8 @@ from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, Masks, with_masks
-from fedjax_bn.sharing import Variables, everything, join, keeping
+from fedjax_bn.sharing import PyTree, Variables, everything, join, keeping
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 def _are_bounds(bounds: Sequence[float | str]) -> bool:
@@ -73,14 +65,13 @@ def fedcd(  # type: ignore[misc] # its own default
     SCI alone is `weigh=by_size`, and REA alone is `fedavg(..., weigh=risk_extrapolation(eta))`.
     With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
 
-    The paper does not state which optimizer trains the masks. Here the model's optimizer does. Our
-    masks grow, whereas those in its Fig. 3 shrink; a weight decay of 0.01 shrinks ours too
-    (docs/results/).
+    The paper does not state which optimizer trains the masks. Here the model's does, and our masks
+    grow, whereas those in its Fig. 3 shrink; a weight decay of 0.01 shrinks ours too.
 
     Args:
-      model: images -> outputs; `fedjax_bn.models.features` defines its features.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
-      eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
+      eta: as in `risk_extrapolation`, without effect beside `weigh`; the paper takes 0.3, 0.5 and
+        0.8.
       names: what to mask: "features" (in a detector all taps, `tap0` and so on) or paths of
         modules, such as "layer4_0,layer4_1"; each gets its own mask.
       bounds: the lowest and the highest value, to which each step clips the masks; () for any.
@@ -88,18 +79,12 @@ def fedcd(  # type: ignore[misc] # its own default
         optional momentum and weight_decay, `adam:learning_rate=0.001`, with optional weight_decay,
         or `none`; "" for `optimizer`, with a separate state.
       weigh: the weighing rule; `risk_extrapolation(eta)` by default.
-      optimizer, **options: as in `fedavg`, without `server`; `share` is `everything` by default.
+      model, optimizer, **options: as in `fedavg`, without `server`; `share` is `everything`.
 
     Raises:
-      ValueError: `names` is empty or repeats a name, or `weigh` is given with a changed `eta`; at
-        `init`, the model has no intermediate with one of the names.
+      ValueError: `names` is empty or repeats a name; at `init`, the model has no intermediate with
+        one of the names.
     """
-    # Only `risk_extrapolation` reads eta, so an eta beside another rule is a mistake.
-    if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
-        raise ValueError(
-            f"fedcd.eta={eta:g} has no effect beside weigh, which replaces it: give it to the rule "
-            f"(weigh=risk_extrapolation:eta={eta:g}), or leave out one of them"
-        )
     masked = names_in(names) if isinstance(names, str) else tuple(names)
     if not masked or "" in masked or len(set(masked)) < len(masked):
         raise ValueError(
@@ -108,7 +93,7 @@ def fedcd(  # type: ignore[misc] # its own default
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
-        of_masks = mask_optimizer_of(of_masks)
+        of_masks = _mask_optimizer(of_masks)
     learned, federate_options = learning(model, **options)
     trained = ("params", COLLECTION)
     low, high = map(float, bounds or (-jnp.inf, jnp.inf))  # the configuration gives strings
@@ -127,7 +112,7 @@ def fedcd(  # type: ignore[misc] # its own default
         server=averaging(
             _no_gradient,
             lambda sent, aggregate: Alignment(aggregate.message, sent.rounds + 1),
-            messages_by_size,
+            aggregation.messages_by_size,
         ),
         finish=_send_gradient,
         start=lambda key, variables: with_masks(model, variables, masked),
@@ -149,10 +134,7 @@ def _masked_step(
     optimizer: optax.GradientTransformation,
     within: Callable[[PyTree], PyTree],
 ) -> LocalStep:
-    """Returns a step of parameters and masks along the gradient of L_e, which also sums g_e.
-
-    `within` clips the masks after each step.
-    """
+    """Returns a step along the gradient of L_e, which also sums g_e; `within` clips the masks."""
 
     def trained_of(variables: Variables) -> Variables:
         return {name: variables[name] for name in ("params", COLLECTION)}
@@ -178,14 +160,12 @@ def _masked_step(
         count = jnp.where(batch["last_epoch"], batch["valid"].sum(dtype=jnp.int32), 0)
 
         def add(total: jax.Array, g: jax.Array) -> jax.Array:
-            return jnp.where(same_round, total, 0) + jnp.where(count > 0, g, 0) * count.astype(
-                g.dtype
-            )
+            weighted = jnp.where(count > 0, g, 0) * count.astype(g.dtype)
+            return jnp.where(same_round, total, 0) + weighted
 
         total = jax.tree.map(add, state.total, aligned.gradient)
-        progress = _Progress(
-            optimizer_state, total, jnp.where(same_round, state.count, 0) + count, rounds
-        )
+        seen = jnp.where(same_round, state.count, 0) + count
+        progress = _Progress(optimizer_state, total, seen, rounds)
         return {**variables, **aligned.moved, **trained}, progress, loss
 
     def check(variables: Variables, *arguments: Any) -> None:
@@ -207,7 +187,7 @@ def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
     return Alignment(zero, jnp.zeros((), jnp.int32))
 
 
-def mask_optimizer_of(text: str) -> optax.GradientTransformation:
+def _mask_optimizer(text: str) -> optax.GradientTransformation:
     """Reads `sgd:learning_rate=0.1:weight_decay=0.01`, `adam:learning_rate=0.001` or `none`."""
 
     def sgd(

@@ -14,10 +14,8 @@ from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, check_rate
 from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate, no_variate
-from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 class _Drift(NamedTuple):
@@ -49,9 +47,8 @@ def feddc(
     variates are SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
 
     The sum is over the round's participants, with the round's weights. Differs from the authors'
-    code (github.com/gaoliang13/FedDC): there x' is the plain mean of the participants' y_k plus the
-    plain mean of all clients' h_k, and alpha and c are divided by K p_k, a client's size relative
-    to the mean. Both versions agree if all clients take part and have the same size.
+    code (gaoliang13/FedDC): there x' is the plain mean of the participants' y_k plus that of all
+    clients' h_k, and alpha and c are divided by K p_k. Both agree if all take part with equal size.
 
     Args:
       optimizer: the local optimizer, which should be linear in its gradients, such as SGD.
@@ -70,6 +67,7 @@ def feddc(
         check_fresh("feddc", optimizer, options)
     learned, federate_options = learning(model, **options)
     objective = supervised(learned)
+    # Without drifts and variates the penalty is FedProx's, whose round needs no memory.
     if not correction:
         gradient = differentiate(proximal(objective, alpha))
         return method_of(gradient_step(gradient, optimizer), **federate_options)
@@ -91,13 +89,8 @@ def _pulled(alpha: float, train: Train) -> Train:
 
     def trained(step: LocalStep, received: Received, *arguments: Any) -> Trained:
         memory, start = received.memory, received.shared["params"]
-        pull = jax.tree.map(
-            lambda h, x, c, c_k: alpha * (h - x) + (c - c_k),
-            memory.drift,
-            start,
-            received.server,
-            memory.variate,
-        )
+        trees = memory.drift, start, received.server, memory.variate
+        pull = jax.tree.map(lambda h, x, c, c_k: alpha * (h - x) + (c - c_k), *trees)
         return train(step, received._replace(memory=pull), *arguments)
 
     return trained

@@ -9,7 +9,6 @@ import optax
 
 from fedjax_bn.aggregation import averaging
 from fedjax_bn.arguments.ranges import AtLeast0, Cafl, bounded
-from fedjax_bn.client import Trained
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
@@ -39,7 +38,6 @@ from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
 
-PyTree = Any
 # (features f[B, ...], mixed features f[B, ...]) -> f[B], the distance of a sample's two passes
 Distance = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -75,25 +73,21 @@ def fedig(  # type: ignore[misc] # its own default
     tracing the model.
 
     Args:
-      model: images -> logits, with at least one batch norm; `fedjax_bn.models.features` defines its
-        features.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
       cafl: how CAFL combines a sample's F features. "sum" is the squared norm as printed, which
-        diverged or made all features equal from random weights and from ImageNet's
-        (docs/results/). "mean" divides it by F and trains from both. In Python also a function
-        `distance(features, mixed) -> f[B]`.
+        diverged or made all features equal from random weights and from ImageNet's; "mean" divides
+        it by F and trains. In Python also a function `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text; MixIG with u ~ U(0, 1) by
         default. `normalization.mixig.choose_mixing` lists the others (Tables 1, 3b and 6).
       adapter: whether `optimizer` also trains the zero-shot adapter, with a separate state.
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
-      optimizer, **options: as in `fedavg`, without `server`.
+      model, optimizer, **options: as in `fedavg`, without `server`.
 
     Raises:
-      ValueError: `adapter` and `gates` are both set; at `init`, the model has no batch norm; at
-        `round`, its features are not found.
+      ValueError: `adapter` and `gates` are both set; at `init`, the model has no batch norm.
     """
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
@@ -106,17 +100,14 @@ def fedig(  # type: ignore[misc] # its own default
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
         # The adapter's step reads the weights that the main network's step has just moved.
-        step = in_turn(step, adapter_step(learned, optimizer))
+        step = in_turn(step, _adapter_step(learned, optimizer))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        require_batch_norm("fedig", variables, "use another method")
+        variables = require_batch_norm("fedig", variables, "use another method")
         if adapter and COLLECTION not in variables:
             images = readable_images(model, variables)
             variables = with_adapter(stream(key, "adapter"), model, variables, images)
         return with_gates(variables) if gates else variables
-
-    def send_statistics(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        return trained.variables, received.memory, trained.variables[STATISTICS]
 
     method = method_of(
         step,
@@ -126,20 +117,18 @@ def fedig(  # type: ignore[misc] # its own default
             lambda shared, personal: join(shared, personal)[STATISTICS],
             lambda sent, aggregate: aggregate.message,
         ),
-        finish=send_statistics,
+        finish=lambda received, trained: (
+            trained.variables,
+            received.memory,
+            trained.variables[STATISTICS],
+        ),
         start=start,
         **{"statistics": rule} | federate_options,
     )
     notes: tuple[str, ...] = ()
     if isinstance(cafl, str) and lambda_2:
-        reason = (
-            "as the paper prints it; at the paper's rate the sum diverges or makes all features "
-            "equal, and cafl=mean does not"
-            if cafl == "sum"
-            else "which trains; the paper prints the sum (cafl=sum), which diverges at the "
-            "paper's rate"
-        )
-        notes = (f"CAFL is the {cafl} over features (lambda_2={lambda_2:g} of it), {reason}",)
+        reason = "cafl=sum, as the paper prints it, diverges at the paper's rate; cafl=mean trains"
+        notes = (f"CAFL is the {cafl} over features (lambda_2={lambda_2:g} of it): {reason}",)
     serves = ("zero_shot_adapter",) * adapter + ("learned_alpha",) * gates
     return method._replace(serves=serves, notes=notes)
 
@@ -224,7 +213,7 @@ def client_agnostic_objective(
     return objective
 
 
-def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
+def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
     """Returns a step of the adapter alone; the main network is frozen (Eq. 8 and 9)."""
 
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

@@ -13,10 +13,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, for_each, response
-from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -65,7 +63,10 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         if momentum is None:
             work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
         else:
-            work = momentum_work(trained.steps.astype(dtype), momentum)
+            steps = trained.steps.astype(dtype)
+            # The sum of (1 - rho^j) / (1 - rho) over steps j in closed form.
+            decay = momentum * (1 - momentum**steps) / (1 - momentum)
+            work = (steps - decay) / (1 - momentum)
         start = received.shared["params"]
         params, personal = split_like(trained.variables["params"], start)
 
@@ -83,18 +84,13 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
     return finish
 
 
-def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
-    """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form, for steps tau f[...]."""
-    decay = momentum * (1 - momentum**steps) / (1 - momentum)
-    return (steps - decay) / (1 - momentum)
-
-
 def _normalized_averaging() -> ServerUpdate:
     """Returns the step x + tau_eff * mean direction (Eq. 6); it averages running statistics."""
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
+        # The messages are weighted like the models, so their sum is tau_eff.
         effective = aggregate.message  # sum_k p_k a_k
         params = jax.tree.map(
             lambda x, d, tau: x + tau.astype(x.dtype) * d,

@@ -25,20 +25,13 @@ from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import SharingRule, Variables, batch_norm_paths
+from fedjax_bn.sharing import PyTree, SharingRule, Variables, batch_norm_paths
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, require_classifier
 
-PyTree = Any
-
 
 class OptionsButServer(TypedDict, total=False):
-    """The options of all methods without `server`, for methods that have their own server's step.
-
-    `learning` describes `prepare`, `perturb` and `task`; `client.train_locally` describes
-    `local_epochs`, `keep_optimizer`, `load` and `train`; `federation.federate` describes the
-    others.
-    """
+    """The options of `fedavg` without `server`, for methods with a server's step of their own."""
 
     prepare: Prepare | None
     perturb: Perturb | None
@@ -60,11 +53,6 @@ class Options(OptionsButServer, total=False):
     """The options of `fedavg` and of most other methods."""
 
     server: ServerUpdate | None
-
-
-# `learning` passes its `Learning` to `method_of` as one of these options.
-class _Learned(Options, total=False):
-    learned: "Learning"
 
 
 class Learning(NamedTuple):
@@ -93,17 +81,10 @@ class Learning(NamedTuple):
     def trained(
         self, variables: Variables, images: jax.Array, batch: Batch, key: jax.Array, **options: Any
     ) -> tuple[jax.Array, Output]:
-        """Makes a training pass.
+        """Makes a training pass over images f[B, ...] as `read` returns them.
 
-        Args:
-          variables: the model's collections.
-          images: f[B, ...] as the model reads them, usually from `read`.
-          batch: with labels and `valid`.
-          key: random key of dropout.
-          **options: `statistics` and `wanted` as in `models.forward.forward`.
-
-        Returns:
-          The task's loss f[] over the valid samples, and the `Output` of the pass.
+        `key` is that of dropout; options are `statistics` and `wanted` of `models.forward.forward`.
+        Returns the task's loss f[] over the valid samples, and the `Output` of the pass.
         """
         valid = batch["valid"]
         out = forward(self.model, variables, images, train=True, valid=valid, key=key, **options)
@@ -112,18 +93,14 @@ class Learning(NamedTuple):
     def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
         """Returns the number of classes; None without classes, or if outputs are not [B, classes].
 
-        Args:
-          load: as in `client.train_locally`.
-          variables: shapes of a model's collections.
-          batches: shapes of one client's batches, [S, B, ...].
+        Only shapes of the variables and of one client's batches [S, B, ...] are read.
         """
         if not self.task.classifies:
             return None
 
         def outputs(variables: Variables, batches: Batch) -> PyTree:
-            first_batch = jax.tree.map(
-                lambda leaf: leaf[0], {name: batches[name] for name in REQUIRED}
-            )
+            read = {name: batches[name] for name in REQUIRED}
+            first_batch = jax.tree.map(lambda leaf: leaf[0], read)
             images = load(batches.get("source"), first_batch, jax.random.key(0))["image"]
             images = self.prepare(images, parameter_dtype(variables))
             return forward(self.model, variables, images).outputs
@@ -146,8 +123,8 @@ def learning(
 
     Args:
       model: images -> outputs.
-      prepare: turns stored images into what the model reads; by default bytes are standardized
-        with mean and standard deviation 0.5.
+      prepare: stored images -> what the model reads; by default bytes are standardized with mean
+        and standard deviation 0.5.
       perturb: `perturb(key, x f[B, ...], valid bool[B]) -> x`, between `prepare` and the model, in
         training only; see `fedjax_bn.engine.perturb`.
       task: the loss to train by; `task.classification()` by default.
@@ -171,7 +148,8 @@ def method_of(
     finish: Finish | None = None,
     around: Callable[[Client], Client] = lambda client: client,
     start: Callable[[jax.Array, Variables], Variables] | None = None,
-    **options: Unpack[_Learned],
+    learned: Learning | None = None,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Returns the method whose clients make one kind of local step.
 
@@ -181,20 +159,17 @@ def method_of(
       around: makes the method's client from the usual one.
       start: `start(key, variables) -> variables`, which `init` calls first. It adds the method's
         collections, or raises ValueError for an unsuitable model.
-      **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `frozen`, `weigh`, `privacy`, `server`, `clients`, `mesh` and `statistics` as in
-        `federation.federate`; `learned` from `learning`.
+      learned, **options: what `learning` returns.
     """
     # Options in this signature belong to the client; the others are for `federate`.
+    # Read from it, so that a new option of clients needs no second list.
     names = inspect.signature(train_locally).parameters
     federate_options: dict[str, Any] = {**options}
     local = {name: federate_options.pop(name) for name in names if name in federate_options}
     client = train_locally(step, memory=memory, finish=finish, **local)
-    learned = federate_options.pop("learned", None)
     if learned is not None:
-        federate_options["classes"] = functools.partial(
-            learned.classes, local.get("load") or look_up
-        )
+        load = local.get("load") or look_up
+        federate_options["classes"] = functools.partial(learned.classes, load)
     method = federate(around(client), **federate_options)._replace(learned=learned)
     if start is None:
         return method
@@ -206,13 +181,14 @@ def method_of(
     return method._replace(init=init)
 
 
-def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> None:
-    """Raises ValueError if a method needs batch norm and the variables have none."""
+def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> Variables:
+    """Returns the variables of a method that needs batch norm; ValueError if they have none."""
     if not batch_norm_paths(variables):
         raise ValueError(
             f"{method} needs batch norm, but the model has no batch norm: build it with "
             f"fedjax_bn.normalization.BatchNorm or flax's own, or {remedy}"
         )
+    return variables
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:
@@ -222,7 +198,6 @@ def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> O
     """
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         options: dict[str, Any] = {"statistics": statistics, "valid": valid, "key": key}
         # Not by `trained`, so that the call path from a round to the model is one frame shorter.

@@ -11,11 +11,9 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
-
-PyTree = Any
 
 
 @bounded
@@ -37,19 +35,14 @@ def moon(
     initial model). z_r and z_p are computed in evaluation mode and pass no gradient. The reported
     loss is the cross entropy alone. With mu = 0 it is FedAvg.
 
-    Differs from the paper and the authors' code (QinbinLi/MOON): there is no projection head. In
-    their network two dense layers with a ReLU between them project the features to 256 values,
-    which are z and the classifier's input. A model that ends in such layers has the same z here.
+    Differs from the paper and the authors' code (QinbinLi/MOON): there is no projection head, whose
+    256 values are z and the classifier's input. A model that ends in its layers has the same z.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
         experiments (5 for CIFAR-10).
       temperature: T, above 0; 0.5 as in the authors' code.
-      optimizer, **options: as in `fedavg`.
-
-    Raises:
-      ValueError: at `round`, the model's features are not found.
+      model, optimizer, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, classifier="moon", **options)
 

@@ -1,5 +1,6 @@
 """Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020): a model that adapts in one step."""
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
@@ -8,22 +9,16 @@ import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.engine.batches import blank_padding
+from fedjax_bn.engine.images import Prepare
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import (
-    Batch,
-    Gradient,
-    Grads,
-    Objective,
-    Value,
-    differentiate,
-    gradient_step,
-)
+from fedjax_bn.local_step import Batch, Gradient, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.models.hooks import predicting
-from fedjax_bn.sharing import FROZEN, OWN, Variables, complete, trainable
+from fedjax_bn.normalization import StatisticsRule
+from fedjax_bn.sharing import FROZEN, OWN, PyTree, Variables, complete, trainable
 from fedjax_bn.state import Received
+from fedjax_bn.task import Task
 
-PyTree = Any
 _LABELLED = 16  # samples of a test client: half a batch of 32, as in training
 
 
@@ -52,7 +47,7 @@ def perfedavg(
       model, **options: as in `fedavg`.
     """
     learned, federate_options = learning(model, **options)
-    gradient = meta_gradient(supervised(learned), inner_rate, second_order)
+    gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
     method = method_of(gradient_step(gradient, optimizer), **federate_options)
     return method._replace(personalize=(_LABELLED, inner_rate))
 
@@ -68,7 +63,10 @@ def personalize(
     inner_rate: AtLeast0 = 0.01,
     steps: int = 1,
     frozen: PyTree = (),
-    **options: Any,
+    prepare: Prepare | None = None,
+    task: Task | None = None,
+    statistics: StatisticsRule | None = None,
+    key: jax.Array | None = None,
 ) -> Variables:
     """Adapts a model to a client, seen or unseen, with a few of its labelled samples.
 
@@ -76,7 +74,6 @@ def personalize(
     `perfedavg` does before its gradient. Running statistics move too.
 
     Args:
-      model: images -> outputs.
       variables: the received model, such as `global_variables(state)`, or one client's model from
         `client_variables(state)`.
       images: u8|f[B, ...] as they are stored.
@@ -85,33 +82,27 @@ def personalize(
       inner_rate: learning rate, at least 0.
       steps: number of steps, at least 0.
       frozen: `state.frozen`, the leaves that no step moves; () for none.
-      **options: `prepare` and `task` as in `fedavg`; `statistics`, the method's
-        `FederatedMethod.statistics`; and `key`, for a model with dropout.
-
-    Returns:
-      The adapted collections.
+      prepare, task: as in `fedavg`.
+      statistics: the method's `FederatedMethod.statistics`.
+      key: random key, for a model with dropout.
     """
-    key, statistics = options.pop("key", None), options.pop("statistics", None)
     received, variables = variables, predicting(variables)
     if frozen:
         variables = {**trainable(variables, frozen), FROZEN: frozen}
-    learned, unknown = learning(model, **options)
-    unknown.pop("learned")
-    if unknown:
-        raise TypeError(f"personalize has no arguments {', '.join(unknown)}")
+    learned, _ = learning(model, prepare=prepare, task=task)
     valid = jnp.ones(len(images), bool) if valid is None else valid
     batch = blank_padding({"image": images, "label": labels, "valid": valid})
     gradient = differentiate(supervised(learned, statistics))
+    # A fixed key serves models without dropout, which draw nothing.
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
         variables = _adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
     if frozen:
         variables = complete(variables)
-    # Zeros, so that the adapted collections predict and not the client's own model.
-    zero_models = {
-        name: jax.tree.map(jnp.zeros_like, received[name]) for name in (OWN,) if name in received
-    }
-    return {**variables, **zero_models}
+    if OWN in received:
+        # Zeros, so that the adapted collections predict and not the client's own model.
+        variables = {**variables, OWN: jax.tree.map(jnp.zeros_like, received[OWN])}
+    return variables
 
 
 def _adapt(
@@ -129,37 +120,27 @@ def _adapt(
     return {**variables, **moved, "params": params}
 
 
-def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
+def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
     """Returns the gradient of w -> F(w - inner_rate grad F(w; half); other half)."""
     gradient = differentiate(objective)
 
-    def inner(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, Batch, jax.Array]:
-        support, query = split_valid(batch)
-        # Dropout of the query must not repeat that of the support.
-        support_key, query_key = jax.random.split(key)
-        return (
-            _adapt(gradient, inner_rate, variables, support, received, support_key),
-            query,
-            query_key,
-        )
+    def adapted_by(of_query: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns an objective or a gradient of the other half at the adapted point."""
 
-    def first_order(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> Grads:
-        point, second, key = inner(variables, batch, received, key)
-        # The optimizer applies this gradient, of the adapted point, at the unadapted point.
-        return gradient(point, second, received, key)
+        def adapted(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Any:
+            support, query = _split_valid(batch)
+            # Dropout of the query must not repeat that of the support.
+            support_key, query_key = jax.random.split(key)
+            point = _adapt(gradient, inner_rate, variables, support, received, support_key)
+            return of_query(point, query, received, query_key)
 
-    def adapted(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        point, second, key = inner(variables, batch, received, key)
-        return objective(point, second, received, key)
+        return adapted
 
-    return differentiate(adapted) if second_order else first_order
+    # In first order the gradient of the adapted point is applied at the unadapted point.
+    return differentiate(adapted_by(objective)) if second_order else adapted_by(gradient)
 
 
-def split_valid(batch: Batch) -> tuple[Batch, Batch]:
+def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
     """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches.
 
     If n is 1, the sample is in both.

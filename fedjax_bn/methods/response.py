@@ -23,10 +23,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.engine.optimizers import by_parameter, descend, scheduled, start
-from fedjax_bn.sharing import join, split_like
+from fedjax_bn.sharing import PyTree, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 def response(
@@ -38,12 +36,8 @@ def response(
 ) -> PyTree:
     """Returns r(steps), the distance under a constant gradient of 1 from a fresh optimizer's state.
 
-    Args:
-      optimizer: the local optimizer.
-      steps: i32[], from 0 to `most_steps`.
-      most_steps: the largest number of steps.
-      dtype: floating dtype of the parameters.
-      received: has the round and the parameters; None for round 0 and an optimizer without masks.
+    `steps` is i32[], at most `most_steps`, and `dtype` that of the parameters. `received` has the
+    round and the parameters; None for round 0 and an optimizer without masks.
 
     Returns:
       f[]; or, if masks or labels of the optimizer treat parameters differently, a tree like the
@@ -85,8 +79,8 @@ def check_rate(
     """Raises ValueError if one learning rate is given for an optimizer with a schedule."""
     if learning_rate is not None and scheduled(optimizer):
         raise ValueError(
-            f"{method}: learning_rate={learning_rate:g} is one rate, but the optimizer's changes "
-            f"by a schedule: leave learning_rate out, and {method} takes the optimizer's own"
+            f"{method}: learning_rate={learning_rate:g} beside an optimizer with a schedule: leave "
+            "it out, and the optimizer's own rates count"
         )
 
 
@@ -94,13 +88,13 @@ def check_fresh(
     method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> None:
     """Raises ValueError if clients keep a momentum, which a fresh optimizer's response lacks."""
+    # A state without arrays, as of plain SGD, is the same whether it is kept or made anew.
     try:
         remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
     except Exception:  # its masks are over parameters that are not known yet
         remembers = True
     if options.get("keep_optimizer") and remembers:
         raise ValueError(
-            f"{method}: keep_optimizer=True lets clients keep momentum between rounds, but "
-            f"{method} divides by the response of an optimizer that starts afresh: leave it out, "
-            "or use SGD without momentum"
+            f"{method}: keep_optimizer=True keeps a momentum, but {method} divides by the response "
+            "of a fresh optimizer: leave it out, or use SGD without momentum"
         )

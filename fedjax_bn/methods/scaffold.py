@@ -14,10 +14,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, check_rate, for_each, response
-from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.sharing import PyTree, Variables, join, split_like
 from fedjax_bn.state import Received
-
-PyTree = Any
 
 
 @bounded
@@ -68,24 +66,15 @@ def keeping_variates(
     """Returns the options of `method_of` with which clients and server keep variates."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        variate_before = received.memory
-        variate_after = new_variate(optimizer, learning_rate, received, trained, variate_before)
-        return (
-            trained.variables,
-            variate_after,
-            jax.tree.map(jnp.subtract, variate_after, variate_before),
-        )
+        before = received.memory
+        after = new_variate(optimizer, learning_rate, received, trained, before)
+        return trained.variables, after, jax.tree.map(jnp.subtract, after, before)
 
-    return {
-        "server": averaging_with_variate(),
-        "memory": no_variate,
-        "finish": finish,
-    }
+    return {"server": averaging_with_variate(), "memory": no_variate, "finish": finish}
 
 
 def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
     """Returns a variate of 0 for each shared parameter."""
-    del personal
     return jax.tree.map(jnp.zeros_like, shared["params"])
 
 
@@ -98,6 +87,7 @@ def corrected(gradient: Gradient) -> Gradient:
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         variate, server = received.memory, received.server
+        # Personal parameters have no variate: no server knows the direction of others for them.
         shared, personal = split_like(gradients["params"], variate)
         shared = jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, variate, server)
         return gradients | {"params": join(shared, personal)}, reported
@@ -121,9 +111,7 @@ def new_variate(
     else:
         way = learning_rate * steps.astype(dtype)
 
-    def renew(
-        c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array
-    ) -> jax.Array:
+    def renew(c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array) -> Any:
         # With a rate of 0, or without a step, this would be 0 / 0.
         inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
         return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)
@@ -132,10 +120,7 @@ def new_variate(
 
 
 def averaging_with_variate() -> ServerUpdate:
-    """Returns the server's step that averages shared leaves, and updates and sends c.
-
-    c' = c + 1/K sum_k (c_k' - c_k) over the clients that count, which send the differences.
-    """
+    """Returns averaging that also sends c' = c + 1/K sum_k (c_k' - c_k) over those that count."""
 
     def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
         share = aggregate.share  # the fraction of all K clients that counts in the round

@@ -9,7 +9,7 @@ the weights and on the mask, so that the penalty is differentiated with respect 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,9 @@ import jax.numpy as jnp
 from fedjax_bn.local_step import Batch
 from fedjax_bn.methods.learning import Learning
 from fedjax_bn.models.masks import COLLECTION
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import PyTree, Variables
 from fedjax_bn.state import Received
 
-PyTree = Any
 Masks = Mapping[str, jax.Array]
 
 
@@ -52,14 +51,9 @@ def align(
 ) -> tuple[jax.Array, _Aligned]:
     """Returns L + strength ||dL/dmasks - global_gradient||^2, which may be differentiated.
 
-    The norm is over all masks together. Only the layers after the first mask are differentiated
-    twice; if the only mask is before the classifier, this is the classifier alone.
-
-    Args:
-      loss: masks -> (L f[], what else it reports).
-      masks: name -> f[C].
-      global_gradient: g_g, a tree like the masks.
-      strength: lambda, at least 0.
+    `loss` maps masks, name -> f[C], to L f[] and what else it reports. The norm is over all masks
+    together. Only the layers after the first mask are differentiated twice; if the only mask is
+    before the classifier, this is the classifier alone.
     """
     # The value contains the inner gradient, so the outer one differentiates it a second time.
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)

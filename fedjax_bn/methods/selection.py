@@ -13,11 +13,10 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.images import Prepare
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import OWN, Variables, without
+from fedjax_bn.sharing import OWN, PyTree, Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification, masked_mean
 
-PyTree = Any
 # score(variables, received) -> f[]; higher is better
 Score = Callable[[Variables, Received], jax.Array]
 
@@ -28,23 +27,14 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     The training makes the steps of `client.run_steps` and scores the variables after every `every`
     steps and after the last step; the first of equal scores wins. Steps without valid samples come
     last and are not counted. State, losses and counts are those of the whole round.
-
-    Args:
-      score: usually `validation_score`.
-      every: steps between scores, at least 1.
     """
     if every < 1:
         raise ValueError(f"best_of_round: every={every} must be at least 1")
 
     def train(
-        step: LocalStep,
-        received: Received,
-        variables: Variables,
-        state: PyTree,
-        batches: Batch,
-        key: jax.Array,
-        load: Load | None = None,
-    ) -> Trained:
+        step: LocalStep, received: Received, variables: Variables, state: PyTree, batches: Batch,
+        key: jax.Array, load: Load | None = None,
+    ) -> Trained:  # fmt: skip
         steps = batches["valid"].shape[0]
         chunks, leftover = divmod(steps, every)
         # Below every score, so that the first scored model is taken.
@@ -56,18 +46,14 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         def chunk(carry: tuple, chunk_inputs: tuple) -> tuple[tuple, tuple]:
             variables, state, best, passed = carry
             places, keys = chunk_inputs
-            chunk_batches = jax.tree.map(lambda leaf: leaf[places], inputs)
-            trained = run_steps(
-                step, received, variables, state, chunk_batches | source, keys, load
-            )
+            part = jax.tree.map(lambda leaf: leaf[places], inputs) | source
+            trained = run_steps(step, received, variables, state, part, keys, load)
             passed += (trained.counts > 0).sum(dtype=passed.dtype)
             value = score(received.with_frozen(trained.variables), received).astype(worst.dtype)
             # > is False for NaN, so that a model with score NaN is never kept.
             best = where_tree(value > best[1], (trained.variables, value, passed), best)
-            return (trained.variables, trained.state, best, passed), (
-                trained.losses,
-                trained.counts,
-            )
+            carry = (trained.variables, trained.state, best, passed)
+            return carry, (trained.losses, trained.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
         # One split for all steps, so that the keys are those of a round without scores. Empty steps
@@ -77,19 +63,16 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         in_chunks = jax.tree.map(
             lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), per_step
         )
-        carry, (losses, counts) = jax.lax.scan(chunk, carry, in_chunks)
-        losses, counts = losses.reshape(-1), counts.reshape(-1)
+        carry, outputs = jax.lax.scan(chunk, carry, in_chunks)
+        outputs = jax.tree.map(lambda x: x.reshape(-1), outputs)
         if leftover:
-            carry, (leftover_outputs, seen) = chunk(
-                carry, jax.tree.map(lambda x: x[chunks * every :], per_step)
-            )
-            losses, counts = (
-                jnp.concatenate([losses, leftover_outputs]),
-                jnp.concatenate([counts, seen]),
-            )
+            leftover_steps = jax.tree.map(lambda x: x[chunks * every :], per_step)
+            carry, leftover_outputs = chunk(carry, leftover_steps)
+            outputs = jax.tree.map(lambda *x: jnp.concatenate(x), outputs, leftover_outputs)
         _, state, (variables, _, chosen), _ = carry
         back = jnp.argsort(order)
-        return Trained(variables, state, losses[back], counts[back], chosen)
+        losses, counts = (x[back] for x in outputs)
+        return Trained(variables, state, losses, counts, chosen)
 
     return train
 
@@ -106,14 +89,12 @@ def validation_score(
     bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
 
     Args:
-      model: images -> outputs.
       prepare: stored images -> what the model reads.
       task: defines the score; `task.classification()`, with accuracy in percent, by default.
       statistics: the `FederatedMethod.statistics` of the method, by which its clients predict.
     """
-    task = task or classification()
-    passed = _over_validation(model, prepare, statistics, task.score.of_batch)
-    return lambda variables, received: task.score.of_all(passed(variables, received))
+    score = (task or classification()).score
+    return _over_validation(model, prepare, statistics, score.of_batch, score.of_all)
 
 
 def validation_loss(
@@ -131,8 +112,7 @@ def validation_loss(
     def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
         return task.loss(outputs, label, valid), valid.sum(dtype=jnp.int32)
 
-    passed = _over_validation(model, prepare, statistics, of_batch)
-    return lambda variables, received: masked_mean(*passed(variables, received))
+    return _over_validation(model, prepare, statistics, of_batch, lambda each: masked_mean(*each))
 
 
 def _over_validation(
@@ -140,8 +120,9 @@ def _over_validation(
     prepare: Prepare,
     statistics: StatisticsRule | None,
     of_batch: Callable[[PyTree, PyTree, jax.Array], PyTree],
-) -> Callable[[Variables, Received], PyTree]:
-    """Returns a function that stacks `of_batch(outputs, label, valid)` of validation batches."""
+    of_all: Callable[[PyTree], jax.Array],
+) -> Score:
+    """Returns `of_all` of `of_batch(outputs, label, valid)`, stacked over validation batches."""
     adaptation = of_clients(model, statistics)
 
     def passed(variables: Variables, received: Received) -> PyTree:
@@ -153,6 +134,6 @@ def _over_validation(
             return of_batch(outputs, batch["label"], batch["valid"])
 
         # One batch after another, because all samples at once might not fit in memory.
-        return jax.lax.map(one, received.validation)
+        return of_all(jax.lax.map(one, received.validation))
 
     return passed

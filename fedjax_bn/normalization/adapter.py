@@ -33,16 +33,11 @@ Adapter = dict[str, dict[str, _Dense]]
 def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Adapter:
     """Initializes an adapter for each layer; every alpha starts near a small positive value.
 
-    Args:
-      key: random key.
-      layers: layer name -> channels C, as `calls.spatial_layers` lists them.
-      dtype: dtype of the parameters.
-
-    Returns:
-      For each layer `hidden` with kernel f[2C, H], H = max(C // 16, 1), and `out` with kernel
-      f[H, 2], both with biases.
+    `layers` is name -> channels C, as from `calls.spatial_layers`. An adapter has `hidden` with
+    kernel f[2C, H], H = max(C // 16, 1), and `out` with kernel f[H, 2], both with biases.
     """
     kernel = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's
+    # The last layer starts at 0, so that every alpha starts at `_START` whatever the sample is.
     adapter = {}
     for i, (name, channels) in enumerate(layers.items()):
         width = max(channels // _REDUCTION, 1)
@@ -61,11 +56,7 @@ def with_adapter(
 ) -> dict[str, Any]:
     """Adds the collection `adapter`, with an adapter for every spatial batch norm.
 
-    Args:
-      key: random key.
-      model: a model whose batch norms follow statistics rules (see `calls`).
-      variables: its collections.
-      images: f[B, ...], prepared as the model expects; only the shape counts.
+    Only the shape of the images f[B, ...] counts.
 
     Raises:
       ValueError: the model has no batch norm with spatial axes.
@@ -73,20 +64,15 @@ def with_adapter(
     layers = spatial_layers(model, variables, images)
     if not layers:
         raise ValueError(
-            f"{name_of(model)} has no batch norm with spatial axes for images of shape "
-            f"{tuple(images.shape)}, so there is nothing to adapt: train without the adapter"
+            f"{name_of(model)} has no batch norm with spatial axes for images "
+            f"{tuple(images.shape)}: train without the adapter"
         )
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     return {**variables, COLLECTION: init(key, layers, dtype)}
 
 
 def estimate(adapter: dict[str, _Dense], distance: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns delta, epsilon f[B] = G([mean_i - mean_G; std_i - std_G]); G has two dense layers.
-
-    Args:
-      adapter: the parameters of one layer.
-      distance: f[B, 2C], the input of G.
-    """
+    """Returns delta, epsilon f[B] = G([mean_i - mean_G; std_i - std_G]), distances f[B, 2C]."""
     adapter = jax.tree.map(lambda leaf: leaf.astype(distance.dtype), adapter)
     hidden, out = adapter["hidden"], adapter["out"]
     features = jax.nn.relu(distance @ hidden["kernel"] + hidden["bias"])
@@ -103,28 +89,22 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
     ones. A spatial layer records its `alpha` f[B]. Other layers use the running statistics.
 
     Args:
-      adapter: parameters as from `init`.
+      adapter: parameters as from `init`; a spatial layer without raises ValueError.
       key: random key of a training pass; None at test.
-
-    Raises:
-      ValueError: when the rule is applied, if a spatial layer has no adapter.
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         if not is_spatial(x):
             return running_statistics(layer, x)
         if layer.name not in adapter:
             raise ValueError(
                 f"batch norm {layer.name!r} has no zero-shot adapter, only "
-                f"{', '.join(sorted(adapter)) or 'no layer'} have one: make them with "
+                f"{', '.join(sorted(adapter)) or 'no layer'}: train with fediga, or make one with "
                 "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
             )
         instance, received = deviations(layer, x)
-        differences = [
-            of_instance - all_ for of_instance, all_ in zip(instance, received, strict=True)
-        ]
-        delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(differences, axis=-1))
+        distances = [own - running for own, running in zip(instance, received, strict=True)]
+        delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(distances, axis=-1))
         if key is not None:
             z = jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
             epsilon += delta * computed_once(z)  # else XLA:CPU draws again in every loop that reads

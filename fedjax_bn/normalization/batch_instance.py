@@ -51,11 +51,9 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
 
 
 def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Adds a gate f[C] of 1, which is pure batch norm, to the parameters of every batch norm.
-
-    Existing gates are unchanged.
-    """
+    """Adds a gate f[C] of 1, pure batch norm, to every batch norm's parameters without a gate."""
     params = flatten_dict(variables.get("params", {}), keep_empty_nodes=True)
+    # A batch norm without scale and bias has statistics alone, so these show where the norms are.
     for path, leaf in flatten_dict(variables["batch_stats"]).items():
         if path[-1] == "mean":
             params.setdefault((*path[:-1], GATE), jnp.ones_like(leaf))

@@ -48,9 +48,6 @@ class BatchNorm(nn.Module):
       param_dtype: dtype in which the variables are created.
       columns: number of columns of a map f[B, H, W, C] that XLA stores as one, see
         `engine.columns`; the results are the same.
-
-    Raises:
-      ValueError: at a call, if momentum or epsilon is outside its range.
     """
 
     momentum: float = 0.9
@@ -69,17 +66,11 @@ class BatchNorm(nn.Module):
         valid: jax.Array | None = None,
         pool: Callable[[jax.Array], jax.Array] | None = None,
     ) -> jax.Array:
-        """Normalizes `x`.
+        """Normalizes x f[B, ..., C] by a rule; returns the same shape and dtype.
 
-        Args:
-          x: f[B, ..., C].
-          statistics: rule that returns mean and variance, each f[C] or broadcastable against `x`.
-          valid: bool[B], the samples that count in the batch's statistics; None for all.
-          pool: the maximum over windows of positions, which is applied to the normalized map (in
-            effect: it is computed before, because the normalization of a channel is monotone).
-
-        Returns:
-          f[B, ..., C] in the dtype of `x`; the map of `pool` if there is one.
+        `valid` bool[B] marks the samples that count in the batch's statistics. `pool`, the maximum
+        over windows of positions, is applied to the normalized map (in effect: it is computed
+        before, because the normalization of a channel is monotone).
         """
         shape = (x.shape[-1],)
         self.variable("batch_stats", "mean", jnp.zeros, shape, self.param_dtype)
@@ -128,11 +119,6 @@ def store(module: nn.Module, layer: Layer, statistics: Statistics) -> None:
         for name, value in zip(("mean", "var"), statistics.moved, strict=True):
             module.put_variable("batch_stats", name, value)
     # A layer that is called several times in a pass keeps the last recorded value.
+    replace = {"reduce_fn": lambda before, after: after, "init_fn": lambda: None}
     for name, value in (statistics.recorded or {}).items():
-        module.sow(
-            RECORDED,
-            name,
-            value,
-            reduce_fn=lambda value_before, value_after: value_after,
-            init_fn=lambda: None,
-        )
+        module.sow(RECORDED, name, value, **replace)

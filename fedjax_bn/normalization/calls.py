@@ -7,9 +7,8 @@ a statistics rule to all batch norms.
 
 Rules reach our `BatchNorm`, flax's `nn.BatchNorm` and `nnx.BatchNorm`. Flax's batch norms keep
 flax's conventions: momentum 0.99 by default, the *biased* variance as running variance, moments in
-at least float32. Their `use_running_average` is ignored, because the caller of the pass decides
-whether it trains. Their `use_fast_variance` is ignored too, because
-`layer.moments` computes the moments.
+at least float32. Their `use_running_average` and `use_fast_variance` are ignored: the caller of the
+pass decides whether it trains, and `layer.moments` computes the moments.
 """
 
 import inspect
@@ -98,32 +97,23 @@ def intercepting(
         _outputs_read.reset(read)
 
 
-class _Interceptors(threading.local):
-    """Whether linen calls `_intercept_linen` in this thread."""
-
-    installed = False
-
-
-_interceptors = _Interceptors()
+_linen = threading.local()  # .intercepted: whether linen calls `_intercept_linen` in this thread
 
 
 @contextmanager
 def _linen_intercepted() -> Iterator[None]:
-    """Returns a context in which linen calls modules through the current handlers.
-
-    Linen gets one interceptor, not one for each handler: flax removes interceptors inside an
-    `assert`, so under `python -O` they stay for ever. The one that stays does nothing without
-    handlers.
-    """
-    if _interceptors.installed:
+    """Returns a context in which linen calls modules through the current handlers."""
+    if getattr(_linen, "intercepted", False):
         yield
         return
-    _interceptors.installed = True
+    _linen.intercepted = True
     try:
         with nn.intercept_methods(_intercept_linen):
             yield
     finally:
-        _interceptors.installed = not __debug__
+        # Flax removes interceptors inside an `assert`: under `python -O` this one stays for ever,
+        # does nothing without handlers, and must not be installed again.
+        _linen.intercepted = not __debug__
 
 
 def _intercept_linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
@@ -165,11 +155,8 @@ def normalize_with(
       statistics: the rule; None for batch statistics in a pass that may move the running ones, and
         for running statistics in any other pass.
       valid: bool[B], the samples that count; None for all.
-      owners: paths of the modules with running statistics (`sharing.batch_norm_paths`); the rule
-        must reach all of them.
-
-    Raises:
-      ValueError: while tracing, if the rule cannot reach a module in `owners`.
+      owners: paths of the modules with running statistics (`sharing.batch_norm_paths`); while
+        tracing, one that the rule cannot reach raises ValueError.
     """
 
     def concerns(call: Call) -> bool:
@@ -181,9 +168,9 @@ def normalize_with(
         if call.normalize:
             return call.normalize(function, args, kwargs, statistics, valid)
         raise ValueError(
-            f"the module {'/'.join(call.path) or 'at the root'!r} has running statistics of "
-            f"its own, which no statistics rule reaches: use {SERVED} there, or a method and "
-            "an adaptation that use no rule, such as fedbn and running"
+            f"no statistics rule reaches the running statistics of the module "
+            f"{'/'.join(call.path) or 'at the root'!r}: use {SERVED} there, or a method and an "
+            "adaptation without a rule, such as fedbn and running"
         )
 
     return intercepting(hand_over, concerns, reads_outputs=False)
@@ -194,15 +181,11 @@ def spatial_layers(
 ) -> dict[str, int]:
     """Returns name -> channels C of every batch norm with spatial axes, found by a trace.
 
-    Args:
-      model: a model whose batch norms follow statistics rules.
-      variables: its collections, arrays or `jax.ShapeDtypeStruct`.
-      images: f[B, ...], prepared as the model expects, an array or a `jax.ShapeDtypeStruct`.
+    Variables and images f[B, ...] are arrays or `jax.ShapeDtypeStruct`.
     """
     channels = {}
 
     def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
         if is_spatial(x):
             channels[layer.name] = x.shape[-1]
         return Statistics(layer.mean, layer.var)
@@ -217,12 +200,8 @@ def in_forward_order(
 ) -> list[str]:
     """Returns names of modules in the order in which a forward pass first calls them.
 
-    `jit` and trees of variables sort by name, which puts a ResNet's first batch norm last. The
-    order is found by a trace. Modules that are not called come last.
-
-    Args:
-      names: paths such as "layer1_0/norm1"; "." is the model itself.
-      model, variables, images: as in `spatial_layers`.
+    Names are paths such as "layer1_0/norm1", or "." for the model itself; `jit` and trees of
+    variables sort them. The order is found by a trace; modules that are not called come last.
     """
     order: dict[str, int] = {}
 
@@ -245,11 +224,7 @@ def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStr
 
 
 def mode_arguments(function: Callable[..., Any], train: bool) -> dict[str, bool]:
-    """Returns the arguments that say whether a pass trains, those that a function takes.
-
-    They are `TRAINING`, and `PREDICTING` with the opposite value: {"train": train} or
-    {"deterministic": not train}, for example.
-    """
+    """Returns the arguments of a function that say whether a pass trains: {"train": train}, ..."""
     values = dict.fromkeys(TRAINING, train) | dict.fromkeys(PREDICTING, not train)
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in values.items() if name in parameters}
@@ -276,29 +251,19 @@ def flax_batch_norm(
 ) -> tuple[jax.Array, Statistics]:
     """Applies a rule to one of flax's batch norms; returns the output and the rule's statistics.
 
-    Args:
-      module: a batch norm of linen or nnx, with flax's attributes.
-      layer: its `Layer`, which the rule receives.
-      args, kwargs: arguments of the call.
-      rule, valid: as in `normalize_with`.
-      affine: scale and bias, each f[C] or None.
+    `affine` is scale and bias, each f[C] or None; `args` and `kwargs` are those of the call.
 
     Raises:
       ValueError: the batch norm has an option that statistics rules do not handle.
     """
     options = dict(zip(("x", "use_running_average"), args, strict=False)) | kwargs
     x = options["x"]
-    unserved = None
-    if module.axis not in (-1, x.ndim - 1):
-        unserved = f"axis={module.axis}: put the channels last"
-    elif module.axis_name is not None:
-        unserved = (
-            f"axis_name={module.axis_name!r}: leave it out, a mesh with an axis 'batch' does it"
+    is_last = module.axis in (-1, x.ndim - 1)
+    if not is_last or module.axis_name is not None or options.get("mask") is not None:
+        raise ValueError(
+            f"no statistics rule serves the batch norm {layer.name!r} with axis={module.axis}, "
+            f"axis_name={module.axis_name!r} or a mask: put the channels last, and leave these out"
         )
-    elif options.get("mask") is not None:
-        unserved = "a mask of its own: leave it out, the valid samples of a batch are passed on"
-    if unserved:
-        raise ValueError(f"no statistics rule serves the batch norm {layer.name!r} with {unserved}")
     statistics = statistics_of(rule, layer, x, valid)
     y = normalize(x, statistics, layer.epsilon, *affine)
     leaves = [leaf.dtype for leaf in affine if leaf is not None]

@@ -45,29 +45,12 @@ def _channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array
     return term(*(part[0] for part in parts)).sum(0)
 
 
-@jax.custom_jvp
 def channel_moments(x: jax.Array, keep: jax.Array | None, inverse: jax.Array) -> Moments:
-    """Returns mean and biased variance f[C] over all axes but the last.
-
-    Args:
-      x: f[B, ..., C].
-      keep: bool[B, 1, ...], the samples that count; None for all.
-      inverse: f[], 1 / the number of values per channel that count.
-    """
+    """Returns mean and biased variance f[C]; arguments are those of `layer._channel_moments`."""
     mean = _channel_sums(lambda part: part, x if keep is None else jnp.where(keep, x, 0)) * inverse
     mean = computed_once(mean)
     near = x if keep is None else jnp.where(keep, x, mean)
     return mean, _channel_sums(lambda part: jnp.square(part - mean), near) * inverse
-
-
-@channel_moments.defjvp
-def _channel_moments_jvp(primals: tuple, tangents: tuple) -> tuple[Moments, Moments]:
-    x, keep, inverse = primals
-    dx, axes = tangents[0], tuple(range(x.ndim - 1))
-    mean, var = channel_moments(x, keep, inverse)
-    dx = dx * inverse if keep is None else jnp.where(keep, dx * inverse, 0)
-    # The change of the mean cancels in the change of the variance.
-    return (mean, var), (dx.sum(axes), (2 * (x - mean) * dx).sum(axes))
 
 
 @jax.custom_vjp

@@ -12,14 +12,9 @@ Pair = tuple[jax.Array, jax.Array]  # mean and variance, or mean and standard de
 
 
 def instance_moments(x: jax.Array, columns: int = 1) -> Pair:
-    """Returns mean and biased variance of every sample and channel over its positions.
+    """Returns mean and biased variance over the positions of each sample of x f[B, ..., C].
 
-    Args:
-      x: f[B, ..., C].
-      columns: number of columns of a map that XLA stores as one, see `engine.columns`.
-
-    Returns:
-      mean and variance, f[B, C] each, in at least float32.
+    They are f[B, C] in at least float32; `columns` as in `BatchNorm`.
     """
     x = pack(x, columns)
     x = x.reshape(x.shape[0], -1, x.shape[-1])
@@ -27,16 +22,11 @@ def instance_moments(x: jax.Array, columns: int = 1) -> Pair:
 
 
 def deviations(layer: Layer, x: jax.Array) -> tuple[Pair, Pair]:
-    """Returns mean and deviation sqrt(var + epsilon) of every sample of `x`, and the running ones.
+    """Returns mean and deviation sqrt(var + epsilon) of every sample of x, and the running ones.
 
-    Args:
-      layer: the layer, with its running statistics and epsilon.
-      x: f[B, ..., C].
-
-    Returns:
-      a pair of f[B, C] for the samples and a pair of f[C] for the layer, in at least float32.
+    Each is a pair, f[B, C] for the samples and f[C] for the layer, in at least float32.
     """
-    (own_mean, own_var) = instance_moments(x, layer.columns)
+    own_mean, own_var = instance_moments(x, layer.columns)
     running = layer.mean, layer.var
     mean, var = (leaf.astype(promote(leaf.dtype, jnp.float32)) for leaf in running)
     return (own_mean, jnp.sqrt(own_var + layer.epsilon)), (mean, jnp.sqrt(var + layer.epsilon))
@@ -45,29 +35,18 @@ def deviations(layer: Layer, x: jax.Array) -> tuple[Pair, Pair]:
 def moments_of_all(
     mean: jax.Array, var: jax.Array, positions: int = 1, valid: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the `moments` of a batch from the moments of its samples, without reading the maps.
+    """Returns the `moments` of a batch from those of its samples f[B, C], without its maps.
 
-    Args:
-      mean: f[B, C], mean of each sample.
-      var: f[B, C], biased variance of each sample.
-      positions: number of values per sample and channel.
-      valid: bool[B], the samples that count; None for all.
+    `positions` is the number of values per sample and channel.
     """
     mean, between, count = moments(mean, valid)
     return mean, moments(var, valid)[0] + between, count * positions
 
 
 def handed_over(mean: jax.Array, std: jax.Array, layer: Layer, x: jax.Array) -> Statistics:
-    """Returns the statistics with which `layer` computes (x - mean) / std.
+    """Returns the statistics f[B, 1, ..., C] with which `layer` computes (x - mean) / std.
 
-    Args:
-      mean: f[B, C], mean for each sample.
-      std: f[B, C]; values below sqrt(epsilon) count as sqrt(epsilon), since variances are >= 0.
-      layer: the layer, with its epsilon.
-      x: f[B, ..., C], the layer's input.
-
-    Returns:
-      mean and variance f[B, 1, ..., C].
+    Mean and std are f[B, C]; a std below sqrt(epsilon) counts as sqrt(epsilon).
     """
     # Extrapolated deviations may be negative, and a square would hide the sign.
     var = jnp.maximum(jnp.square(jnp.maximum(std, 0)) - layer.epsilon, 0)

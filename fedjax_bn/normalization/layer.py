@@ -7,6 +7,7 @@ rule that does neither may return a plain pair.) So the same rule works for our 
 `nn.BatchNorm` and `nnx.BatchNorm` (see `calls`).
 """
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -14,13 +15,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.arguments.ranges import AtLeast0, UpTo1, refusal, stated_range
 from fedjax_bn.engine.backend import computed_once, on_cpu
 from fedjax_bn.engine.columns import pack, repeated, unpack, unpacked_moments
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.normalization import channels, cpu
+from fedjax_bn.normalization import cpu
 
-_RANGES = {"epsilon": AtLeast0, "momentum": UpTo1}
 RECORDED = "recorded"  # the collection of the values that rules record
 
 
@@ -78,7 +77,6 @@ StatisticsRule = Callable[[Layer, jax.Array, jax.Array | None], Statistics]
 
 def running_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
     """Returns the layer's running mean and variance, f[C] each; this is the usual rule at test."""
-    del x, valid
     return Statistics(layer.mean, layer.var)
 
 
@@ -106,16 +104,7 @@ def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> S
 def statistics_of(
     rule: StatisticsRule | None, layer: Layer, x: jax.Array, valid: jax.Array | None
 ) -> Statistics:
-    """Applies a rule; None means `batch_statistics` in training, else `running_statistics`.
-
-    Raises:
-      ValueError: the layer's epsilon or momentum is outside its range.
-    """
-    for name, kind in _RANGES.items():
-        value, allowed = getattr(layer, name), stated_range(kind)
-        # Outside its range a momentum makes running variances negative, and they stay finite.
-        if isinstance(value, float | int) and allowed and (problem := refusal(value, allowed)):
-            raise ValueError(f"the batch norm {layer.name!r} has {name}={value}, which {problem}")
+    """Applies a rule; None means `batch_statistics` in training, else `running_statistics`."""
     if rule is None:
         rule = batch_statistics if layer.training else running_statistics
     return Statistics(*rule(layer, x, valid))
@@ -131,13 +120,7 @@ def normalize(
 ) -> jax.Array:
     """Returns scale * (x - mean) / sqrt(var + epsilon) + bias, in the common dtype of x and mean.
 
-    Args:
-      x: f[B, ..., C].
-      statistics: mean and variance.
-      epsilon: added to the variance.
-      scale: f[C]; None for 1.
-      bias: f[C]; None for 0.
-      columns: number of columns of a map that XLA stores as one.
+    x is f[B, ..., C]; scale and bias are f[C] or None; `columns` as in `BatchNorm`.
     """
     mean, var = statistics.mean, statistics.var
     dtype = promote(x.dtype, mean.dtype)
@@ -168,7 +151,7 @@ def _scaled(
     if mean.ndim == factor.ndim == 1 and cpu.few_channels(x):
         return cpu.channel_scaled(x, mean, factor, offset)
     if mean.shape == factor.shape == x.shape[-1:] and not on_cpu():
-        return channels.scaled(x, mean, factor, offset)
+        return _scaled_in_one_pass(x, mean, factor, offset)
     if cpu.one_each(x, mean, factor):
         return cpu.sample_scaled(x, mean, factor, offset)
     y = (x - mean) * factor
@@ -183,11 +166,11 @@ def moments(
     Args:
       x: f[B, ..., C].
       valid: bool[B], the samples that count; None for all.
-      columns: number of columns of a map that XLA stores as one.
+      columns: as in `BatchNorm`.
 
     Returns:
-      mean f[C], variance f[C] and n f[], the number of values per channel that count, in at least
-      float32. Without a valid sample mean and variance are 0.
+      f[C], f[C] and n f[], the values per channel that count, in at least float32. Without a valid
+      sample mean and variance are 0.
     """
     rounded, positions = x.dtype == jnp.bfloat16, x[0, ..., 0].size
     x = pack(x, columns).astype(promote(x.dtype, jnp.float32))
@@ -199,13 +182,70 @@ def moments(
     inverse = 1 / jnp.maximum(count, 1)
     if not on_cpu():
         # A packed column has a part of the positions.
-        packed = channels.accelerator_moments(x, keep, inverse * columns, rounded)
+        packed = _channel_moments(x, keep, inverse * columns, rounded)
         mean, var = unpacked_moments(*packed, columns)
     elif cpu.few_channels(x):
-        mean, var = cpu.channel_moments(x, keep, inverse)
+        mean, var = _channel_moments(x, keep, inverse, rounded)
     else:
         mean, var = _two_pass_moments(x, keep, inverse)
     return mean, var, count
+
+
+# XLA's derivative of a batch norm reads the map once for each sum that it does not know to be zero
+# or to be there already, and an accelerator spends more time in these passes than in the
+# convolutions. Of the derivatives below that of the moments has no such sum, and that of the
+# normalization has two, which XLA computes in one pass.
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _channel_moments(
+    x: jax.Array, keep: jax.Array | None, inverse: jax.Array, rounded: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and biased variance f[C] over all axes but the last.
+
+    Args:
+      x: f[B, ..., C], in at least float32.
+      keep: bool[B, 1, ...], the samples that count; None for all.
+      inverse: f[], 1 / the number of values per channel that count.
+      rounded: whether the values of x were rounded to bfloat16; they need one pass, not two.
+    """
+    if cpu.few_channels(x):
+        return cpu.channel_moments(x, keep, inverse)
+    axes = tuple(range(x.ndim - 1))
+    mean = x.sum(axes, where=keep) * inverse
+    if rounded:
+        # XLA appends both sums to the convolution that computes x. If E[x^2] - E[x]^2 loses digits
+        # in float32, the variance is so small beside the mean that it is mostly that of rounding.
+        squares = jnp.square(x).sum(axes, where=keep) * inverse
+        return mean, jnp.maximum(squares - jnp.square(mean), 0)
+    return mean, jnp.square(x - mean).sum(axes, where=keep) * inverse
+
+
+@_channel_moments.defjvp
+def _channel_moments_jvp(rounded: bool, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
+    x, keep, inverse = primals
+    dx, axes = tangents[0], tuple(range(x.ndim - 1))
+    mean, var = _channel_moments(x, keep, inverse, rounded)
+    dx = dx * inverse if keep is None else jnp.where(keep, dx * inverse, 0)
+    # The change of the mean cancels in the change of the variance.
+    return (mean, var), (dx.sum(axes), (2 * (x - mean) * dx).sum(axes))
+
+
+@jax.custom_jvp
+def _scaled_in_one_pass(
+    x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array
+) -> jax.Array:
+    return (x - mean) * factor + bias
+
+
+@_scaled_in_one_pass.defjvp
+def _scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    x, mean, factor, _ = primals
+    dx, dmean, dfactor, dbias = tangents
+    # One sum serves mean and bias in reverse mode. Of two, XLA would compute that of a bias in
+    # bfloat16 in a pass of its own.
+    shift = dbias - dmean * factor
+    return _scaled_in_one_pass(*primals), dx * factor + ((x - mean) * dfactor + shift)
 
 
 def _two_pass_moments(

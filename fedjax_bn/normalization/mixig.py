@@ -44,25 +44,18 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
       instance: mean and standard deviation of each sample, f[B, C].
       global_: mean and standard deviation of the global model, f[C].
       u: weight of the instance, f[C], or f[B, 1] for one weight per sample.
-
-    Returns:
-      mean and standard deviation, f[B, C].
     """
     dtype = promote(*(array.dtype for array in (*instance, *global_)))
     u = jnp.asarray(u, dtype)
-    pairs = zip(instance, global_, strict=True)
-    mean, std = (
-        u * instance.astype(dtype) + (1 - u) * all_.astype(dtype) for instance, all_ in pairs
-    )
-    return mean, std
+
+    def mixed(own: jax.Array, received: jax.Array) -> jax.Array:
+        return u * own.astype(dtype) + (1 - u) * received.astype(dtype)
+
+    return mixed(instance[0], global_[0]), mixed(instance[1], global_[1])
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
-    """Draws u ~ U(low, high) for each channel; outside [0, 1] u extrapolates (FedIG, Table 6).
-
-    Raises:
-      ValueError: `low` is above `high`.
-    """
+    """Draws u ~ U(low, high) for each channel; outside [0, 1] u extrapolates (FedIG, Table 6)."""
     if low > high:
         raise ValueError(f"uniform: low={low:g} must be at most high={high:g}")
 
@@ -74,12 +67,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
 
 def constant(u: float) -> Draw:
     """Uses one u for all channels (FedIG, Table 1): 0 is global, 1 instance, 0.5 their mean."""
-
-    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        del key
-        return jnp.full(shape, u, dtype)
-
-    return draw
+    return lambda key, shape, dtype: jnp.full(shape, u, dtype)
 
 
 def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule:
@@ -87,11 +75,7 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
 
     The layer's running statistics serve as the global ones, so the model must be applied with the
     received `batch_stats`. A layer without spatial axes normalizes by the batch's own statistics,
-    as in the local pass. Running statistics do not move.
-
-    Args:
-      key: random key of this pass.
-      draw: draws u, by default from U(0, 1).
+    as in the local pass. Running statistics do not move. `draw` is `uniform()` by default.
     """
     draw = draw or uniform()
 
@@ -120,12 +104,8 @@ def mixstyle_statistics(
     std_mix and s std_i / std_mix.
 
     Differs from the paper: it acts before every spatial batch norm, instead of MixIG (FedIG, Table
-    3b), not after selected blocks. Running statistics do not move.
-
-    Args:
-      key: random key of this pass.
-      concentration: a, above 0.
-      probability: probability that a layer mixes, in [0, 1].
+    3b), not after selected blocks. Running statistics do not move. `concentration` is a, and
+    `probability` that of a layer to mix.
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
@@ -133,6 +113,7 @@ def mixstyle_statistics(
             return Statistics(*moments(x, valid)[:2])
         own_mean, own_var = instance_moments(x, layer.columns)
         style = jax.lax.stop_gradient((own_mean, jnp.sqrt(own_var + layer.epsilon)))
+        # By the layer's name, so that a layer draws the same wherever it is called.
         keys = jax.random.split(key_for(layer, key), 3)
         partner = jax.random.permutation(keys[0], x.shape[0])
         if valid is not None:  # a sample whose partner is padding keeps its own style
@@ -158,11 +139,7 @@ def choose_mixing(choice: str) -> Mixing:
 
     `uniform` is MixIG with u ~ U(low, high), and `constant` is MixIG with a fixed u (FedIG, Tables
     6 and 1). `mixstyle` is MixStyle instead (Table 3b). `package.module:function` is the user's own
-    function `(key, *, ...) -> StatisticsRule`.
-
-    Raises:
-      ValueError: a name or key is unknown, or a value has the wrong type; the message lists the
-        valid ones.
+    function `(key, *, ...) -> StatisticsRule`. Another text raises ValueError.
     """
     draws: dict[str, Callable[..., Any]] = {"uniform": uniform, "constant": constant}
     makers = draws | {"mixstyle": mixstyle_statistics}

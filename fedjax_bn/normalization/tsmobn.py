@@ -33,9 +33,6 @@ def update(
       valid: bool[B], the samples that count; None for all. A batch without any changes nothing.
       about: "tracked" as in the algorithm, or "batch" for a variance about the batch's mean.
 
-    Raises:
-      ValueError: `momentum` is outside [0, 1].
-
     Returns:
       The moved mean and variance, f[C] each, with which the batch is normalized.
     """
@@ -62,7 +59,7 @@ def tracked_statistics(momentum: UpTo1 | jax.Array, *, about: About = "tracked")
     """Returns the rule that stores the tracked statistics as running statistics and moves them.
 
     The model must be applied with the tracked statistics as its `batch_stats`, in a pass that may
-    move them. A momentum outside [0, 1] raises ValueError.
+    move them.
     """
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:

@@ -276,39 +276,3 @@ def test_learn_rates_is_the_authors_rule_in_pytorch(variables):
     assert max(map(abs, theirs.values())) > 1e-3
     with pytest.raises(ValueError, match="smaller rate"):
         learn(batches | {"image": batches["image"].at[0, 0].set(jnp.inf)}, rate=rate)
-
-
-@pytest.mark.slow
-def test_without_a_rate_they_are_batch_or_running(variables):
-    """The third batch meets what the first two left in the carry."""
-    made = {name: getattr(adaptation, name)(MODEL, 0.0) for name in ("tent", "sar", "shot")}
-    made["atp"] = adaptation.atp(MODEL, rate=0.0, statistics=0.0)
-    made |= {name: getattr(adaptation, name)(MODEL) for name in ("batch", "running")}
-
-    @jax.jit
-    def last(images):
-        found = {}
-        for name, one in made.items():
-            step = lambda carry, x, one=one: one.predict(variables, carry, x)[::-1]  # noqa: E731
-            found[name] = jax.lax.scan(step, one.init(variables), images)[1]
-        return found
-
-    found = last(jnp.asarray(BATCHES, float))
-    for name in ("tent", "sar", "shot"):
-        np.testing.assert_allclose(found[name], found["batch"], rtol=1e-11)
-    np.testing.assert_allclose(found["atp"], found["running"], rtol=1e-11)
-
-
-def test_t3a_without_a_sample_is_a_classifier_of_unit_columns_without_bias(variables):
-    out = variables["params"]["out"]
-    kernel = out["kernel"] / jnp.linalg.norm(out["kernel"], axis=0)
-    variables["params"]["out"] = {"kernel": kernel, "bias": jnp.zeros(CLASSES)}
-    made, images = adaptation.t3a(MODEL), jnp.asarray(BATCHES[0], float)
-
-    @jax.jit
-    def both(variables):
-        logits, _ = made.predict(variables, made.init(variables), images, jnp.zeros(5, bool))
-        return logits, MODEL.apply(variables, images)
-
-    ours, theirs = both(variables)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-11)

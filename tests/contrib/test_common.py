@@ -1,4 +1,4 @@
-"""What every method of `contrib` holds: one program a method for all claims.
+"""What every method of `methods` and `contrib` holds: one program a method for all claims.
 
 Tests over the methods of both folders hold the rest: frozen leaves (engine/test_frozen.py), a mesh
 (engine/test_mesh.py), cohorts (run/test_population.py), programs without callbacks for CPU, GPU and
@@ -13,21 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from federations import (
-    ON_MAPS,
-    MapNet,
-    PlainNet,
-    as_maps,
-    assert_close,
-    assert_equal,
-    batches_of,
-    client,
-    client_variables,
-    global_variables,
-    in_float64,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import contrib
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.engine.perturb import amplitude_mix
@@ -37,43 +23,43 @@ from method_table import METHODS
 
 KEY = jax.random.key(1)
 SIZES = (9, 4, 6)
-KINDS = {name: {} for name in contrib.__all__} | {
+OWN = ("fedavg", "fedprox", "fedbn", "fedadam", "feddc", "fednova", "moon", "perfedavg", "scaffold")
+KINDS = {name: {} for name in (*OWN, "fediga", *contrib.__all__)} | {
+    "fedcd": {"weigh": by_size},
     "fedsam, variates": {"variates": True},
     "fedsam, adaptive": {"eta": 0.2},
     "fedsr, l2r alone": {"noise": False, "cmi": 0.0},
     "csac": {"weigh": by_size},
     "fedwon": {"clip": 0.1},
-    "fedavg, amplitudes mixed": {"prepare": as_maps, "perturb": amplitude_mix(0.5)},
-    "fedavg, random convolutions": {"prepare": as_maps, "perturb": random_convolutions()},
+    "fedavg, amplitudes mixed": {"prepare": fed.as_maps, "perturb": amplitude_mix(0.5)},
+    "fedavg, random convolutions": {"prepare": fed.as_maps, "perturb": random_convolutions()},
 }
-NETS = {"fedwon": PlainNet()}  # the others have batch norm
+NETS = {"fedwon": fed.PlainNet()}  # the others have batch norm
 # What looks at who is valid in a batch, or keeps something of its own.
-OFTEN = [
-    pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("csd", "mixstyle")))
-    for kind in KINDS
-]
+TELLING = ("csd", "mixstyle", "perfedavg", "scaffold")
+OFTEN = [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in TELLING)) for kind in KINDS]
 
 
 @functools.cache
 def method_of(kind):
     name = kind.partition(",")[0]
-    options = ON_MAPS.get(name, {}) | KINDS[kind]
+    options = fed.ON_MAPS.get(name, {}) | KINDS[kind]
     optimizer = optax.sgd(0.1, momentum=0.5)
     return METHODS[name](net_of(kind), optimizer, clients="map", **options)
 
 
 def net_of(kind):
-    return NETS.get(kind, MapNet())
+    return NETS.get(kind, fed.MapNet())
 
 
 def started(kind):
     init = jax.jit(method_of(kind).init, static_argnums=2)  # not a program for each leaf
-    return init(KEY, in_float64(variables_of(net_of(kind))), 3)
+    return init(KEY, fed.in_float64(fed.variables_of(net_of(kind))), 3)
 
 
 def rounds_of(kind, change=(), who=(0, 1, 2), present=(True, True, True)):
     """Two rounds, the second with some clients only; always the same compiled program."""
-    batches = batches_of(SIZES) | dict(change)
+    batches = fed.batches_of(SIZES) | dict(change)
     batches |= {"client": jnp.asarray(who, jnp.int32), "population": jnp.asarray(3, jnp.int32)}
     state, states = started(kind), []
     for participates in ((True, True, True), present):
@@ -86,92 +72,86 @@ def rounds_of(kind, change=(), who=(0, 1, 2), present=(True, True, True)):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OFTEN)
 def test_identical_clients_aggregate_to_themselves(x64, kind):
-    same = jax.tree.map(lambda x: jnp.repeat(x[:1], 3, 0), batches_of(SIZES))
+    same = jax.tree.map(lambda x: jnp.repeat(x[:1], 3, 0), fed.batches_of(SIZES))
     (together, later), _ = rounds_of(kind, same, who=(1, 1, 1))
-    for tree in (client_variables(later), later.memory):
-        assert_close(client(tree, 2), client(tree, 0), rtol=1e-9, atol=1e-12)
+    for tree in (fed.client_variables(later), later.memory):
+        fed.assert_close(fed.client(tree, 2), fed.client(tree, 0), rtol=1e-9, atol=1e-12)
     (alone, _), _ = rounds_of(kind, same, who=(1, 1, 1), present=(False, True, False))
-    assert_close(global_variables(together), global_variables(alone), rtol=1e-9, atol=1e-12)
+    fed.assert_close(
+        fed.global_variables(together), fed.global_variables(alone), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", OFTEN)
 def test_permuting_clients_permutes_results(x64, kind):
     order = np.array([2, 0, 1])
     (_, state), _ = rounds_of(kind)
-    moved = jax.tree.map(lambda x: x[order], batches_of(SIZES))
+    moved = jax.tree.map(lambda x: x[order], fed.batches_of(SIZES))
     (_, other), _ = rounds_of(kind, moved, who=order)
     ours, theirs = ((s.personal, s.memory, s.weights) for s in (other, state))
-    assert_close(other.shared, state.shared, rtol=1e-9, atol=1e-12)
-    assert_close(ours, jax.tree.map(lambda x: x[order], theirs), rtol=1e-9, atol=1e-12)
+    fed.assert_close(other.shared, state.shared, rtol=1e-9, atol=1e-12)
+    fed.assert_close(ours, jax.tree.map(lambda x: x[order], theirs), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", OFTEN)
-def test_a_client_that_sits_out_keeps_what_is_its_own_and_nothing_of_it_is_seen(x64, kind):
+def test_a_client_that_sits_out_or_is_not_finite_keeps_what_is_its_own_and_is_not_seen(x64, kind):
     (before, after), metrics = rounds_of(kind, present=(True, False, True))
     kept, now = ((s.personal, s.memory) for s in (before, after))
-    assert_equal(client(now, 1), client(kept, 1))
+    fed.assert_equal(fed.client(now, 1), fed.client(kept, 1))
     np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-9)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after, metrics["weights"])))
+    image = fed.batches_of(SIZES)["image"].at[1, 0, 0].set(jnp.inf)
+    (_, poisoned), metrics = rounds_of(kind, {"image": image})
+    np.testing.assert_array_equal(metrics["finite"], [True, False, True])
+    start = jax.device_get(started(kind))
+    fed.assert_equal(
+        fed.client((poisoned.personal, poisoned.memory), 1),
+        fed.client((start.personal, start.memory), 1),
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(poisoned))
 
 
 @pytest.mark.parametrize("kind", OFTEN)
 def test_for_the_server_a_client_without_samples_is_absent(x64, kind):
-    none = {"valid": batches_of(SIZES)["valid"].at[1].set(False)}
-    batches = batches_of(SIZES)
+    none = {"valid": fed.batches_of(SIZES)["valid"].at[1].set(False)}
+    batches = fed.batches_of(SIZES)
     ids = {"client": jnp.arange(3, dtype=jnp.int32), "population": jnp.asarray(3, jnp.int32)}
     found = []
     for change, there in (({}, (True, False, True)), (none, (True, True, True))):
         given = batches | ids | change | {"participates": jnp.asarray(there)}
         state, metrics = method_of(kind).round(started(kind), given, KEY)
         found.append((state.shared, state.server, state.weighing, metrics["weights"]))
-    assert_close(*found, rtol=1e-12, atol=1e-14)
+    fed.assert_close(*found, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", OFTEN)
 def test_padding_is_invisible(x64, kind):
     """It holds NaN in `batches_of`, and other values here."""
-    batches = batches_of(SIZES)
+    batches = fed.batches_of(SIZES)
     valid = batches["valid"]
     filled = {
         "image": jnp.where(valid[..., None], batches["image"], 7.0),
         "label": jnp.where(valid, batches["label"], 1),
     }
-    assert_equal(rounds_of(kind, filled), rounds_of(kind))
+    fed.assert_equal(rounds_of(kind, filled), rounds_of(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_upload_has_the_shared_leaves_and_a_state_keeps_its_form(kind):
     """From shapes: nothing is compiled."""
     method, key = method_of(kind), jax.eval_shape(jax.random.key, 0)
-    model = variables_of(net_of(kind))
+    model = fed.variables_of(net_of(kind))
     state = jax.eval_shape(lambda: method.init(KEY, model, 3))
-    batches = jax.tree.map(lambda leaf: leaf[0], batches_of(SIZES))
+    batches = jax.tree.map(lambda leaf: leaf[0], fed.batches_of(SIZES))
     batches["client"] = jax.ShapeDtypeStruct((), jnp.int32)
     own = jax.eval_shape(lambda state: own_of(state, 0), state)
     received = jax.eval_shape(broadcast_of, state)
     kept, upload = jax.eval_shape(method.client, received, own, batches, key)
     assert jax.tree.map(form, upload.shared) == jax.tree.map(form, state.shared)
     assert jax.tree.map(form, kept) == jax.tree.map(form, own)
-    after, _ = jax.eval_shape(method.round, state, batches_of(SIZES), key)
+    after, _ = jax.eval_shape(method.round, state, fed.batches_of(SIZES), key)
     assert jax.tree.map(form, after) == jax.tree.map(form, state)
 
 
 def form(leaf):
     return leaf.shape, leaf.dtype
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "," not in kind])
-def test_every_client_strategy_gives_the_same_numbers(x64, kind):
-    name, net = kind, net_of(kind)
-    variables = in_float64(variables_of(net))
-    states = [
-        run_rounds(
-            METHODS[name](net, optax.sgd(0.1), clients=clients, **ON_MAPS.get(name, {})),
-            variables,
-            batches_of(SIZES),
-            rounds=2,
-        )[0]
-        for clients in ("map", "vmap:2")
-    ]
-    assert_close(*states, rtol=1e-9, atol=1e-12)

@@ -8,25 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+import federations as fed
 import runs
-from federations import (
-    OneNorm,
-    assert_close,
-    assert_equal,
-    batches_of,
-    begun,
-    client_variables,
-    global_variables,
-    in_float64,
-    run_rounds,
-    variables_of,
-    with_value,
-)
-from fedjax_bn.adaptation import running
-from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
-from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.methods import fedbn, fedcd
-from fedjax_bn.methods.fedcd import mask_optimizer_of
 from fedjax_bn.models import masks
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
@@ -35,12 +20,12 @@ KEY = jax.random.key(5)
 SGD = optax.sgd(0.1, momentum=0.5)
 SIZES = (9, 4, 6)
 FROZEN = STILL = optax.set_to_zero()
-NET = OneNorm()
+NET = fed.OneNorm()
 
 
 @cache
 def start():
-    return variables_of(NET)
+    return fed.variables_of(NET)
 
 
 @cache
@@ -51,37 +36,31 @@ def method_of(optimizer=SGD, epochs=1, **options):
 
 def two_rounds(rounds=2, batches=None, epochs=1, start=start, **options):
     method = method_of(epochs=epochs, **options)
-    batches = batches_of(SIZES, epochs=epochs) if batches is None else batches
-    return run_rounds(method, start(), batches, rounds)
+    batches = fed.batches_of(SIZES, epochs=epochs) if batches is None else batches
+    return fed.run_rounds(method, start(), batches, rounds)
 
 
 def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_the_plain_method(x64):
     """FedAvg by its sharing rule, and so FedBN by FedBN's."""
     share = all_but_batch_norm
     same = {"mask_optimizer": FROZEN, "weigh": by_size, "share": share}
-    state, metrics = two_rounds(lambda_sci=0.0, start=lambda: in_float64(start()), **same)
-    other, theirs = run_rounds(fedbn(NET, SGD), in_float64(start()), batches_of(SIZES), 2)
-    ours, masks_ = masks.take(global_variables(state))
-    assert_close(ours, global_variables(other), rtol=1e-9, atol=1e-12)
-    assert_close(masks.take(client_variables(state))[0], client_variables(other), 1e-9, 1e-12)
+    state, metrics = two_rounds(lambda_sci=0.0, start=lambda: fed.in_float64(start()), **same)
+    other, theirs = fed.run_rounds(
+        fedbn(NET, SGD), fed.in_float64(start()), fed.batches_of(SIZES), 2
+    )
+    ours, masks_ = masks.take(fed.global_variables(state))
+    fed.assert_close(ours, fed.global_variables(other), rtol=1e-9, atol=1e-12)
+    fed.assert_close(
+        masks.take(fed.client_variables(state))[0], fed.client_variables(other), 1e-9, 1e-12
+    )
     np.testing.assert_allclose(masks_["features"], np.ones(8), rtol=1e-12)
     np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-9)
 
 
-def test_it_weighs_by_risk_extrapolation_unless_told():
-    _, metrics = two_rounds(rounds=1)
-    expected = risk_extrapolation(0.5)(jnp.asarray(SIZES), metrics["risk"])
-    np.testing.assert_allclose(metrics["weights"], expected, rtol=1e-6)
-    _, metrics = two_rounds(
-        rounds=1, batches=batches_of(SIZES, epochs=2), epochs=2, weigh=uniform, optimizer=STILL
-    )
-    np.testing.assert_allclose(metrics["weights"], 1 / 3, rtol=1e-6)
-
-
 def test_the_first_round_has_no_penalty_and_the_second_has(x64):
-    begin = {"start": lambda: in_float64(start())}
+    begin = {"start": lambda: fed.in_float64(start())}
     first = [two_rounds(rounds=1, lambda_sci=value, **begin)[0] for value in (0.0, 0.7)]
-    assert_close(first[0], first[1], rtol=1e-9, atol=1e-12)
+    fed.assert_close(first[0], first[1], rtol=1e-9, atol=1e-12)
     second = [two_rounds(rounds=2, lambda_sci=value, **begin) for value in (0.0, 0.7)]
     shared = jax.device_get([state.shared for state, _ in second])
     gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), *shared)
@@ -120,8 +99,8 @@ def gradients_by_hand(variables, batches, epoch):
 
 
 def test_the_server_averages_the_last_epochs_gradients_by_size_whatever_the_weights():
-    batches = batches_of(SIZES, epochs=2)
-    other = batches_of(SIZES, epochs=2, seed=1)  # so that the epochs differ
+    batches = fed.batches_of(SIZES, epochs=2)
+    other = fed.batches_of(SIZES, epochs=2, seed=1)  # so that the epochs differ
     for name in ("image", "label"):
         halves = np.asarray(batches[name])[:, :3], np.asarray(other[name])[:, 3:]
         batches[name] = np.concatenate(halves, 1)
@@ -144,7 +123,7 @@ def test_clients_that_keep_their_local_state_sum_up_gradients_anew_each_round():
     still = {"optimizer": STILL, "keep_optimizer": True}
     one, _ = two_rounds(rounds=1, **still)
     three, _ = two_rounds(rounds=3, **still)
-    assert_close(three.server.sent.gradient, one.server.sent.gradient, rtol=1e-5)
+    fed.assert_close(three.server.sent.gradient, one.server.sent.gradient, rtol=1e-5)
     np.testing.assert_array_equal(three.memory.step.count, SIZES)
     assert int(three.server.sent.rounds) == 3
 
@@ -155,38 +134,9 @@ def test_masks_stay_with_their_clients_and_an_unseen_one_gets_their_mean(share):
     assert state.shared["mask"] == {"features": None}
     own = np.asarray(state.personal["mask"]["features"])
     assert np.abs(own[0] - own[1]).max() > 1e-4
-    served = global_variables(state)["mask"]["features"]
+    served = fed.global_variables(state)["mask"]["features"]
     np.testing.assert_allclose(served, metrics["weights"] @ own, rtol=1e-5)
-    np.testing.assert_array_equal(client_variables(state)["mask"]["features"], own)
-
-
-def test_a_client_that_sits_out_or_is_not_finite_keeps_its_mask_and_gives_no_gradient():
-    batches = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
-    method = method_of()
-    state = begun(method, KEY, start(), 3)
-    after, _ = method.round(state, batches, KEY)
-    own = after.personal["mask"]["features"]
-    np.testing.assert_array_equal(own[1], np.ones(8))
-    poison = with_value(batches, 1, np.nan) | {"participates": jnp.ones(3, bool)}
-    poisoned, metrics = method.round(begun(method, KEY, start(), 3), poison, KEY)
-    assert_equal(poisoned.server, after.server)
-    assert_equal(poisoned.shared, after.shared)
-    np.testing.assert_array_equal(metrics["finite"], [True, False, True])
-
-
-def test_several_masks_train_and_align_together():
-    names = ("features", "a", "bn")
-    masked = masks.with_masks(NET, start(), names, jnp.zeros((2, 6)))
-    state, _ = two_rounds(start=lambda: masked, names=names, optimizer=optax.adam(0.01))
-    own = state.personal["mask"]
-    assert {name: mask.shape for name, mask in own.items()} == {
-        "features": (3, 8),
-        "a": (3, 8),
-        "bn": (3, 8),
-    }
-    for name, mask in own.items():
-        assert np.abs(np.asarray(mask) - 1).max() > 1e-3, name
-        assert np.abs(state.server.sent.gradient[name]).max() > 0, name
+    np.testing.assert_array_equal(fed.client_variables(state)["mask"]["features"], own)
 
 
 def test_masks_stay_within_their_bounds():
@@ -205,83 +155,29 @@ def test_a_word_spells_where_the_masks_are_and_what_trains_them():
     made = {"names": ("features", "a"), "bounds": (0.0, 1.0), "mask_optimizer": SGD}
     both = [method_of(**options) for options in (word, made)]
     variables = start()
-    given = jax.eval_shape(lambda: begun(both[0], KEY, variables, 3)), batches_of(SIZES), KEY
+    given = (
+        jax.eval_shape(lambda: fed.begun(both[0], KEY, variables, 3)),
+        fed.batches_of(SIZES),
+        KEY,
+    )
     assert len({method.round.lower(*given).as_text() for method in both}) == 1
-    none = mask_optimizer_of("none")
-    np.testing.assert_array_equal(none.update(jnp.ones(3), none.init(jnp.ones(3)))[0], 0)
-
-
-@pytest.mark.parametrize("text", ["adam:learning_rate=0.5", "sgd:learning_rate=0.5"])
-def test_weight_decay_is_added_to_the_gradient_of_the_masks(text):
-    plain, decayed = (mask_optimizer_of(word) for word in (text, f"{text}:weight_decay=3"))
-    mask, gradient = jnp.array([1.0, -2.0]), jnp.array([0.5, 1.0])
-    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-        expected, _ = plain.update(gradient + 3 * mask, plain.init(mask), mask)
-        got, _ = decayed.update(gradient, decayed.init(mask), mask)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_the_keys_of_the_configuration_are_those_of_the_masks(monkeypatch):
-    from fedjax_bn.run.experiment import start as run_start
-
-    runs.install(monkeypatch)
-    method = "fedcd:names=features,dense1:bounds=0,1:mask_optimizer=none"
-    _, _, begin = run_start.prepare(runs.config(method=method))
-    assert set(jax.eval_shape(begin).personal["mask"]) == {"features", "dense1"}
-    for option, said in (
-        ("names=nowhere", "no intermediate 'nowhere'"),
-        ("mask_optimizer=adm", "valid are adam, none, sgd"),
-        ("bounds=2,1", r"bounds=.* must be two numbers, the lower"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            run_start.prepare(runs.config(method=f"fedcd:{option}"))
-
-
-@pytest.mark.parametrize("weigh", ["risk_extrapolation", "by_size", "risk_extrapolation:eta=0.3"])
-def test_an_eta_that_nobody_reads_is_refused(monkeypatch, weigh):
-    from fedjax_bn.run.experiment import start as run_start
-
-    runs.install(monkeypatch)
-    config = runs.config(method="fedcd:eta=0.8", weigh=weigh)
-    with pytest.raises(ConfigError, match=r"fedcd\.eta=0\.8"):
-        run_start.prepare(config)
-
-
-def test_it_is_served_by_any_adaptation_with_the_mean_mask():
-    state, _ = two_rounds()
-    served = global_variables(state)
-    images = jax.random.normal(KEY, (4, 6))
-    dense = served["params"]["c"]
-    scaled = dense | {"kernel": dense["kernel"] * served["mask"]["features"][:, None]}
-    plain = {**masks.take(served)[0], "params": served["params"] | {"c": scaled}}
-    ours, _ = running(NET).predict(served, (), images)
-    np.testing.assert_allclose(ours, NET.apply(plain, images), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("option", "value"),
     [
-        ({"lambda_sci": -1.0}, r"lambda_sci=-1\.0 must be at least 0"),
-        ({"lambda_sci": float("nan")}, "lambda_sci=nan"),
-        ({"eta": -0.5}, r"eta=-0\.5"),
-        ({"names": ()}, "must name something"),
-        ({"names": "features,"}, "must name something"),
-        ({"names": "a,a"}, "each once"),
-        ({"bounds": [1.0]}, r"bounds=\[1\.0\] must be two numbers, the lower one first"),
-        ({"bounds": (1.0, 0.0)}, "must be two numbers"),
-        ({"mask_optimizer": "adm"}, "'adm' is unknown|adm.* is unknown; valid are adam, none, sgd"),
-        ({"mask_optimizer": "sgd"}, "sgd needs learning_rate: write sgd:learning_rate=VALUE"),
-        ({"mask_optimizer": "adam:learning_rate=0"}, r"learning_rate=0\.0 must be above 0"),
+        ("lambda_sci", float("nan")),
+        ("names", "features,"),
+        ("names", "a,a"),
+        ("names", "pool"),
+        ("bounds", (1.0, 0.0)),
+        ("mask_optimizer", "adm"),
+        ("mask_optimizer", "adam:learning_rate=0"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        fedcd(NET, SGD, **arguments)
-
-
-def test_a_name_that_is_nowhere_is_refused_at_the_start():
-    with pytest.raises(ValueError, match="'pool'"):
-        fedcd(NET, SGD, names=("pool",)).init(KEY, start(), 3)
+def test_wrong_arguments_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"{option}|{value}"):
+        fedcd(NET, SGD, **{option: value}).init(KEY, start(), 3)
 
 
 @pytest.fixture(scope="module")
@@ -310,24 +206,3 @@ def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
         weights = [line["weights"][name] for name in runs.NAMES[:3]]
         np.testing.assert_allclose(mean, weights @ own, rtol=1e-5)
     assert lines[0]["mask_l1"] != lines[1]["mask_l1"]
-
-
-@pytest.mark.slow
-def test_a_run_draws_norms_weights_and_masked_features(folder):
-    page = (folder / "report.html").read_text()
-    for name in ("mask_l1", "weights", "masked_features"):
-        assert (folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "Features of two clients, before and after their masks" in page
-
-
-def test_a_run_serves_the_unseen_client_with_the_mean_mask_and_without(folder):
-    served = runs.lines(folder)[-1]["unseen"]["dog"]
-    assert set(served) == {"running", "running:mask=False"}
-
-
-@pytest.mark.slow
-def test_runs_without_masks_keep_none(tmp_path, monkeypatch):
-    runs.install(monkeypatch)
-    runs.run(tmp_path, method="fedavg", rounds=1)
-    assert not (tmp_path / "masks").exists()
-    assert "mask_l1" not in runs.lines(tmp_path)[0]

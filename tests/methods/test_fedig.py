@@ -1,6 +1,6 @@
 """FedIG and FedIG-A: the objective by hand, what its gradients reach, and what the server sends."""
 
-from functools import cache, partial
+from functools import cache
 
 import flax.linen as nn
 import jax
@@ -9,30 +9,14 @@ import numpy as np
 import optax
 import pytest
 
+import federations as fed
 import norm_nets as nets
-from federations import (
-    assert_close,
-    assert_equal,
-    begun,
-    client,
-    client_variables,
-    global_variables,
-)
-from fedjax_bn.aggregation import ServerState
 from fedjax_bn.methods import fedbn
-from fedjax_bn.methods.fedig import adapter_step, client_agnostic_objective, fedig
+from fedjax_bn.methods.fedig import client_agnostic_objective, fedig
 from fedjax_bn.methods.learning import learning, supervised
-from fedjax_bn.models import MLP
-from fedjax_bn.models.features import features_method
-from fedjax_bn.normalization import BatchNorm, batch_instance, normalize_with
+from fedjax_bn.normalization import BatchNorm, batch_instance
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.normalization.mixig import (
-    choose_mixing,
-    constant,
-    mixed_statistics,
-    mixstyle_statistics,
-    uniform,
-)
+from fedjax_bn.normalization.mixig import constant, mixed_statistics, mixstyle_statistics
 from fedjax_bn.state import Received
 
 MODEL = nets.HandMade()
@@ -67,7 +51,7 @@ def start(model=MODEL):
 
 
 def run(method, variables, batches, rounds=2):
-    state = begun(method, KEY, variables, batches["label"].shape[0])
+    state = fed.begun(method, KEY, variables, batches["label"].shape[0])
     for _ in range(rounds):
         state, metrics = method.round(state, batches, KEY)
     return state, metrics
@@ -110,7 +94,7 @@ def test_the_objective_is_equations_2_to_6(x64, u):
     np.testing.assert_allclose(value, error + 0.1 * agnostic + 4.0 * distance, rtol=1e-10)
 
 
-LEARNED, _ = learning(Tiny())
+LEARNED = learning(Tiny())[0]
 
 
 @cache
@@ -132,12 +116,12 @@ def gradient_of(lambda_1, lambda_2, **options):
 def test_the_gradient_of_cacl_reaches_only_the_classifier(x64):
     (with_it, _), (without, _) = gradient_of(0.1, 0.0), gradient_of(0.0, 0.0)
     assert np.abs(with_it["out"]["kernel"] - without["out"]["kernel"]).max() > 1e-4
-    assert_close(with_it["n"], without["n"], 1e-12, 1e-14)
+    fed.assert_close(with_it["n"], without["n"], 1e-12, 1e-14)
 
 
 def test_the_gradient_of_cafl_reaches_all_but_the_classifier(x64):
     (with_it, _), (without, _) = gradient_of(0.0, 4.0), gradient_of(0.0, 0.0)
-    assert_close(with_it["out"], without["out"], 1e-12, 1e-14)
+    fed.assert_close(with_it["out"], without["out"], 1e-12, 1e-14)
     changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), with_it["n"], without["n"])
     assert max(jax.tree.leaves(changes)) > 1e-6
 
@@ -146,7 +130,7 @@ def test_the_mixed_pass_moves_no_running_statistics(x64):
     _, moved = gradient_of(0.0, 4.0)
     variables, _ = start(Tiny())
     _, (_, local) = jax.jit(supervised(LEARNED))(variables, batch_of(), Received({}, {}), KEY)
-    assert_close(moved, local, 1e-12)
+    fed.assert_close(moved, local, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +170,8 @@ def trained(name):
 
 def test_with_both_lambdas_0_it_is_fedbn_with_the_same_keys(x64):
     (ours, metrics), (theirs, expected) = trained("without losses"), trained("fedbn")
-    assert_close(client_variables(ours), client_variables(theirs), 1e-12)
-    assert_close(metrics["loss"], expected["loss"], 1e-12)
+    fed.assert_close(fed.client_variables(ours), fed.client_variables(theirs), 1e-12)
+    fed.assert_close(metrics["loss"], expected["loss"], 1e-12)
     changes = jax.tree.map(
         lambda a, b: float(np.abs(a - b).max()),
         *jax.device_get((theirs.shared, trained("fedig")[0].shared)),
@@ -198,140 +182,26 @@ def test_with_both_lambdas_0_it_is_fedbn_with_the_same_keys(x64):
 def test_the_server_sends_the_mean_statistics_of_the_last_round(x64):
     variables, _ = start(Tiny())
     method = fedig(Tiny(), optax.sgd(0.1))
-    state = begun(method, KEY, variables, 3)
-    assert_equal(state.server.sent, variables["batch_stats"])
+    state = fed.begun(method, KEY, variables, 3)
+    fed.assert_equal(state.server.sent, variables["batch_stats"])
     batches = batches_of(steps=1) | {
         "size": np.asarray([5, 1, 2], np.int32),
         "participates": np.arange(3) < 2,
     }
     state, _ = method.round(state, batches, KEY)
-    assert_close(state.server.sent, global_variables(state)["batch_stats"], 1e-12)
-    own = client_variables(state)["batch_stats"]
+    fed.assert_close(state.server.sent, fed.global_variables(state)["batch_stats"], 1e-12)
+    own = fed.client_variables(state)["batch_stats"]
     mean = jax.tree.map(lambda leaf: (5 * leaf[0] + leaf[1]) / 6, jax.device_get(own))
-    assert_close(state.server.sent, mean, 1e-12)
-    assert_equal(client(own, 2), variables["batch_stats"])
-
-
-def test_clients_train_with_what_the_server_sends(x64):
-    """Other global statistics give other parameters, the first step's loss stays."""
-    variables, global_ = start(Tiny())
-    method, batches = fedig(Tiny(), optax.sgd(0.1), mixing="constant:u=0.5"), batches_of(steps=1)
-    plain, metrics = method.round(begun(method, KEY, variables, 3), batches, KEY)
-    state = begun(method, KEY, variables, 3)
-    other, same = method.round(state._replace(server=ServerState(sent=global_)), batches, KEY)
-    assert_equal(metrics["loss"], same["loss"])
-    scales = [np.asarray(state.personal["params"]["n"]["scale"]) for state in (plain, other)]
-    assert np.abs(scales[0] - scales[1]).max() > 1e-6
+    fed.assert_close(state.server.sent, mean, 1e-12)
+    fed.assert_equal(fed.client(own, 2), variables["batch_stats"])
 
 
 def test_the_adapter_trains_beside_a_main_network_that_does_not_notice(x64):
     (main, metrics), (both, same) = trained("fedig"), trained("fedig-a")
-    ours, theirs = client_variables(both), client_variables(main)
+    ours, theirs = fed.client_variables(both), fed.client_variables(main)
     moved, still = ours.pop("adapter"), theirs.pop("adapter")
-    assert_close(ours, theirs, 1e-11)
-    assert_close(metrics["loss"], same["loss"], 1e-11)
+    fed.assert_close(ours, theirs, 1e-11)
+    fed.assert_close(metrics["loss"], same["loss"], 1e-11)
     moved, still = jax.device_get((moved, still))
     changes = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), moved, still)
     assert min(layer["out"]["bias"] for layer in changes.values()) > 0
-
-
-def test_the_adapter_is_shared_and_averaged():
-    state, _ = trained("fedig-a")
-    assert jax.tree.leaves(state.personal["adapter"]) == []
-    assert state.shared["adapter"]["n"]["hidden"]["kernel"].shape == (6, 1)
-
-
-def test_an_adapters_step_moves_only_the_adapter(x64):
-    variables, global_ = start(Tiny())
-    variables = with_adapter(KEY, Tiny(), variables, nets.images_of(2))
-    step = adapter_step(LEARNED, optax.sgd(0.1))
-    received = Received({}, {}, server=global_)
-    state = step.init(variables)
-    after, _, _ = jax.jit(step.update)(variables, state, batch_of(), received, KEY)
-    assert_equal(
-        {k: v for k, v in after.items() if k != "adapter"},
-        {k: v for k, v in variables.items() if k != "adapter"},
-    )
-    with pytest.raises(AssertionError):
-        assert_close(after["adapter"], variables["adapter"])
-
-
-def test_an_adapter_is_made_at_init_where_there_is_none():
-    variables, _ = start()
-    method = fedig(MODEL, optax.sgd(0.1), adapter=True)
-    state = jax.eval_shape(lambda: begun(method, KEY, variables, 2))
-    assert set(state.shared["adapter"]) == {"block/inner", "middle"}  # "last" has no spatial axes
-
-
-@pytest.mark.slow
-def test_client_strategies_agree(x64):
-    (one, _), (other, _) = trained("fedig-a"), trained("fedig-a, vmap")
-    assert_close(client_variables(one), client_variables(other), 1e-9, 1e-12)
-
-
-def test_gates_are_made_at_init_and_belong_to_the_clients():
-    variables, _ = start()
-    state = fedig(MODEL, optax.sgd(0.1), gates=True).init(KEY, variables, 2)
-    np.testing.assert_array_equal(state.personal["params"]["middle"]["gate"], np.ones((2, 16)))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("uniforn", "'uniforn' is unknown; did you mean 'uniform'\\? valid are constant, mixstyle"),
-        ("uniform:u=1", "must be key=value with a key of high, low"),
-        ("constant:u=half", "u='half' is of type str, but it must be float"),
-    ],
-)
-def test_a_wrong_mixing_is_one_clear_sentence(text, message):
-    with pytest.raises(ValueError, match=message):
-        fedig(MODEL, optax.sgd(0.1), mixing=text)
-
-
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("uniform:low=-0.1:high=1.1", partial(mixed_statistics, draw=uniform(-0.1, 1.1))),
-        ("constant:u=1", partial(mixed_statistics, draw=constant(1.0))),
-        pytest.param(
-            "mixstyle:probability=1",
-            partial(mixstyle_statistics, probability=1.0),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_the_text_of_a_mixing_spells_its_rule(text, rule):
-    layer, x = BatchNorm(), nets.images_of(3)
-    variables = nets.variables_of(layer, x)
-    results = []
-    for mixing in (choose_mixing(text), rule):
-        with normalize_with(mixing(KEY)):
-            results.append(jax.jit(layer.apply)(variables, x))
-    np.testing.assert_array_equal(*results)
-
-
-@pytest.mark.parametrize("name", ["lambda_1", "lambda_2"])
-def test_a_negative_lambda_is_an_error(name):
-    with pytest.raises(ValueError, match=f"{name}=-1"):
-        fedig(MODEL, optax.sgd(0.1), **{name: -1})
-
-
-def test_features_of_a_hand_made_model_are_what_its_last_dense_layer_reads(x64):
-    variables, _ = start()
-    images = nets.images_of(3)
-    method = features_method(MODEL, variables, images)
-    features, logits = jax.jit(lambda w: MODEL.apply(w, images, method=method))(variables)
-    expected = jax.jit(MODEL.apply)(variables, images)
-    np.testing.assert_allclose(logits, expected, rtol=1e-13)
-    out = variables["params"]["out"]
-    np.testing.assert_allclose(features @ out["kernel"] + out["bias"], logits, rtol=1e-12)
-
-
-def test_features_of_our_models_are_their_own():
-    model, images = MLP(hidden=(8,)), jnp.zeros((2, 5))
-    variables = model.init(KEY, images)
-    features, logits = model.apply(
-        variables, images, method=features_method(model, variables, images)
-    )
-    assert_equal(features, model.apply(variables, images, method="features"))
-    assert_equal(logits, model.apply(variables, images))

@@ -6,25 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from federations import (
-    OneNorm,
-    assert_close,
-    batches_of,
-    client,
-    client_variables,
-    global_variables,
-    in_float64,
-    once,
-    run_rounds,
-    variables_of,
-    with_value,
-)
+import federations as fed
 from fedjax_bn.methods import fedavg, fednova, singleset
-from fedjax_bn.methods.fednova import momentum_work
 from fedjax_bn.methods.response import response
 
 SIZES = (9, 4, 6)
-NET = OneNorm()
+NET = fed.OneNorm()
 DECAYING = {
     decay: optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1, momentum=0.9))
     for decay in (0.0, 0.1)
@@ -34,13 +21,6 @@ DECAYING = {
 def work(momentum, steps):
     """a_k by Wang et al. 2020, Section 4.1, summand by summand."""
     return sum((1 - momentum**j) / (1 - momentum) for j in range(1, steps + 1))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_work_has_the_papers_closed_form(x64, momentum):
-    steps = np.arange(8)
-    expected = [work(momentum, n) for n in steps]
-    np.testing.assert_allclose(momentum_work(jnp.asarray(steps, float), momentum), expected, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +47,11 @@ def test_response_is_the_way_under_a_constant_gradient(x64, optimizer, expected)
 @pytest.mark.parametrize("decay", DECAYING)
 def test_server_normalizes_the_ways_of_clients(x64, momentum, decay):
     """Clients that train alone make the same ways; the rest is the paper's Eq. 6 in NumPy."""
-    sgd, start = DECAYING[decay], jax.device_get(in_float64(variables_of(NET)))
-    alone, _ = run_rounds(once(singleset, NET, sgd), start, batches_of(SIZES))
-    ours, _ = run_rounds(fednova(NET, sgd, momentum=momentum), start, batches_of(SIZES))
+    sgd, start = DECAYING[decay], jax.device_get(fed.in_float64(fed.variables_of(NET)))
+    alone, _ = fed.run_rounds(fed.once(singleset, NET, sgd), start, fed.batches_of(SIZES))
+    ours, _ = fed.run_rounds(fednova(NET, sgd, momentum=momentum), start, fed.batches_of(SIZES))
     p, a = np.array(SIZES) / sum(SIZES), np.array([work(0.9, n) for n in (3, 1, 2)])
-    models = [client(client_variables(alone), k) for k in range(3)]
+    models = [fed.client(fed.client_variables(alone), k) for k in range(3)]
 
     def normalized(x, *y):
         directions = [(x - y_k) / a_k for y_k, a_k in zip(y, a, strict=True)]
@@ -85,17 +65,7 @@ def test_server_normalizes_the_ways_of_clients(x64, momentum, decay):
         )
     )
     expected = {"params": params, "batch_stats": statistics}
-    assert_close(global_variables(ours), expected, rtol=1e-10, atol=1e-12)
-
-
-def test_a_client_without_data_does_not_disturb_the_others():
-    batches = batches_of(SIZES)
-    empty, two = with_value(batches, 1, False, "valid"), client(batches, [0, 2])
-    method = fednova(NET, optax.sgd(0.1))
-    ours, metrics = run_rounds(method, variables_of(NET), empty)
-    theirs, _ = run_rounds(method, variables_of(NET), two)
-    np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
-    assert_close(ours.shared, theirs.shared, rtol=1e-4, atol=1e-6)
+    fed.assert_close(fed.global_variables(ours), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -106,10 +76,12 @@ def test_it_is_fedavg_if_and_only_if_all_clients_make_equally_many_steps(
     x64, sizes, equal, momentum
 ):
     """Of batches of four, 5 to 8 samples are two steps. Three rounds of two epochs."""
-    start, batches = in_float64(variables_of(NET)), batches_of(sizes, epochs=2)
-    optimizer = once(optax.sgd, 0.1, momentum=momentum or None)
+    start, batches = fed.in_float64(fed.variables_of(NET)), fed.batches_of(sizes, epochs=2)
+    optimizer = fed.once(optax.sgd, 0.1, momentum=momentum or None)
     nova, mean = (
-        run_rounds(once(method, NET, optimizer), start, batches, rounds=3)[0].shared["params"]
+        fed.run_rounds(fed.once(method, NET, optimizer), start, batches, rounds=3)[0].shared[
+            "params"
+        ]
         for method in (fednova, fedavg)
     )
     gaps = jax.tree.map(lambda a, b: float(abs(a - b).max()), nova, mean)

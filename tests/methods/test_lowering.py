@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax import export
 
 from federations import NAMED
 from fedjax_bn import models
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.engine import backend
-from fedjax_bn.engine.backend import on_cpu, traced_for
+from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods.learning import learning, supervised
@@ -242,34 +241,3 @@ def test_every_model_is_lowered_for_accelerators(name):
     text = lowered_elsewhere(both, variables_of(model, images), batch, many)
     assert ("stablehlo.convolution" in text) == (name not in ("MLP", "TwoLayer"))
     assert bool(GROUPED.search(text)) == name.startswith("ConvNeXt")
-
-
-def test_the_platform_is_the_one_said_else_the_default_device_else_the_default(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not on_cpu()
-    with traced_for("cpu"):
-        assert on_cpu()
-    with jax.default_device(jax.devices("cpu")[0]):
-        assert on_cpu()
-        with traced_for("tpu"):
-            assert not on_cpu()
-    assert not on_cpu()
-
-
-def test_a_trace_of_one_platform_is_not_taken_for_another():
-    """A jitted function that both platforms call with the same arguments is traced for each."""
-    convolve = jax.jit(lambda x: layers.max_pool(x, 2, 2))
-    plain = "stablehlo.reduce_window"
-    for _ in range(2):
-        assert plain not in lowered(convolve, IMAGES)
-        assert plain in lowered_elsewhere(convolve, IMAGES)
-
-
-def test_an_exported_round_is_that_of_plain_xla():
-    """What `export` keeps of a round for two platforms: no calls into this machine."""
-    method, state = method_and_state("fedbn")
-    form = batch_of(lead=(CLIENTS, 2))
-    with traced_for("cuda"):
-        exported = export.export(method.round, platforms=ELSEWHERE)(state, form, KEY)
-    assert exported.platforms == ELSEWHERE
-    assert "callback" not in exported.mlir_module()

@@ -4,7 +4,6 @@ The loops share nothing with the library: their network is six lines of jax.nump
 the equations in the order in which the papers print them.
 """
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,35 +11,24 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from federations import (
-    CLASSES,
-    FEATURES,
-    assert_close,
-    batches_of,
-    begun,
-    client,
-    client_variables,
-    global_variables,
-    run_rounds,
-)
+import federations as fed
 from fedjax_bn.methods import feddc, moon, perfedavg
 from fedjax_bn.models import MLP
-from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.sharing import all_but_batch_norm, everything
 
 SIZES, RATE = (9, 4, 6), 0.1
 ALL, SOME = [3 * [True]] * 3, [3 * [True], [True, False, True], [False, True, True]]
-NET = MLP(CLASSES, hidden=(8,))
+NET = MLP(fed.CLASSES, hidden=(8,))
 SHARING = {"all": everything, "bn_local": all_but_batch_norm}
 
 
 SHAPES = {
-    "params/dense1/kernel": (FEATURES, 8),
+    "params/dense1/kernel": (fed.FEATURES, 8),
     "params/dense1/bias": (8,),
     "params/norm1/scale": (8,),
     "params/norm1/bias": (8,),
-    "params/head/kernel": (8, CLASSES),
-    "params/head/bias": (CLASSES,),
+    "params/head/kernel": (8, fed.CLASSES),
+    "params/head/bias": (fed.CLASSES,),
     "batch_stats/norm1/mean": (8,),
     "batch_stats/norm1/var": (8,),
 }
@@ -243,35 +231,20 @@ CASES = {
 )
 def test_three_rounds_equal_a_plain_loop(x64, case, mode, epochs, present, clients):
     method, reference, arguments = CASES[case]
-    batches, variables = batches_of(SIZES, epochs=epochs), nested(start())
+    batches, variables = fed.batches_of(SIZES, epochs=epochs), nested(start())
     mask = flatten_dict(SHARING[mode](variables), sep="/")
     shared = {name for name, leaf in mask.items() if leaf}
     server, models, weights = reference(shared, batches, present, **arguments)
     options = {"share": SHARING[mode], "clients": clients, "local_epochs": epochs}
     ours = method(NET, optax.sgd(RATE), **options, **arguments)
-    state = begun(ours, jax.random.key(1), variables, len(SIZES))
+    state = fed.begun(ours, jax.random.key(1), variables, len(SIZES))
     for participates in present:
         some = batches | {"participates": jnp.asarray(participates)}
         state, _ = ours.round(state, some, jax.random.key(1))
     # An unseen client gets the participants' mean of the personal leaves.
     expected = {**mean(models, weights), **{n: server[n] for n in shared}}
-    assert_close(global_variables(state), nested(expected), rtol=1e-9, atol=1e-12)
+    fed.assert_close(fed.global_variables(state), nested(expected), rtol=1e-9, atol=1e-12)
     for k, own in enumerate(models):
-        assert_close(client(client_variables(state), k), nested(own), rtol=1e-9, atol=1e-12)
-
-
-def test_moon_finds_the_features_of_a_model_that_does_not_show_them(x64):
-    """Before its last dense layer; the same network, once with methods of its own and once not."""
-
-    class HandMade(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Dense(8, name="dense1")(x)
-            return nn.Dense(CLASSES, name="head")(nn.relu(BatchNorm(name="norm1")(x)))
-
-    batches, variables = batches_of(SIZES), nested(start())
-    ours, theirs = (
-        run_rounds(moon(net, optax.sgd(RATE)), variables, batches, rounds=2)[0]
-        for net in (HandMade(), NET)
-    )
-    assert_close(ours.shared, theirs.shared, rtol=1e-10, atol=1e-12)
+        fed.assert_close(
+            fed.client(fed.client_variables(state), k), nested(own), rtol=1e-9, atol=1e-12
+        )

@@ -8,14 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-import flax_nets
 import norm_nets as nets
 from federations import NAMED, batches_of, run_rounds, variables_of
 from fedjax_bn import adaptation, models
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
-from fedjax_bn.models.cpu import convolve
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.precision import in_dtype
@@ -130,15 +128,6 @@ def test_every_model_of_ours_gives_logits_in_float32(name):
     assert dtypes(passed.moved) == dtypes({k: v for k, v in variables.items() if k != "params"})
 
 
-@pytest.mark.parametrize("kind", flax_nets.THEIRS)
-def test_after_one_of_flaxs_batch_norms_layers_still_compute_in_bfloat16(kind):
-    model, images = in_dtype(flax_nets.MODELS[kind], HALF), flax_nets.images_of(2)
-
-    variables = flax_nets.variables_of()
-    _, products = traced(lambda x: forward(model, variables, x, train=True).outputs, images)
-    assert products == {"bf16"}
-
-
 def test_moments_are_taken_in_float32():
     x = 100 + np.random.default_rng(0).normal(size=(4096, 8))
     x = np.asarray(jnp.asarray(x, HALF))
@@ -148,16 +137,6 @@ def test_moments_are_taken_in_float32():
     exact = x.astype(np.float64)
     np.testing.assert_allclose(moved["batch_stats"]["mean"], exact.mean(0), rtol=1e-6)
     np.testing.assert_allclose(moved["batch_stats"]["var"], exact.var(0, ddof=1), rtol=1e-4)
-
-
-def test_a_convolution_sums_in_float32_on_cpu():
-    random = np.random.default_rng(0)
-    x = jnp.asarray(random.normal(size=(2, 6, 6, 64)), HALF)
-    kernel = jnp.asarray(random.normal(size=(3, 3, 64, 4)), HALF)
-    ours = convolve(x, kernel, (1, 1), "SAME")
-    whole = convolve(x.astype(jnp.float32), kernel.astype(jnp.float32), (1, 1), "SAME")
-    assert ours.dtype == HALF
-    np.testing.assert_array_equal(ours, whole.astype(HALF))
 
 
 def test_training_in_bfloat16_follows_that_in_float32():
@@ -174,15 +153,3 @@ def test_training_in_bfloat16_follows_that_in_float32():
     np.testing.assert_allclose(half_end, end, rtol=0.05)
     assert (half_end < 0.9 * start).all()
     assert (half_end != end).all()
-
-
-def test_an_integer_dtype_is_refused():
-    with pytest.raises(ValueError, match="bfloat16"):
-        in_dtype(MLP(), jnp.int8)
-
-
-def test_a_sentence_names_the_network():
-    model, vectors = in_dtype(models.TwoLayer(), HALF), jnp.zeros((2, 3))
-    variables = jax.eval_shape(model.init, KEY, vectors)
-    with pytest.raises(ValueError, match="TwoLayer"):
-        with_adapter(KEY, model, variables, vectors)

@@ -8,10 +8,9 @@ import optax
 import pytest
 from flax import nnx
 
-from federations import CLASSES, FEATURES, NEED_MAPS, assert_close, batches_of, variables_of
-from fedjax_bn import adaptation, methods
+from federations import CLASSES, FEATURES, NEED_MAPS, batches_of, variables_of
+from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import ADAPTATIONS
-from fedjax_bn.federation import global_variables
 from fedjax_bn.models import from_nnx
 from method_table import METHODS
 
@@ -66,25 +65,6 @@ def test_a_method_that_needs_no_batch_norm_takes_any_norm(name):
         assert metrics["loss"].shape == (2,)
 
 
-@pytest.mark.parametrize("norm", ["layer", pytest.param("group", marks=pytest.mark.slow)])
-def test_a_round_of_one_client_is_a_step_along_its_gradient(norm):
-    net, batches = NETS[norm], batches_of((4,))
-    variables = variables_of(net)
-    method = methods.fedavg(net, optax.sgd(0.1))
-    state, _ = method.round(method.init(KEY, variables, 1), batches, KEY)
-
-    def loss(params):
-        logits = net.apply({"params": params}, batches["image"][0, 0])
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits, batches["label"][0, 0]
-        ).mean()
-
-    step = jax.tree.map(
-        lambda w, g: w - 0.1 * g, variables["params"], jax.grad(loss)(variables["params"])
-    )
-    assert_close(global_variables(state)["params"], step, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", sorted(NEED_BATCH_NORM))
 def test_a_method_that_keeps_batch_norms_refuses_a_model_without_any(name):
     for net in NETS.values():
@@ -101,7 +81,7 @@ def test_an_adaptation_of_batch_norms_refuses_a_model_without_any(name):
     for net in NETS.values():
         options = {"view": lambda key, x: x} if name == "mixnorm" else {}
         adapt, variables = ADAPTATIONS[name](net, **options), variables_of(net)
-        with pytest.raises(ValueError, match=r"no batch norm|batch norms, of which|'adapter'"):
+        with pytest.raises(ValueError, match="batch norm"):
             adapt.predict(variables, adapt.init(variables), x)
 
 

@@ -5,29 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import (
-    CLASSES,
-    SGD,
-    assert_close,
-    batches_of,
-    client,
-    client_variables,
-    global_variables,
-    in_float64,
-    once,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import adaptation
-from fedjax_bn.contrib import csd, jigen, selfreg, sfa
-from fedjax_bn.contrib.csd import decomposed_objective, gram_penalty
-from fedjax_bn.contrib.jigen import distant_orders, draw_orders, shuffle_tiles
-from fedjax_bn.contrib.selfreg import (
-    partners_of_class,
-    project_features,
-    self_regularized_objective,
-)
-from fedjax_bn.contrib.sfa import with_affine_noise
+from fedjax_bn.contrib import csd, selfreg, sfa
+from fedjax_bn.contrib.csd import decomposed_objective
+from fedjax_bn.contrib.jigen import distant_orders, shuffle_tiles
+from fedjax_bn.contrib.selfreg import partners_of_class, self_regularized_objective
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
@@ -35,8 +18,8 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
-NET = MLP(CLASSES, hidden=(8,))
-partners_of_class, project_features = jax.jit(partners_of_class), jax.jit(project_features)
+NET = MLP(fed.CLASSES, hidden=(8,))
+partners_of_class = jax.jit(partners_of_class)
 
 
 def random_tree(tree, seed=0):
@@ -46,14 +29,14 @@ def random_tree(tree, seed=0):
 
 def started(method):
     """Random collections in the form of those that a federation starts with."""
-    given = variables_of(NET)
-    variables = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
+    given = fed.variables_of(NET)
+    variables = jax.eval_shape(lambda: fed.global_variables(method.init(KEY, given, 1)))
     statistics = jax.tree.map(jnp.abs, random_tree(variables["batch_stats"]))
     return random_tree(variables) | {"batch_stats": statistics}
 
 
 def batch_of(size=4):
-    batch = {name: leaf[0, 0] for name, leaf in batches_of((size,), batch=5).items()}
+    batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((size,), batch=5).items()}
     return batch | {"image": jnp.nan_to_num(batch["image"])}
 
 
@@ -76,7 +59,7 @@ def entropy(logits, label):
 
 
 def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
-    variables, batch = started(csd(NET, SGD, directions=2)), batch_of()
+    variables, batch = started(csd(NET, fed.SGD, directions=2)), batch_of()
     ours = value_of(decomposed_objective(learning(NET)[0], 0.5, 2.0), variables, batch)
     f, common = passed(variables, batch)
     y = np.asarray(batch["label"])[np.asarray(batch["valid"])]
@@ -85,34 +68,20 @@ def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
     biases = np.concatenate([variables["params"]["head"]["bias"][None], layers["bias"]])
     shares = np.concatenate([np.tanh(layers["common"])[None], e])
     mine = f @ np.tensordot(shares, kernels, 1) + shares @ biases
-    gram = np.stack([kernels[:, :, c] @ kernels[:, :, c].T for c in range(CLASSES)])
+    gram = np.stack([kernels[:, :, c] @ kernels[:, :, c].T for c in range(fed.CLASSES)])
     expected = entropy(common, y) + 0.5 * entropy(mine, y) + 2 * np.square(gram - np.eye(3)).mean()
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
 
 
-def test_orthonormal_columns_have_no_penalty(x64):
-    columns = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 3)))[0].T  # 3 of length 8
-    kernels = jnp.asarray(np.stack(4 * [columns], -1))
-    np.testing.assert_allclose(gram_penalty(kernels), 0, atol=1e-15)
-
-
 def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
-    state, _ = run_rounds(csd(NET, SGD), variables_of(NET), batches_of(SIZES))
-    own = client_variables(state)["domain"]["weights"]
+    state, _ = fed.run_rounds(csd(NET, fed.SGD), fed.variables_of(NET), fed.batches_of(SIZES))
+    own = fed.client_variables(state)["domain"]["weights"]
     assert own.shape == (3, 1)
     assert len(np.unique(own)) == 3
-    variables, x = global_variables(state), jnp.ones((2, 6))
+    variables, x = fed.global_variables(state), jnp.ones((2, 6))
     plain = {name: variables[name] for name in ("params", "batch_stats")}
     logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
     np.testing.assert_array_equal(logits, jax.jit(NET.apply)(plain, x))
-
-
-@pytest.mark.slow
-def test_csd_without_specific_parts_is_fedavg(x64):
-    variables = in_float64(variables_of(NET))
-    ours, _ = run_rounds(csd(NET, SGD, specific=0.0, penalty=0.0), variables, batches_of(SIZES))
-    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
-    assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
 
 
 def test_orders_are_permutations_that_agree_in_at_most_one_place():
@@ -141,36 +110,6 @@ def test_tiles_put_back_give_the_image(high, wide):
     np.testing.assert_array_equal(back, images)
 
 
-def test_as_many_images_stay_whole_as_are_to():
-    order = np.asarray(draw_orders(KEY, 4000, 0.7, 31))
-    share = 0.7 + 0.3 / 31
-    assert abs((order == 0).mean() - share) < 5 * np.sqrt(share * (1 - share) / 4000)
-    assert set(order.tolist()) == set(range(31))
-
-
-def flat(images, dtype):
-    """A vector as an image of 3x6, whose last columns are empty."""
-    maps = images.astype(dtype).reshape(-1, 3, 2, 1)
-    return jnp.concatenate([maps, jnp.zeros((len(maps), 3, 4, 1), dtype)], 2)
-
-
-class Flat(MLP):
-    """Reads them."""
-
-    def features(self, images):
-        return super().features(images[:, :, :2])
-
-
-def test_jigen_of_whole_images_and_no_weight_is_fedavg(x64):
-    variables = in_float64(variables_of(NET))
-    options = {"weight": 0.0, "whole": 1.0, "prepare": lambda x, d: flat(x, d)}
-    net = Flat(CLASSES, hidden=(8,))
-    ours, _ = run_rounds(jigen(net, SGD, **options), variables, batches_of(SIZES))
-    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
-    assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
-    assert ours.shared["jigsaw"]["kernel"].shape == (8, 31)
-
-
 def test_partners_are_a_permutation_of_each_class_of_valid_samples():
     random = np.random.default_rng(0)
     for seed in range(5):
@@ -188,7 +127,7 @@ def test_partners_are_a_permutation_of_each_class_of_valid_samples():
 def test_selfregs_objective_is_pytorchs(x64):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
-    variables, batch = started(selfreg(NET, SGD)), batch_of()
+    variables, batch = started(selfreg(NET, fed.SGD)), batch_of()
     ours = value_of(self_regularized_objective(learning(NET)[0], 0.3, 0.5), variables, batch)
     f, o = (torch.tensor(x) for x in passed(variables, batch))
     y = torch.tensor(np.asarray(batch["label"])[:4])
@@ -212,32 +151,14 @@ def test_selfregs_objective_is_pytorchs(x64):
     gaps = lam * (mse(o, o[two]) + 0.3 * mse(f, q[two]))
     gaps += (1 - lam) * (mse(o, o3) + 0.3 * mse(f, q3))
     np.testing.assert_allclose(ours, ce + torch.clamp(ce, max=1.0) * gaps, rtol=1e-9)
-    projected = project_features(variables["projection"], jnp.asarray(f), jnp.ones(4, bool))
-    np.testing.assert_allclose(projected, q, rtol=1e-8, atol=1e-10)
-
-
-def test_one_sample_a_class_has_no_gap_of_logits(x64):
-    variables, batch = started(selfreg(NET, SGD)), batch_of(3)
-    batch = batch | {"label": jnp.asarray([2, 0, 1, 0, 0], jnp.int32)}
-    ours = value_of(self_regularized_objective(learning(NET)[0], 0.0, 0.5), variables, batch)
-    _, logits = passed(variables, batch)
-    np.testing.assert_allclose(ours, entropy(logits, np.array([2, 0, 1])), rtol=1e-10)
-
-
-def test_features_with_noise_have_its_moments_and_without_are_themselves():
-    f = jnp.full((20000, 2), 3.0)
-    moved = np.asarray(with_affine_noise(KEY, f, 0.5, 0.2))
-    np.testing.assert_allclose(moved.mean(), 3, atol=0.04)
-    np.testing.assert_allclose(moved.std(), np.sqrt(0.25 * 9 + 0.04), rtol=0.02)
-    np.testing.assert_array_equal(with_affine_noise(KEY, f, 0.0, 0.0), f)
 
 
 def test_sfa_trains_by_features_with_noise(x64):
-    variables = in_float64(variables_of(NET))
+    variables = fed.in_float64(fed.variables_of(NET))
     ours, plain = (
-        run_rounds(method, variables, batches_of(SIZES))[0]
-        for method in (sfa(NET, SGD), once(fedavg, NET, SGD))
+        fed.run_rounds(method, variables, fed.batches_of(SIZES))[0]
+        for method in (sfa(NET, fed.SGD), fed.once(fedavg, NET, fed.SGD))
     )
     gap = ours.shared["params"]["head"]["kernel"] - plain.shared["params"]["head"]["kernel"]
     assert abs(gap).max() > 1e-3
-    assert client(client_variables(ours), 0).keys() == {"params", "batch_stats"}
+    assert fed.client(fed.client_variables(ours), 0).keys() == {"params", "batch_stats"}

@@ -6,32 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from federations import (
-    CLASSES,
-    FEATURES,
-    SGD,
-    MapNet,
-    OneNorm,
-    PlainNet,
-    as_maps,
-    assert_close,
-    assert_equal,
-    batches_of,
-    begun,
-    global_variables,
-    in_float64,
-    once,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.contrib import fedsam, harmofl
-from fedjax_bn.contrib.fedsam import sharpness_aware, worst_point
 from fedjax_bn.contrib.harmofl import harmonize
-from fedjax_bn.methods import fedavg, scaffold
 
-HEAVY = optax.sgd(0.1, momentum=0.5)
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
 
 
@@ -52,39 +32,43 @@ def test_of_the_spectrum_the_amplitude_of_the_mean_alone_is_exchanged(x64):
 
 def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
     """The second round by hand: FedSAM whose perturbation is the harmonizing."""
-    variables = in_float64(variables_of(MapNet()))
-    batches = batches_of(SIZES)
-    method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps)
-    state, _ = method.round(begun(method, KEY, variables, 3), batches, KEY)
+    variables = fed.in_float64(fed.variables_of(fed.MapNet()))
+    batches = fed.batches_of(SIZES)
+    method = harmofl(fed.MapNet(), fed.SGD, channels=1, prepare=fed.as_maps)
+    state, _ = method.round(fed.begun(method, KEY, variables, 3), batches, KEY)
     m = np.asarray(state.shared["amplitude"]["mean"])
     first = [np.asarray(batches["image"][k, 0, : min(size, 4)]) for k, size in enumerate(SIZES)]
     np.testing.assert_allclose(m, [np.mean([x.mean() for x in first])], rtol=1e-12)
 
     moved = lambda key, x, valid: x - x.mean((1, 2), keepdims=True) + m  # noqa: E731
-    plain = fedsam(MapNet(), SGD, prepare=as_maps, perturb=moved, weigh=lambda s, r: jnp.ones(3))
+    plain = fedsam(
+        fed.MapNet(), fed.SGD, prepare=fed.as_maps, perturb=moved, weigh=lambda s, r: jnp.ones(3)
+    )
     start = plain.init(KEY, {name: state.shared[name] for name in ("params", "batch_stats")}, 3)
     expected, _ = plain.round(start._replace(round=jnp.copy(state.round)), batches, KEY)
     state, _ = method.round(state, batches, KEY)
     np.testing.assert_allclose(state.shared["amplitude"]["mean"], m, rtol=1e-14)
     ours = {name: state.shared[name] for name in expected.shared}
-    assert_close(ours, expected.shared, rtol=1e-9, atol=1e-12)
+    fed.assert_close(ours, expected.shared, rtol=1e-9, atol=1e-12)
 
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, 2, 1)))
-    served = global_variables(state)
-    logits, _ = jax.jit(adaptation.running(MapNet()).predict)(served, (), x)
+    served = fed.global_variables(state)
+    logits, _ = jax.jit(adaptation.running(fed.MapNet()).predict)(served, (), x)
     plain = {name: served[name] for name in ("params", "batch_stats")}
-    by_hand = jax.jit(MapNet().apply)(plain, moved(None, x, None))
+    by_hand = jax.jit(fed.MapNet().apply)(plain, moved(None, x, None))
     np.testing.assert_allclose(logits, by_hand, rtol=1e-10)
 
 
 @pytest.mark.parametrize("rounds", [[(1, 1)], [(0, 1), (0, 1), (1, 0)], [(0, 0), (1, 1)]])
 def test_the_shared_mean_is_of_all_clients_that_ever_took_part_whoever_came_first(rounds):
     """Constant images of 10 and 20: 15 when both have been there, whatever the order and sizes."""
-    batches = batches_of((8, 4))
+    batches = fed.batches_of((8, 4))
     level = jnp.asarray([10.0, 20.0]).reshape(2, *(1,) * (batches["image"].ndim - 1))
     batches["image"] = jnp.broadcast_to(level, batches["image"].shape)
-    method = once(harmofl, MapNet(), SGD, channels=1, prepare=as_maps, weigh=by_size)
-    state = begun(method, KEY, variables_of(MapNet()), 2)
+    method = fed.once(
+        harmofl, fed.MapNet(), fed.SGD, channels=1, prepare=fed.as_maps, weigh=by_size
+    )
+    state = fed.begun(method, KEY, fed.variables_of(fed.MapNet()), 2)
     seen = np.zeros(2, bool)
     for present in rounds:
         state, _ = method.round(state, batches | {"participates": jnp.asarray(present, bool)}, KEY)
@@ -94,28 +78,11 @@ def test_the_shared_mean_is_of_all_clients_that_ever_took_part_whoever_came_firs
         np.testing.assert_allclose(mean, [expected], rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (lambda *a: fedsam(*a, rho=0.0), fedavg),
-        (lambda *a: fedsam(*a, rho=0.0, variates=True), scaffold),
-    ],
-    ids=["fedavg", "scaffold"],
-)
-def test_at_distance_0_it_is_the_plain_method_to_the_bit(ours, theirs):
-    states = [
-        run_rounds(method, variables_of(OneNorm()), batches_of(SIZES), rounds=2)[0]
-        for method in (ours(OneNorm(), HEAVY), once(theirs, OneNorm(), HEAVY))
-    ]
-    assert_equal(*states)
-
-
 def softmax_gradient(w, x, y):
     """The gradient of the mean cross entropy of softmax regression, and its value."""
     z = x @ w["kernel"] + w["bias"]
     p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
-    residual = (p - np.eye(CLASSES)[y]) / len(x)
+    residual = (p - np.eye(fed.CLASSES)[y]) / len(x)
     return {"kernel": x.T @ residual, "bias": residual.sum(0)}, -np.log(p[np.arange(len(x)), y])
 
 
@@ -130,53 +97,13 @@ def step_by_hand(w, x, y, rho, eta, rate=0.1):
 
 @pytest.mark.parametrize(("rho", "eta"), [(0.5, 0.0), (0.7, 0.2)])
 def test_a_step_goes_along_the_gradient_at_the_worst_point(x64, rho, eta):
-    batches, variables = batches_of((4, 3)), in_float64(variables_of(PlainNet()))
-    method = fedsam(PlainNet(), optax.sgd(0.1), rho=rho, eta=eta)
-    state, metrics = run_rounds(method, variables, batches)
-    expected = {"kernel": np.zeros((FEATURES, CLASSES)), "bias": np.zeros(CLASSES)}
+    batches, variables = fed.batches_of((4, 3)), fed.in_float64(fed.variables_of(fed.PlainNet()))
+    method = fedsam(fed.PlainNet(), optax.sgd(0.1), rho=rho, eta=eta)
+    state, metrics = fed.run_rounds(method, variables, batches)
+    expected = {"kernel": np.zeros((fed.FEATURES, fed.CLASSES)), "bias": np.zeros(fed.CLASSES)}
     for k, size in enumerate((4, 3)):
         x, y = (np.asarray(batches[name][k, 0, :size]) for name in ("image", "label"))
         ours, loss = step_by_hand(variables["params"]["dense"], x, y, rho, eta)
         expected = {name: expected[name] + size / 7 * ours[name] for name in ours}
         np.testing.assert_allclose(metrics["loss"][k], loss, rtol=1e-10)
-    assert_close(global_variables(state)["params"]["dense"], expected, rtol=1e-10)
-
-
-def test_of_a_quadratic_the_gradient_is_exact(x64):
-    """F = w'Hw / 2: the gradient at w + e is g + rho H g / ||g||."""
-    random = np.random.default_rng(0)
-    root, w = random.normal(size=(5, 5)), random.normal(size=5)
-    hessian = root @ root.T
-
-    def gradient(variables, batch, received, key):
-        w = variables["params"]["w"]
-        return {"params": {"w": hessian @ w}}, (w @ hessian @ w / 2, {})
-
-    variables = {"params": {"w": jnp.asarray(w)}}
-    found, (loss, _) = sharpness_aware(gradient, 0.3)(variables, {}, None, None)
-    g = hessian @ w
-    expected = g + 0.3 * hessian @ g / np.linalg.norm(g)
-    np.testing.assert_allclose(found["params"]["w"], expected, rtol=1e-12)
-    np.testing.assert_allclose(loss, w @ hessian @ w / 2, rtol=1e-12)
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.2])
-def test_where_the_gradient_is_0_the_worst_point_is_the_point_itself(eta):
-    params = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
-    nowhere = jax.tree.map(jnp.zeros_like, params)
-    assert_equal(worst_point(params, nowhere, 0.5, eta), params)
-
-
-def test_running_statistics_move_once_a_step_by_the_pass_at_w():
-    """In the first step: later ones start elsewhere."""
-    variables, batches = variables_of(OneNorm()), batches_of((4, 4, 4), steps=3)
-    ours, plain = (
-        run_rounds(method, variables, batches)[0]
-        for method in (fedsam(OneNorm(), HEAVY, rho=0.5), once(fedavg, OneNorm(), HEAVY))
-    )
-    assert_close(ours.shared["batch_stats"], plain.shared["batch_stats"], rtol=1e-6)
-
-
-def test_variates_refuse_a_momentum_that_clients_keep():
-    with pytest.raises(ValueError, match="keep_optimizer=True"):
-        fedsam(OneNorm(), HEAVY, variates=True, keep_optimizer=True)
+    fed.assert_close(fed.global_variables(state)["params"]["dense"], expected, rtol=1e-10)

@@ -1,7 +1,6 @@
 """COPA, CSAC and FedADG: what clients get of the others' classifiers, leaves and features."""
 
 import functools
-import inspect
 
 import flax.linen as nn
 import jax
@@ -10,40 +9,24 @@ import numpy as np
 import optax
 import pytest
 
-from federations import (
-    CLASSES,
-    SGD,
-    OneNorm,
-    assert_close,
-    assert_equal,
-    batches_of,
-    begun,
-    client_variables,
-    global_variables,
-    in_float64,
-    once,
-    run_rounds,
-)
-from federations import variables_of as start_of
-from fedjax_bn.aggregation import by_divergence
+import federations as fed
 from fedjax_bn.contrib import copa, csac, fedadg
 from fedjax_bn.contrib.csac import RATIOS, calibrated_objective, stage_gaps, stages_brought
-from fedjax_bn.contrib.fedadg import generated_features, judged_features, pulled_to_discriminator
+from fedjax_bn.contrib.fedadg import generated_features, pulled_to_discriminator
 from fedjax_bn.contrib.parts import discrepancy
 from fedjax_bn.engine.weighing import leaf_distances
-from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import fedavg
 from fedjax_bn.methods.learning import learning
-from fedjax_bn.sharing import nothing
+from fedjax_bn.models.forward import forward
 from fedjax_bn.state import Received
 
-KEY, NET = jax.random.key(3), OneNorm()
+KEY, NET = jax.random.key(3), fed.OneNorm()
 SIZES = (9, 4, 6)
 SMALL = {"hidden": 4, "projection": 3, "judging": 2}
 
 
 def variables_of():
-    return in_float64(start_of(NET))
+    return fed.in_float64(fed.variables_of(NET))
 
 
 def normal(*shape, seed=0):
@@ -53,8 +36,8 @@ def normal(*shape, seed=0):
 @functools.cache
 def plain_rounds(rounds):
     """FedAvg's state."""
-    method = once(fedavg, NET, SGD)
-    return run_rounds(method, variables_of(), batches_of(SIZES), rounds=rounds)[0]
+    method = fed.once(fedavg, NET, fed.SGD)
+    return fed.run_rounds(method, variables_of(), fed.batches_of(SIZES), rounds=rounds)[0]
 
 
 def test_a_leaf_weighs_a_client_by_its_distance_from_the_mean_of_those_who_count(x64):
@@ -67,29 +50,6 @@ def test_a_leaf_weighs_a_client_by_its_distance_from_the_mean_of_those_who_count
     np.testing.assert_allclose(ours["a"], expected, rtol=1e-12)
     assert ours["b"] is None
     np.testing.assert_allclose(ours["c"], weights, rtol=1e-12)  # all alike there
-
-
-@pytest.mark.slow
-def test_a_round_weighed_by_leaf_is_the_mean_by_hand_and_who_sits_out_does_not_count(x64):
-    batches = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
-    fused = fedavg(NET, SGD, weigh=by_divergence())
-    ours, metrics = run_rounds(fused, variables_of(), batches)
-    alone, _ = run_rounds(once(fedavg, NET, SGD, share=nothing), variables_of(), batches)
-    trained = jax.tree.map(lambda x: np.asarray(x)[[0, 2]], client_variables(alone))
-    # Two clients are equally far from their mean.
-    assert_close(ours.shared, jax.tree.map(lambda x: x.mean(0), trained), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(metrics["weights"], [0.5, 0, 0.5], rtol=1e-12)
-
-
-def test_discrepancy_is_its_formula_and_none_of_equal_samples(x64):
-    x, y, valid = normal(5, 3), normal(5, 3, seed=1), np.array([True] * 4 + [False])
-    both = np.concatenate([x[:4], y[:4]])
-    far = np.square(both[:, None] - both[None]).sum(-1)
-    k = sum(np.exp(-far / (ratio * far.mean())) for ratio in (0.5, 2.0))
-    expected = k[:4, :4].mean() + k[4:, 4:].mean() - 2 * k[:4, 4:].mean()
-    measure = jax.jit(functools.partial(discrepancy, ratios=(0.5, 2.0)))
-    np.testing.assert_allclose(measure(x, y, valid), expected, rtol=1e-10)
-    np.testing.assert_allclose(measure(x, x, valid), 0, atol=1e-14)
 
 
 def test_stages_are_compared_by_attention(x64):
@@ -125,44 +85,36 @@ BY_SIZE = {"weigh": lambda sizes, risks: sizes.astype(float)}
 @pytest.mark.slow
 def test_csac_freezes_a_clients_first_model_and_calibrates_by_it_from_then_on(x64):
     """Weighed by size its first round is FedAvg's; client 1 comes one round later."""
-    method = csac(NET, SGD, **BY_SIZE)
-    late = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
-    all_in = batches_of(SIZES) | {"participates": jnp.ones(3, bool)}
-    first, _ = run_rounds(method, variables_of(), late, key=KEY)
+    method = csac(NET, fed.SGD, **BY_SIZE)
+    late = fed.batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
+    all_in = fed.batches_of(SIZES) | {"participates": jnp.ones(3, bool)}
+    first, _ = fed.run_rounds(method, variables_of(), late, key=KEY)
     frozen = jax.tree.map(np.array, first.memory.method)
     np.testing.assert_array_equal(frozen["trained"], [True, False, True])
-    plain = once(fedavg, NET, SGD)
-    theirs, _ = run_rounds(plain, variables_of(), late)
+    plain = fed.once(fedavg, NET, fed.SGD)
+    theirs, _ = fed.run_rounds(plain, variables_of(), late)
     shared = {name: first.shared[name] for name in theirs.shared}
-    assert_close(shared, theirs.shared, rtol=1e-10, atol=1e-12)
+    fed.assert_close(shared, theirs.shared, rtol=1e-10, atol=1e-12)
     second = method.round(first, all_in, KEY)[0]
     gap = second.shared["params"]["c"]["kernel"]
     gap -= plain.round(theirs, all_in, KEY)[0].shared["params"]["c"]["kernel"]
     assert abs(gap).max() > 1e-5
     kept = jax.tree.map(np.array, second.memory.method)
     others = lambda tree: jax.tree.map(lambda x: x[[0, 2]], tree)  # noqa: E731
-    assert_equal(others(kept), others(frozen))
+    fed.assert_equal(others(kept), others(frozen))
     assert (
         kept["model"]["params"]["c"]["kernel"] != frozen["model"]["params"]["c"]["kernel"]
     ).any()
     third = method.round(second, all_in, KEY)[0]
-    assert_equal(jax.tree.map(np.array, third.memory.method), kept)
-
-
-def test_csac_projects_both_models_by_layers_of_their_own_and_without_stages_by_none():
-    variables = start_of(NET)
-    layers = jax.jit(lambda w: csac(NET, SGD).init(KEY, w, 2).shared["calibration"])(variables)
-    assert (layers["trained"]["a"]["kernel"] != layers["frozen"]["a"]["kernel"]).any()
-    plain = jax.eval_shape(lambda: csac(NET, SGD, stages=False).init(KEY, variables, 2))
-    assert "calibration" not in plain.shared
+    fed.assert_equal(jax.tree.map(np.array, third.memory.method), kept)
 
 
 @pytest.mark.parametrize("stages", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stages, x64):
-    method, images = csac(Mapped(), SGD, stages=stages, names="a"), normal(4, 3, 2, 1)
+    method, images = csac(Mapped(), fed.SGD, stages=stages, names="a"), normal(4, 3, 2, 1)
     starts = (Mapped().init(key, np.float32(images)) for key in jax.random.split(KEY))
-    mine, own = map(in_float64, starts)
-    variables = in_float64(global_variables(begun(method, KEY, mine, 1)))
+    mine, own = map(fed.in_float64, starts)
+    variables = fed.in_float64(fed.global_variables(fed.begun(method, KEY, mine, 1)))
     batch = {"image": images, "label": np.array([0, 2, 1, 0]), "valid": np.ones(4, bool)}
     memory = {"model": own, "trained": np.array(True)}
     objective = calibrated_objective(learning(Mapped())[0], 0.6)
@@ -195,47 +147,34 @@ def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stage
     np.testing.assert_allclose(value - loss, 0.6 * expected, rtol=1e-9)
 
 
-@pytest.mark.slow
-def test_csac_without_calibration_is_fedavg_with_its_weighing(x64):
-    off = csac(NET, SGD, calibration=0.0, **BY_SIZE)
-    ours, _ = run_rounds(off, variables_of(), batches_of(SIZES), rounds=2)
-    assert_close(ours.shared, plain_rounds(2).shared, rtol=1e-10, atol=1e-12)
-
-
 def test_fedadg_with_all_weight_on_cross_entropy_is_fedavg(x64):
-    method = fedadg(NET, SGD, share_of_loss=1.0, **SMALL)
-    ours, _ = run_rounds(method, variables_of(), batches_of(SIZES), rounds=2)
+    method = fedadg(NET, fed.SGD, share_of_loss=1.0, **SMALL)
+    ours, _ = fed.run_rounds(method, variables_of(), fed.batches_of(SIZES), rounds=2)
     names = ("params", "batch_stats")
     shared = {name: ours.shared[name] for name in names}
-    assert_close(shared, plain_rounds(2).shared, rtol=1e-10, atol=1e-12)
-    found = client_variables(ours)
+    fed.assert_close(shared, plain_rounds(2).shared, rtol=1e-10, atol=1e-12)
+    found = fed.client_variables(ours)
     assert (found["discriminator"]["out"][0] != found["discriminator"]["out"][1]).all()
     assert ours.shared["generator"]["out"].shape == (4, 8)
 
 
-@pytest.mark.slow
-def test_where_the_network_classifies_alone_nothing_else_moves(x64):
-    method = fedadg(NET, SGD, alone=1.0, **SMALL)
-    start = begun(method, KEY, variables_of(), 3)
-    before = jax.tree.map(jnp.copy, (start.shared["generator"], start.personal))
-    ours, _ = method.round(start, batches_of(SIZES), KEY)
-    assert_close(ours.shared["generator"], before[0], rtol=1e-14)
-    assert_equal(ours.personal, before[1])
-
-
-def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_pull(x64):
-    method = fedadg(NET, SGD, **SMALL)
-    made = jax.jit(lambda v: begun(method, KEY, v, 1))(variables_of())
-    variables = global_variables(made)
-    batch = {name: leaf[0, 0] for name, leaf in batches_of((4,)).items()}
-    f, y = normal(4, 8), np.asarray(batch["label"])
-    own = jax.tree.map(np.asarray, variables["discriminator"])
+def test_fedadgs_networks_and_objective_are_their_formulas(x64):
+    method = fedadg(NET, fed.SGD, **SMALL)
+    made = jax.jit(lambda v: fed.begun(method, KEY, v, 1))(variables_of())
+    variables = fed.global_variables(made)
+    batch = {name: leaf[0, 0] for name, leaf in fed.batches_of((4,)).items()}
+    y, plain = np.asarray(batch["label"]), {n: variables[n] for n in ("params", "batch_stats")}
+    out = forward(NET, plain, batch["image"], train=True, wanted=["features"])
+    f, own = np.asarray(out.features), jax.tree.map(np.asarray, variables["discriminator"])
     assert (own["projection"].shape, own["kernel"].shape) == ((8, 3), (3 + 3, 2))
     leaky = lambda x: np.where(x > 0, x, 0.01 * x)  # noqa: E731
     read = np.concatenate([f @ own["projection"], np.eye(3)[y]], 1)
     logits = leaky(read @ own["kernel"] + own["bias"]) @ own["out"] + own["out_bias"]
-    ours = judged_features(own, jnp.asarray(f), batch["label"])
-    np.testing.assert_allclose(ours, 1 / (1 + np.exp(-logits)), rtol=1e-10)
+    gap = np.square(1 - 1 / (1 + np.exp(-logits))).mean()
+    objective = pulled_to_discriminator(learning(NET)[0], 0.85)
+    value, (loss, _) = jax.jit(lambda w: objective(w, batch, Received((), ()), KEY))(variables)
+    entropy = optax.softmax_cross_entropy_with_integer_labels(out.outputs, y).mean()
+    np.testing.assert_allclose((value, loss), (0.85 * entropy + 0.15 * gap, entropy), rtol=1e-10)
 
     g, key = jax.tree.map(np.asarray, variables["generator"]), jax.random.key(5)
     noise = np.asarray(jax.random.uniform(key, (4, 8), float))
@@ -243,42 +182,17 @@ def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_p
     expected = np.maximum(hidden @ g["out"] + g["out_bias"], 0)
     np.testing.assert_allclose(generated_features(g, batch["label"], key), expected, rtol=1e-10)
 
-    sure = variables | {"discriminator": own | {"out_bias": np.asarray(60.0)}}
-    gradient = jax.jit(
-        lambda w, a: differentiate(pulled_to_discriminator(learning(NET)[0], a))(
-            w, batch, Received((), ()), KEY
-        )[0]
-    )
-    share = inspect.signature(fedadg).parameters["share_of_loss"].default
-    assert share == 0.85
-    pull, alone = gradient(sure, share), gradient(sure, 1.0)
-    assert_close(pull, jax.tree.map(lambda x: 0.85 * x, alone), rtol=1e-9, atol=1e-14)
-
-
-def test_a_share_of_no_step_is_refused():
-    with pytest.raises(ValueError, match=r"alone=1\.5"):
-        fedadg(NET, SGD, alone=1.5)
-
-
-@pytest.mark.slow
-def test_one_client_alone_is_fedavg(x64):
-    ours, theirs = (
-        run_rounds(method, variables_of(), batches_of((9,)), rounds=2)[0]
-        for method in (once(copa, NET, SGD, gates=False), once(fedavg, NET, SGD))
-    )
-    assert_close(global_variables(ours), global_variables(theirs), rtol=1e-10, atol=1e-12)
-
 
 @pytest.mark.slow
 def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alone(x64):
     """By hand: three classifiers as arrays, the others' constant."""
-    method, variables = once(copa, NET, SGD, gates=False), variables_of()
-    batches = batches_of((3, 3, 3))
-    state = begun(method, KEY, variables, 3)
+    method, variables = fed.once(copa, NET, fed.SGD, gates=False), variables_of()
+    batches = fed.batches_of((3, 3, 3))
+    state = fed.begun(method, KEY, variables, 3)
     random = np.random.default_rng(0)
     heads = {
-        "kernel": random.normal(size=(3, 8, CLASSES)),
-        "bias": random.normal(size=(3, CLASSES)),
+        "kernel": random.normal(size=(3, 8, fed.CLASSES)),
+        "bias": random.normal(size=(3, fed.CLASSES)),
     }
     state = state._replace(server=state.server._replace(sent=jax.tree.map(jnp.asarray, heads)))
     after, _ = method.round(state, batches, KEY)
@@ -299,19 +213,19 @@ def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alo
         gradient = gradient_of(variables["params"], x, y, others)
         total = jax.tree.map(lambda t, g: t + g / 3, total, gradient)
         own = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"]["c"], gradient["c"])
-        found = client_variables(after)["params"]["c"]
-        assert_close(jax.tree.map(lambda x, k=k: x[k], found), own, rtol=1e-9, atol=1e-12)
+        found = fed.client_variables(after)["params"]["c"]
+        fed.assert_close(jax.tree.map(lambda x, k=k: x[k], found), own, rtol=1e-9, atol=1e-12)
     expected = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"], total)
-    assert_close(global_variables(after)["params"], expected, rtol=1e-9, atol=1e-12)
+    fed.assert_close(fed.global_variables(after)["params"], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_server_keeps_every_clients_last_classifier(x64):
-    method, batches = copa(NET, SGD), batches_of(SIZES)
-    state = begun(method, KEY, variables_of(), 3)
+    method, batches = copa(NET, fed.SGD), fed.batches_of(SIZES)
+    state = fed.begun(method, KEY, variables_of(), 3)
     for present in (jnp.ones(3, bool), jnp.asarray([True, False, True])):
         state, _ = method.round(state, batches | {"participates": present}, KEY)
-        own = client_variables(state)["params"]["c"]
-        assert_close(state.server.sent, own, rtol=1e-12)
+        own = fed.client_variables(state)["params"]["c"]
+        fed.assert_close(state.server.sent, own, rtol=1e-12)
     assert (own["kernel"][0] != own["kernel"][1]).any()
-    gate = client_variables(state)["params"]["a"]["gate"]
+    gate = fed.client_variables(state)["params"]["a"]["gate"]
     assert ((gate >= 0) & (gate <= 1)).all()

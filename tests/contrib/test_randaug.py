@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-import runs
-from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.data.pixels.randaug import OPERATIONS, randaug
-from fedjax_bn.run.experiment import build as experiment
 
 KEY = jax.random.key(0)
 STRENGTHS = (0.3, -0.3, 1.0, -0.85)
@@ -77,15 +74,6 @@ def test_strength_0_changes_nothing(name):
     np.testing.assert_array_equal(changed_by_all(image, 0.0)[name], image)
 
 
-def test_equalizing_levels_that_are_equally_frequent_changes_nothing():
-    levels = np.repeat(np.arange(256, dtype=np.uint8), 4).reshape(32, 32)
-    image = jnp.asarray(np.stack(3 * [levels], -1))
-    np.testing.assert_array_equal(OPERATIONS["equalize"](image, jnp.zeros(())), image)
-    flat = jnp.full((8, 8, 3), 77, jnp.uint8)
-    for name in ("equalize", "autocontrast"):
-        np.testing.assert_array_equal(OPERATIONS[name](flat, jnp.ones(())), flat)
-
-
 def test_every_image_of_a_batch_has_operations_of_its_own():
     images = jnp.asarray(np.stack(64 * [image_of()]))
     augment = jax.jit(randaug(ops=1, magnitude=30))
@@ -95,19 +83,3 @@ def test_every_image_of_a_batch_has_operations_of_its_own():
     # 14 operations, of which 10 have a sign that shows.
     assert 14 < len(kinds) <= 24
     np.testing.assert_array_equal(augment(KEY, images), changed)
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="magnitude=31"):
-        randaug(magnitude=31)
-    with pytest.raises(ValueError, match="randaug"):
-        randaug()(KEY, jnp.zeros((2, 8, 8, 3)))
-
-
-def test_a_configuration_spells_it(monkeypatch):
-    runs.install(monkeypatch)
-    with pytest.raises(ConfigError, match="magnitude=40"):
-        experiment.build(runs.config(data__augment="randaug:magnitude=40"))
-    with pytest.raises(ConfigError, match="'randag'"):
-        experiment.build(runs.config(data__augment="randag"))
-    experiment.build(runs.config(data__augment="randaug:ops=1"))

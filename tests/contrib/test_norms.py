@@ -1,27 +1,17 @@
 """Networks with group norm or none: beside PyTorch, and FedWon's clipping by NumPy."""
 
-import functools
-
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from federations import (
-    CLASSES,
-    PlainNet,
-    assert_close,
-    batches_of,
-    global_variables,
-    in_float64,
-    run_rounds,
-    variables_of,
-)
+import federations as fed
 from fedjax_bn import models
 from fedjax_bn.contrib import fedwon
 from fedjax_bn.methods import fedavg
-from fedjax_bn.models.layers import _GroupNorm, _standardized, _standardized_convolve, norm_of
+from fedjax_bn.models.layers import Network, norm_of
 
 KEY = jax.random.key(0)
 NETS = {
@@ -65,7 +55,7 @@ def test_group_norm_is_pytorchs(x64, channels):
     random = np.random.default_rng(channels)
     x, scale, bias = (random.normal(size=s) for s in ((2, 3, 5, channels), channels, channels))
     variables = {"params": {"group": {"scale": scale, "bias": bias}}}
-    ours = jax.jit(_GroupNorm(param_dtype=float).apply)(variables, jnp.asarray(x))
+    ours = jax.jit(norm_of("group", float)().apply)(variables, jnp.asarray(x))
     groups = {6: 1, 64: 16}[channels]
     theirs = torch.nn.functional.group_norm(
         torch.tensor(x).permute(0, 3, 1, 2), groups, *map(torch.tensor, (scale, bias))
@@ -73,21 +63,21 @@ def test_group_norm_is_pytorchs(x64, channels):
     np.testing.assert_allclose(ours, theirs.permute(0, 2, 3, 1), rtol=1e-9, atol=1e-10)
 
 
-def test_standardized_kernels_have_mean_0_and_squares_that_sum_to_the_gain(x64):
-    kernel = jnp.asarray(np.random.default_rng(0).normal(1.0, 3.0, (3, 3, 4, 5)))
-    ours = _standardized(kernel)
-    np.testing.assert_allclose(ours.mean((0, 1, 2)), 0, atol=1e-14)
-    np.testing.assert_allclose(jnp.square(ours).sum((0, 1, 2)), 2.9338, rtol=1e-4)
-    np.testing.assert_allclose(_standardized(kernel + 7.0), ours, rtol=1e-10)
-    np.testing.assert_array_equal(_standardized(jnp.ones((3, 3, 4, 5))), 0)
+class Convolution(Network):
+    """A convolution whose kernel is standardized."""
+
+    norm: str = "none"
+
+    @nn.compact
+    def __call__(self, x):
+        return self.convolve(x, 4, 3, padding=1, name="conv")
 
 
 def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):
     torch = pytest.importorskip("torch")
     x, kernel = (np.random.default_rng(1).normal(size=s) for s in ((2, 6, 5, 3), (3, 3, 3, 4)))
-    axes = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-    convolve = functools.partial(_standardized_convolve, dimension_numbers=axes)
-    ours = jax.jit(convolve, static_argnums=(2, 3))(x, kernel, (1, 1), "SAME")
+    variables = {"params": {"conv": {"kernel": jnp.asarray(kernel)}}}
+    ours = jax.jit(Convolution(param_dtype=float).apply)(variables, jnp.asarray(x))
     weights = torch.tensor(kernel).permute(3, 2, 0, 1)
     var, mean = torch.var_mean(weights, dim=(1, 2, 3), keepdim=True, correction=0)
     gain = np.sqrt(2 / (1 - 1 / np.pi))
@@ -96,37 +86,34 @@ def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):
     np.testing.assert_allclose(ours, theirs.permute(0, 2, 3, 1), rtol=1e-9, atol=1e-11)
 
 
-def test_an_unknown_norm_is_a_sentence():
-    with pytest.raises(ValueError, match="norm='layer'"):
-        norm_of("layer")
-
-
 @pytest.mark.parametrize("clip", [0.01, 100.0])
 def test_fedwons_step_is_clipped_unit_by_unit(x64, clip):
     """A unit is an output's column of the kernel, and the whole bias."""
-    variables = in_float64(variables_of(PlainNet()))
-    batches = batches_of((4,))
-    state, _ = run_rounds(fedwon(PlainNet(), optax.sgd(0.5), clip=clip), variables, batches)
+    variables = fed.in_float64(fed.variables_of(fed.PlainNet()))
+    batches = fed.batches_of((4,))
+    state, _ = fed.run_rounds(fedwon(fed.PlainNet(), optax.sgd(0.5), clip=clip), variables, batches)
     w = variables["params"]["dense"]
     x, y = (np.asarray(batches[name][0, 0]) for name in ("image", "label"))
     z = x @ w["kernel"] + w["bias"]
-    residual = (np.exp(z) / np.exp(z).sum(1, keepdims=True) - np.eye(CLASSES)[y]) / 4
+    residual = (np.exp(z) / np.exp(z).sum(1, keepdims=True) - np.eye(fed.CLASSES)[y]) / 4
     gradient = {"kernel": x.T @ residual, "bias": residual.sum(0)}
     expected = {}
     for name, g in gradient.items():
         size = lambda v: np.sqrt(np.square(v).sum(0, keepdims=True))  # noqa: E731
         factor = np.minimum(1, clip * np.maximum(size(w[name]), 1e-3) / size(g))
         expected[name] = w[name] - 0.5 * factor * g
-    assert_close(global_variables(state)["params"]["dense"], expected, rtol=1e-9)
+    fed.assert_close(fed.global_variables(state)["params"]["dense"], expected, rtol=1e-9)
 
 
 def test_fedwon_refuses_a_batch_norm_and_without_clipping_is_fedavg():
-    net = models.MLP(CLASSES, hidden=(8,))
+    net = models.MLP(fed.CLASSES, hidden=(8,))
     with pytest.raises(ValueError, match="fedwon"):
-        fedwon(net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
-    plain = models.MLP(CLASSES, hidden=(8,), norm="none")
+        fedwon(net, optax.sgd(0.1)).init(KEY, fed.variables_of(net), 2)
+    plain = models.MLP(fed.CLASSES, hidden=(8,), norm="none")
     ours, theirs = (
-        run_rounds(make(plain, optax.sgd(0.1)), variables_of(plain), batches_of((5, 4)))[0]
+        fed.run_rounds(
+            make(plain, optax.sgd(0.1)), fed.variables_of(plain), fed.batches_of((5, 4))
+        )[0]
         for make in (fedwon, fedavg)
     )
-    assert_close(ours, theirs, rtol=0, atol=0)
+    fed.assert_close(ours, theirs, rtol=0, atol=0)

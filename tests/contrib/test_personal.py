@@ -7,25 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from federations import (
-    CLASSES,
-    SGD,
-    PlainNet,
-    assert_close,
-    batches_of,
-    client,
-    client_variables,
-    global_variables,
-    in_float64,
-    run_rounds,
-    variables_of,
-)
-from fedjax_bn.aggregation import generalization_adjustment
+import federations as fed
 from fedjax_bn.contrib import apfl, ditto, fedala, fedrep, gperxan
-from fedjax_bn.methods import fedavg, singleset
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.methods.selection import validation_loss
-from fedjax_bn.models.classifier import all_but_head, only_head
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.serving import predictor
@@ -39,7 +23,7 @@ class HeadNet(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(CLASSES, name="head")(jnp.tanh(nn.Dense(5, name="body")(x)))
+        return nn.Dense(fed.CLASSES, name="head")(jnp.tanh(nn.Dense(5, name="body")(x)))
 
 
 class Maps(nn.Module):
@@ -48,7 +32,7 @@ class Maps(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = jnp.tanh(BatchNorm(name="norm")(x.reshape(len(x), 3, 2)))
-        return nn.Dense(CLASSES, name="head")(x.mean(1))
+        return nn.Dense(fed.CLASSES, name="head")(x.mean(1))
 
 
 def logits_of(w, x):
@@ -61,7 +45,7 @@ class Reference:
 
     def __init__(self):
         self.torch = pytest.importorskip("torch")
-        self.start = self.tree(in_float64(variables_of(HeadNet()))["params"])
+        self.start = self.tree(fed.in_float64(fed.variables_of(HeadNet()))["params"])
         self.names = list(self.start)
 
     def tree(self, params):
@@ -69,7 +53,7 @@ class Reference:
         return {path_names(p): self.torch.tensor(np.asarray(leaf)) for p, leaf in leaves}
 
     def batches(self, k):
-        batches = batches_of(SIZES)
+        batches = fed.batches_of(SIZES)
         for s in range(2):
             valid = np.asarray(batches["valid"][k, s])
             if valid.any():
@@ -95,7 +79,9 @@ def reference(x64):
 
 
 def ours_after(method, rounds=2):
-    state, _ = run_rounds(method, in_float64(variables_of(HeadNet())), batches_of(SIZES), rounds)
+    state, _ = fed.run_rounds(
+        method, fed.in_float64(fed.variables_of(HeadNet())), fed.batches_of(SIZES), rounds
+    )
     return state
 
 
@@ -122,7 +108,7 @@ def test_ditto_is_two_rounds_of_the_papers_steps(reference):
     state = ours_after(ditto(HeadNet(), optax.sgd(RATE), weight=weight))
     same(r, state.shared["params"], w)
     for k in range(2):
-        same(r, client(state.personal[OWN]["model"], k)["params"], own[k])
+        same(r, fed.client(state.personal[OWN]["model"], k)["params"], own[k])
 
 
 def test_apfl_is_two_rounds_of_the_papers_steps(reference):
@@ -150,7 +136,7 @@ def test_apfl_is_two_rounds_of_the_papers_steps(reference):
     same(r, state.shared["params"], w)
     np.testing.assert_allclose(state.personal[OWN]["alpha"], alphas, rtol=1e-9)
     for k in range(2):
-        same(r, client(state.personal[OWN]["model"], k)["params"], mixed[k])
+        same(r, fed.client(state.personal[OWN]["model"], k)["params"], mixed[k])
 
 
 @pytest.mark.parametrize("names", ["", pytest.param("body,head", marks=pytest.mark.slow)])
@@ -184,7 +170,7 @@ def test_fedala_weighs_the_last_layers_as_the_paper_does(reference, names):
     state = ours_after(fedala(HeadNet(), optax.sgd(RATE), rate=rate, names=names), rounds=3)
     same(r, state.shared["params"], w)
     for k in range(2):
-        same(r, client(state.personal[OWN]["model"], k)["params"], own[k])
+        same(r, fed.client(state.personal[OWN]["model"], k)["params"], own[k])
 
 
 @pytest.mark.parametrize("head_epochs", [pytest.param(0, marks=pytest.mark.slow), 2])
@@ -205,13 +191,13 @@ def test_fedrep_trains_heads_first_and_then_the_body(reference, head_epochs):
     state = ours_after(fedrep(HeadNet(), optax.sgd(RATE), head_epochs=head_epochs))
     same(r, state.shared["params"], {n: w[n] for n in body})
     for k in range(2):
-        same(r, client(state.personal["params"], k), {n: own[k][n] for n in head})
+        same(r, fed.client(state.personal["params"], k), {n: own[k][n] for n in head})
 
 
 def test_gperxan_is_two_rounds_of_its_formulas(x64):
     torch = pytest.importorskip("torch")
-    variables = in_float64(variables_of(Maps()))
-    state, _ = run_rounds(gperxan(Maps(), optax.sgd(RATE)), variables, batches_of(SIZES), 2)
+    variables = fed.in_float64(fed.variables_of(Maps()))
+    state, _ = fed.run_rounds(gperxan(Maps(), optax.sgd(RATE)), variables, fed.batches_of(SIZES), 2)
     as_tensors = lambda tree: jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf)), tree)  # noqa: E731
     head, norm = (as_tensors(variables["params"][name]) for name in ("head", "norm"))
     one, zero = torch.ones(2, dtype=float), torch.zeros(2, dtype=float)
@@ -252,7 +238,7 @@ def test_gperxan_is_two_rounds_of_its_formulas(x64):
         np.testing.assert_allclose(kept["scale"][k], own[k][0].detach(), rtol=1e-8)
         np.testing.assert_allclose(kept["bias"][k], own[k][1].detach(), rtol=1e-8)
     # A prediction normalizes by the client's running statistics and by the image's own.
-    mine = client(client_variables(state), 1)
+    mine = fed.client(fed.client_variables(state), 1)
     x = np.random.default_rng(0).normal(size=(4, 3, 2))
     mean, var = (mine["batch_stats"]["norm"][name] for name in ("mean", "var"))
     kernel, bias, scale, shift, scores = (leaf.detach().numpy() for leaf in shared)
@@ -265,92 +251,45 @@ def test_gperxan_is_two_rounds_of_its_formulas(x64):
     np.testing.assert_allclose(found, z @ kernel + bias, rtol=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "alone"),
-    [
-        (ditto, {"weight": 0.0}, True),
-        pytest.param(apfl, {"alpha": 1.0, "alpha_rate": 0.0}, True, marks=pytest.mark.slow),
-        pytest.param(apfl, {"alpha": 0.0, "alpha_rate": 0.0}, False, marks=pytest.mark.slow),
-        pytest.param(fedala, {"rate": 0.0}, False, marks=pytest.mark.slow),
-    ],
-)
-def test_without_its_part_a_method_is_fedavg_and_the_own_model_singlesets(
-    x64, method, options, alone
-):
-    variables, batches = in_float64(variables_of(HeadNet())), batches_of(SIZES)
-    state, _ = run_rounds(method(HeadNet(), SGD, **options), variables, batches, 2)
-    plain, _ = run_rounds(fedavg(HeadNet(), SGD), variables, batches, 2)
-    assert_close(state.shared["params"], plain.shared["params"], 1e-12, 1e-14)
-    if alone:
-        single, _ = run_rounds(singleset(HeadNet(), SGD), variables, batches, 2)
-        own = state.personal[OWN]["model"]["params"]
-        assert_close(own, single.personal["params"], 1e-12, 1e-14)
-
-
 def test_a_client_predicts_with_its_own_model_and_an_unseen_one_with_the_shared(x64):
-    state = ours_after(ditto(HeadNet(), SGD))
-    images = batches_of(SIZES)["image"][0, 0]
+    state = ours_after(ditto(HeadNet(), fed.SGD))
+    images = fed.batches_of(SIZES)["image"][0, 0]
     predict = lambda variables: forward(HeadNet(), variables, images).outputs  # noqa: E731
-    models = client_variables(state)
+    models = fed.client_variables(state)
     for k in range(2):
-        mine = client(models, k)
-        assert_close(predict(mine), predict(mine[OWN]["model"]), 0, 0)
+        mine = fed.client(models, k)
+        fed.assert_close(predict(mine), predict(mine[OWN]["model"]), 0, 0)
         assert np.abs(predict(mine) - predict({"params": mine["params"]})).max() > 1e-3
-    unseen = global_variables(state)
-    assert_close(predict(unseen), predict({"params": state.shared["params"]}), 0, 0)
+    unseen = fed.global_variables(state)
+    fed.assert_close(predict(unseen), predict({"params": state.shared["params"]}), 0, 0)
 
 
 def test_personalization_adapts_the_own_model_and_then_predicts_with_it(x64):
-    state, batches = ours_after(ditto(HeadNet(), SGD)), batches_of(SIZES)
-    mine = client(client_variables(state), 0)
+    state, batches = ours_after(ditto(HeadNet(), fed.SGD)), fed.batches_of(SIZES)
+    mine = fed.client(fed.client_variables(state), 0)
     data = batches["image"][0, 0], batches["label"][0, 0]
     ours = personalize(HeadNet(), mine, *data, inner_rate=0.5)
     theirs = personalize(HeadNet(), mine[OWN]["model"], *data, inner_rate=0.5)
     assert jax.tree.structure(ours) == jax.tree.structure(mine)
-    assert_close(*(forward(HeadNet(), v, data[0]).outputs for v in (ours, theirs)), 0, 0)
+    fed.assert_close(*(forward(HeadNet(), v, data[0]).outputs for v in (ours, theirs)), 0, 0)
 
 
 @pytest.mark.parametrize("adapt", ["tsmobn", pytest.param("tent:rate=0.5", marks=pytest.mark.slow)])
 def test_an_adaptation_of_a_client_with_an_own_model_moves_that_model(adapt):
-    method = ditto(Maps(), SGD, prepare=lambda x, dtype: x)
-    state, _ = run_rounds(method, variables_of(Maps()), batches_of(SIZES), 2)
-    mine, images = client(client_variables(state), 0), np.asarray(batches_of(SIZES)["image"][0])
+    method = ditto(Maps(), fed.SGD, prepare=lambda x, dtype: x)
+    state, _ = fed.run_rounds(method, fed.variables_of(Maps()), fed.batches_of(SIZES), 2)
+    mine, images = (
+        fed.client(fed.client_variables(state), 0),
+        np.asarray(fed.batches_of(SIZES)["image"][0]),
+    )
     images = images.reshape(-1, 6)
     found = predictor(method, mine, adapt, batch_size=4)(images)
-    assert_close(found, predictor(method, mine[OWN]["model"], adapt, batch_size=4)(images), 0, 0)
-
-
-def test_weights_follow_the_shared_model_and_not_the_own():
-    measure, batches = validation_loss(HeadNet(), lambda x, dtype: x), batches_of((8, 8))
-    first = {name: batches[name][:, :1] for name in ("image", "label", "valid")}
-    found = []
-    for make in (ditto, fedavg):
-        weigh = generalization_adjustment(measure)
-        method = make(HeadNet(), optax.sgd(0.5), weigh=weigh)
-        state, _ = run_rounds(method, variables_of(HeadNet()), batches | {"validation": first}, 3)
-        found.append(state)
-    assert_close(found[0].shared["params"], found[1].shared["params"], 1e-6, 1e-7)
-    np.testing.assert_allclose(found[0].weights, found[1].weights, rtol=1e-6)
-
-
-def test_heads_stay_or_travel_by_name():
-    variables = variables_of(HeadNet())
-    head, rest = ({"bias": b, "kernel": b} for b in (False, True))
-    assert all_but_head(HeadNet())(variables) == {"params": {"head": head, "body": rest}}
-    assert only_head(HeadNet())(variables) == {"params": {"head": rest, "body": head}}
-
-
-def test_fedala_names_the_modules_that_it_knows():
-    with pytest.raises(ValueError, match="'tail'"):
-        run_rounds(fedala(HeadNet(), SGD, names="tail"), variables_of(HeadNet()), batches_of(SIZES))
+    fed.assert_close(
+        found, predictor(method, mine[OWN]["model"], adapt, batch_size=4)(images), 0, 0
+    )
 
 
 def test_fedala_weighs_no_frozen_module():
-    method = fedala(HeadNet(), SGD, frozen=at("head"))
+    method = fedala(HeadNet(), fed.SGD, frozen=at("head"))
     with pytest.raises(ValueError, match=r"fedala\.names"):
-        run_rounds(method, variables_of(HeadNet()), batches_of(SIZES))
-
-
-def test_gperxan_needs_batch_norm():
-    with pytest.raises(ValueError, match="gperxan"):
-        run_rounds(gperxan(PlainNet(), SGD), variables_of(PlainNet()), batches_of(SIZES))
+        fed.run_rounds(method, fed.variables_of(HeadNet()), fed.batches_of(SIZES))

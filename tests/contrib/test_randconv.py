@@ -5,20 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from federations import (
-    ON_MAPS,
-    SGD,
-    MapNet,
-    assert_equal,
-    batches_of,
-    once,
-    run_rounds,
-    variables_of,
-)
-from fedjax_bn.contrib import randconv as method_of
 from fedjax_bn.contrib.randconv import disagreement
 from fedjax_bn.engine.perturb import randconv, random_kernel
-from fedjax_bn.methods import fedavg
 
 KEY, VALID = jax.random.key(0), jnp.ones(4, bool)
 
@@ -59,22 +47,6 @@ def test_over_kernels_an_output_has_the_mean_square_of_its_patch(side):
     np.testing.assert_allclose(outputs.mean(), 0, atol=5 * np.sqrt(square / 12000))
 
 
-def test_all_sides_come_and_images_stay_with_their_probability():
-    x = images_of().astype(jnp.float32)
-    change = jax.jit(randconv(mix=False, identity=0.5, largest=1))
-    changed = [np.asarray(change(jax.random.key(seed), x, VALID)) for seed in range(60)]
-    same = [np.array_equal(one, x) for one in changed]
-    assert 15 < sum(same) < 45
-    # How far one bright pixel spreads shows the side of the kernel.
-    dot = jnp.zeros((1, 15, 15, 1), jnp.float32).at[0, 7, 7].set(1)
-    spread = jax.jit(randconv(mix=False))
-    sides = {
-        int((np.asarray(spread(jax.random.key(seed), dot, VALID[:1])) != 0).any((0, 2, 3)).sum())
-        for seed in range(40)
-    }
-    assert sides == {1, 3, 5, 7}
-
-
 def test_the_consistency_is_pytorchs_divergence_from_the_mean(x64):
     torch = pytest.importorskip("torch")
     logits = np.random.default_rng(0).normal(size=(3, 5, 4))
@@ -83,26 +55,3 @@ def test_the_consistency_is_pytorchs_divergence_from_the_mean(x64):
     kl = [torch.nn.functional.kl_div(mean, one, reduction="batchmean") for one in p]
     ours = disagreement(jnp.asarray(logits)).mean()
     np.testing.assert_allclose(ours, torch.stack(kl).mean(), rtol=1e-10)
-
-
-@pytest.mark.parametrize("consistency", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
-def test_images_that_always_stay_are_fedavg(consistency):
-    """Without dropout the three passes agree, and the consistency adds nothing but rounding."""
-    options = ON_MAPS["randconv"] | {"identity": 1.0, "consistency": consistency, "largest": 3}
-    variables, batches = variables_of(MapNet()), batches_of((9, 4, 6))
-    ours, plain = (
-        run_rounds(method, variables, batches, rounds=2)[0]
-        for method in (
-            method_of(MapNet(), SGD, **options),
-            once(fedavg, MapNet(), SGD),
-        )
-    )
-    if consistency:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), ours, plain)
-    else:
-        assert_equal(ours, plain)
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="largest=4"):
-        randconv(largest=4)

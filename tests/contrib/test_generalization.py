@@ -1,0 +1,89 @@
+"""FedDG-GA's weights: closed forms, a federation by hand, and beside any method's message."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import federations as fed
+import runs
+from federations import once
+from fedjax_bn.aggregation import generalization_adjustment
+from fedjax_bn.arguments.errors import ConfigError
+from fedjax_bn.engine.weighing import adjust_weights
+from fedjax_bn.methods import fedavg
+from fedjax_bn.methods.selection import validation_loss
+from fedjax_bn.run.experiment import start
+from fedjax_bn.state import Received
+
+SIZES, KEY = (9, 4, 6), jax.random.key(1)
+SGD = optax.sgd(0.1)
+
+
+def first_bias(variables, received):
+    """A metric that needs no data."""
+    del received
+    return variables["params"]["dense"]["bias"][0]
+
+
+def test_weights_stay_a_distribution_and_who_is_absent_keeps_its_own():
+    random = np.random.default_rng(0)
+    weights, once = np.full(5, 0.2, np.float32), jax.jit(adjust_weights)
+    for _ in range(50):
+        present = random.random(5) < 0.7
+        gaps = np.where(present, random.normal(size=5), 0).astype(np.float32)
+        new = np.asarray(once(weights, gaps, 0.9, present))
+        np.testing.assert_array_equal(new[~present], weights[~present])
+        assert (new >= 0).all()
+        np.testing.assert_allclose(new.sum(), 1, rtol=1e-5)
+        weights = new
+    assert weights.max() > 0.3
+
+
+def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
+    """A client's gap is taken of the model aggregated in the round before."""
+    variables = fed.in_float64(fed.variables_of(fed.PlainNet()))
+    rule = generalization_adjustment(first_bias, step=0.2, rounds=4)
+    method, plain = fedavg(fed.PlainNet(), SGD, weigh=rule), once(fedavg, fed.PlainNet(), SGD)
+    state, a, trained = fed.begun(method, KEY, variables, 3), np.full(3, 1 / 3), None
+    for r in range(3):
+        server = first_bias(fed.global_variables(state), None)
+        if trained is not None:  # after round r - 1, in the paper's count
+            gaps = np.asarray(server - trained)
+            a = a + (0.2 - (r - 2) * 0.2 / 4) * gaps / np.abs(gaps).max() / 3
+            a = np.clip(a, 0, 1) / np.clip(a, 0, 1).sum()
+        alone = [
+            fed.run_rounds(
+                plain,
+                fed.global_variables(state),
+                jax.tree.map(lambda x, k=k: x[k : k + 1], fed.batches_of(SIZES)),
+            )[0]
+            for k in range(3)
+        ]
+        trained = np.array([first_bias(fed.global_variables(one), None) for one in alone])
+        state, metrics = method.round(state, fed.batches_of(SIZES), KEY)
+        np.testing.assert_allclose(metrics["weights"], a, rtol=1e-9)
+        np.testing.assert_allclose(first_bias(fed.global_variables(state), None), a @ trained)
+    assert np.ptp(a) > 0.05
+
+
+def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):
+    variables = fed.in_float64(fed.variables_of(fed.PlainNet()))
+    one = jax.tree.map(lambda x: x[0], fed.batches_of((10,)))
+    loss = validation_loss(fed.PlainNet(), lambda images, dtype: images.astype(dtype))
+    ours = loss(variables, Received((), (), validation=one))
+    dense, valid = variables["params"]["dense"], np.asarray(one["valid"]).ravel()
+    x = np.asarray(one["image"]).reshape(-1, 6)[valid]
+    z = x @ dense["kernel"] + dense["bias"]
+    logs = z - np.log(np.exp(z).sum(1, keepdims=True))
+    label = np.asarray(one["label"]).ravel()[valid]
+    np.testing.assert_allclose(ours, -logs[np.arange(10), label].mean(), rtol=1e-12)
+
+
+def test_a_configuration_spells_it_for_any_method_and_needs_validation_samples(monkeypatch):
+    runs.install(monkeypatch)
+    text = "generalization_adjustment:metric=accuracy:step=0.1"
+    start.prepare(runs.config(method="fedbn", weigh=text))  # traces a round
+    runs.install(monkeypatch, runs.dataset(validation=False))
+    with pytest.raises(ConfigError, match=r"config\.weigh='generalization_.* needs validation"):
+        start.prepare(runs.config(method="fedbn", weigh=text))
