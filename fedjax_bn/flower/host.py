@@ -1,7 +1,7 @@
 """Builds the server's side without a network: its state and its step."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.weighing import in_dtypes_of, weighted
 from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
-from fedjax_bn.flower.accept import Accepted
+from fedjax_bn.flower.members import Accepted
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed, sent_personal
@@ -31,7 +31,6 @@ from fedjax_bn.training.start import Keys, batches_of_one, make_start, partition
 PyTree = Any
 _Add = Callable[[Any, Accepted], Any]
 _Finish = Callable[["Kept", Any, np.ndarray], tuple["Kept", jax.Array, jax.Array]]
-_Served = tuple[FederatedState, jax.Array]
 _ALIGNED = 64  # bytes; XLA on CPU uses arrays without a copy if their address is a multiple of it
 
 
@@ -99,25 +98,21 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
       ConfigError: the configuration is wrong, or does not suit the number of clients.
     """
     epochs, count = local_epochs(config), run.clients
-    if len(epochs) > 1 and len(epochs) != count:
+    if len(epochs) not in (1, count) or config.clients_per_round > count:
         raise ConfigError(
-            f"config.client_epochs has {len(epochs)} numbers for the {count} clients of the "
-            "run config: give one for each"
-        )
-    if config.clients_per_round > count:
-        raise ConfigError(
-            f"config.clients_per_round={config.clients_per_round} is more than the {count} "
-            "clients of the run config: use 0 for all of them"
+            f"the run config has {count} clients, config.client_epochs {len(epochs)} numbers and "
+            f"config.clients_per_round={config.clients_per_round}: give a number of epochs for "
+            "each client, and at most as many clients a round"
         )
     alone = deployed(config)
     alone.target = ""  # the server has no domains that it could leave out
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
     trace = read_trace(config.participation.trace, count)
-    who = choose_participation(config, count)._replace(trace=trace)
+    participation = choose_participation(config, count)._replace(trace=trace)
 
     def make(config: ConfigDict) -> Experiment:
         # `prepare` traces the server's step with as many uploads as a round has.
-        drawn = who._replace(on_host=False)
+        drawn = participation._replace(on_host=False)
         return assemble(config, internal, ())._replace(participation=drawn)
 
     experiment, keys, make_alone = prepare(alone, make, clients=count)
@@ -140,24 +135,35 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     personal = sent_personal(personal_part.personal) if run.serve_unseen else ()
     method = experiment.method
     _, upload = jax.eval_shape(method.client, broadcast_of(like), personal_part, batches, key)
-    sent = traffic(method, like, batches)
+    bytes_sent = traffic(method, like, batches)
     notes = (
         *experiment.notes,
         partition_table(experiment, jax.eval_shape(rows)),
-        "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
+        "a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent),
     )
     if method.adding:
-        add, step = _by_sums(method.adding, count, upload, personal)
+        add, step = by_sums(method.adding, count, upload, personal)
     else:
-        add, step = _by_stack(method.checked_server, upload, personal)
-    served = make_start(experiment, keys, rows=1, clients=1)
-    fields = config, run, keys, served, start, order, form, upload, personal, notes, who
-    return Host(*fields, experiment.task, add, step)
+        add, step = by_stack(method.checked_server, upload, personal)
+    return Host(
+        config=config,
+        run=run,
+        keys=keys,
+        alone=make_start(experiment, keys, rows=1, clients=1),
+        start=start,
+        order=order,
+        form=form,
+        upload=upload,
+        personal=personal,
+        notes=notes,
+        participation=participation,
+        task=experiment.task,
+        add=add,
+        step=step,
+    )
 
 
-def _by_sums(
-    adding: Adding, clients: int, upload: Upload, personal: PyTree
-) -> tuple[_Add, _Finish]:
+def by_sums(adding: Adding, clients: int, upload: Upload, personal: PyTree) -> tuple[_Add, _Finish]:
     """Returns `add` and `step`, see `Host`, which hold sums and one upload at a time."""
 
     @partial(jax.jit, donate_argnums=0)
@@ -169,7 +175,8 @@ def _by_sums(
 
     @jax.jit
     def end(server: Kept, total: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
-        (running, parts), taken = total, jnp.where(total[0].counts, server.round + 1, server.taken)
+        running, parts = total
+        taken = jnp.where(running.counts, server.round + 1, server.taken)
         state, weights, finite = _weighed(server.state, lambda state: adding.end(state, running))
         mean = jax.tree.map(lambda x: x / running.sums.weight.astype(x.dtype), parts)
         served = _served(server, in_dtypes_of(mean, personal), weights.any())
@@ -188,8 +195,42 @@ def _by_sums(
     return add, lambda server, total, rows: end(server, total or begin())
 
 
+def by_stack(serve: Callable, form: Upload, personal: PyTree) -> tuple[_Add, _Finish]:
+    """Returns `add` and `step`, see `Host`, for the method's server step on all uploads at once."""
+
+    @jax.jit
+    def end(server: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
+        client = uploads.client
+        state, weights, finite = _weighed(server.state, lambda state: serve(state, uploads))
+        # Clients of weight 0 are not in the mean, as in the simulation's `global_variables`.
+        counts = uploads.participates & (weights[client] > 0)
+        mean = server.served and weighted_mean(parts, jnp.where(counts, weights[client], 0))
+        taken = jnp.where(uploads.participates, state.round, server.taken[client])
+        taken = server.taken.at[client].set(taken)
+        return Kept(state, _served(server, mean, counts.any()), taken), weights, finite
+
+    # The upload of a client that sits out: broadcast zeros, which take no memory and do not count.
+    zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
+    absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
+
+    def add(total: dict[int, Accepted] | None, accepted: Accepted) -> dict[int, Accepted]:
+        return (total or {}) | {int(accepted.upload.client): accepted}
+
+    def step(
+        server: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
+    ) -> tuple[Kept, jax.Array, jax.Array]:
+        parts, population = [], np.int32(len(server.taken))
+        for k in rows:
+            blank = absent._replace(client=np.int32(k), population=population)
+            accepted = (total or {}).get(k, Accepted(blank, nothing, 0.0))
+            parts.append((accepted.upload, accepted.personal))
+        return end(server, *jax.tree.map(_stacked, *parts))
+
+    return add, step
+
+
 def _weighed(
-    state: FederatedState, serve: Callable[[FederatedState], _Served]
+    state: FederatedState, serve: Callable[[FederatedState], tuple[FederatedState, jax.Array]]
 ) -> tuple[FederatedState, jax.Array, jax.Array]:
     """Returns what `serve` returns, and between them the weights of this round alone."""
     # If no client counts, a server keeps the weights that it is given.
@@ -203,70 +244,13 @@ def _served(server: Kept, mean: PyTree, counts: jax.Array) -> PyTree:
     """Returns the mean that unseen clients receive, or the last one if no client counts."""
     if not jax.tree.leaves(server.served):
         return server.served
-    return jax.tree.map(
-        lambda average, served: jnp.where(counts, average, served), mean, server.served
-    )
+    return jax.tree.map(lambda new, served: jnp.where(counts, new, served), mean, server.served)
 
 
-def _by_stack(
-    serve: Callable[[FederatedState, Upload], _Served], form: Upload, personal: PyTree
-) -> tuple[_Add, _Finish]:
-    """Returns `add` and `step`, see `Host`, for the method's server step on all uploads at once."""
-
-    @jax.jit
-    def step(server: Kept, uploads: Upload, parts: PyTree) -> tuple[Kept, jax.Array, jax.Array]:
-        client = uploads.client
-        state, weights, finite = _weighed(server.state, lambda state: serve(state, uploads))
-        # Clients of weight 0 are not in the mean, as in the simulation's `global_variables`.
-        counts = uploads.participates & (weights[client] > 0)
-        mean = server.served and weighted_mean(parts, jnp.where(counts, weights[client], 0))
-        taken = jnp.where(uploads.participates, state.round, server.taken[client])
-        taken = server.taken.at[client].set(taken)
-        return Kept(state, _served(server, mean, counts.any()), taken), weights, finite
-
-    stack = _side_by_side((form, personal))
-    # The upload of a client that sits out: broadcast zeros, which take no memory and do not count.
-    zeros = partial(jax.tree.map, lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape))
-    absent, nothing = zeros(form)._replace(finite=np.ones((), bool)), zeros(personal)
-
-    def add(total: dict[int, Accepted] | None, accepted: Accepted) -> dict[int, Accepted]:
-        return (total or {}) | {int(accepted.upload.client): accepted}
-
-    def take(
-        server: Kept, total: dict[int, Accepted] | None, rows: np.ndarray
-    ) -> tuple[Kept, jax.Array, jax.Array]:
-        parts, population = [], np.int32(len(server.taken))
-        for k in rows:
-            blank = absent._replace(client=np.int32(k), population=population)
-            taken = (total or {}).get(k)
-            parts.append((taken.upload, taken.personal) if taken else (blank, nothing))
-        # `stack` reuses its arrays in the next round, so this step must have read them before.
-        return jax.block_until_ready(step(server, *stack(parts)))
-
-    return add, take
-
-
-def _side_by_side(like: PyTree) -> Callable[[Sequence[PyTree]], PyTree]:
-    """Returns `stack(trees) -> tree [C, ...]`, which writes into the same aligned arrays each time.
-
-    So a round allocates no memory for the uploads, and XLA on CPU does not copy them. The caller
-    must have finished with the last result before the next call. `like` is the form of one tree.
-    """
-    form, leaves = jax.tree.structure(like), jax.tree.leaves(like)
-    rows: list[np.ndarray] = []
-
-    def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        space = np.empty(size + _ALIGNED, np.uint8)
-        begin = -space.ctypes.data % _ALIGNED
-        return space[begin : begin + size].view(dtype).reshape(shape)
-
-    def stack(trees: Sequence[PyTree]) -> PyTree:
-        if not rows or len(rows[0]) != len(trees):
-            rows[:] = [empty((len(trees), *leaf.shape), leaf.dtype) for leaf in leaves]
-        for k, tree in enumerate(trees):
-            for row, leaf in zip(rows, form.flatten_up_to(tree), strict=True):
-                row[k] = leaf
-        return form.unflatten(rows)
-
-    return stack
+def _stacked(*leaves: np.ndarray) -> np.ndarray:
+    """Returns the leaves [...] as an array [C, ...], which XLA on CPU uses without a copy."""
+    shape, dtype = (len(leaves), *leaves[0].shape), leaves[0].dtype
+    size = len(leaves) * leaves[0].size * dtype.itemsize
+    space = np.empty(size + _ALIGNED, np.uint8)
+    begin = -space.ctypes.data % _ALIGNED
+    return np.stack(leaves, out=space[begin : begin + size].view(dtype).reshape(shape))

@@ -21,10 +21,9 @@ from fedjax_bn.data.domain import part_of_all
 from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import messages
-from fedjax_bn.flower.accept import Accepted, Expected, MisfitError, accept
 from fedjax_bn.flower.host import Host, Kept
-from fedjax_bn.flower.members import Met, meet
-from fedjax_bn.flower.messages import Reply, content_of
+from fedjax_bn.flower.members import Accepted, Met, accept, meet
+from fedjax_bn.flower.messages import MisfitError, Reply, content_of
 from fedjax_bn.training.availability import draw_cohort
 from fedjax_bn.training.evaluation.groups import by_client
 from fedjax_bn.training.records import Record, round_record, warnings_of
@@ -66,44 +65,40 @@ def play(
     """
     number, start = int(server.round) + 1, time.perf_counter()
     rows, asked = _drawn(host, met, number - 1)
-    minimum, misfits = host.run.minimum or len(asked), set()
+    minimum, misfits = min(host.run.minimum or len(asked), len(asked)), set()
     for attempt in range(1, host.run.attempts + 1):
         met = write(meet(grid, met, host.order, host.run))
         got = _uploads(grid, host, met, server, asked)
         # A node is asked to present itself again once in a round at most.
         met, misfits = met._replace(misfits=got.misfits - misfits), misfits | got.misfits
-        accepted, left_out = got.accepted, got.left_out
-        for name, reason in left_out.items():
-            log(WARNING, "round %s: %s is left out: %s", number, name, reason)
-        if len(accepted) >= min(minimum, len(asked)) and (accepted or not asked):
+        if len(got.accepted) >= minimum and (got.accepted or not asked):
             break
-        log(WARNING, "round %s: %s of %s uploads", number, len(accepted), minimum)
+        log(WARNING, "round %s: %s of %s uploads", number, len(got.accepted), minimum)
         if attempt == host.run.attempts:
             raise TooFewError(
-                f"round {number} got {len(accepted)} good uploads in each of {attempt} attempts, "
-                f"fewer than {max(minimum, 1)} (minimum in the run config): see the log for who "
-                "was left out and why, and start again to resume from the last round"
+                f"round {number} got {len(got.accepted)} good uploads in each of {attempt} "
+                f"attempts, fewer than {max(minimum, 1)} (minimum in the run config): see the log "
+                "for who was left out and why, and start again to resume from the last round"
             )
-    after, seen, accepted, unweighed = _stepped(host, met, server, got, rows, max(minimum, 1))
-    left_out |= unweighed
-    # The record becomes a line of metrics.jsonl, with the norms of the accepted updates.
-    population, limit, taken = host.run.clients, host.config.clients_named, list(accepted)
-    names = [*map(met.name, range(population))]
-    loss, norm = np.full((2, population), np.nan)
-    loss[taken] = [upload.upload.loss for upload in accepted.values()]
-    norm[taken] = [upload.norm for upload in accepted.values()]
-    # `accept` has checked that uploads are finite.
-    metrics = seen | {"loss": loss, "norm": norm, "finite": np.ones(population, bool)}
-    seconds = time.perf_counter() - start
-    record = round_record(names, metrics, number, seconds, limit)
+    server, metrics, accepted, unweighed = _stepped(host, met, server, got, rows, minimum)
+    population, taken = host.run.clients, list(accepted)
+    for name, column in (
+        ("loss", [upload.upload.loss for upload in accepted.values()]),
+        ("norm", [upload.norm for upload in accepted.values()]),
+    ):
+        metrics[name] = np.full(population, np.nan)
+        metrics[name][taken] = column
+    metrics["finite"] = np.ones(population, bool)  # `accept` has checked the uploads
+    names, seconds = [*map(met.name, range(population))], time.perf_counter() - start
+    record = round_record(names, metrics, number, seconds, host.config.clients_named)
     for warning in warnings_of(record):
         log(WARNING, "%s", shown(warning))
-    if not seen["server_finite"]:
+    if not metrics["server_finite"]:
         log(WARNING, "round %s: the server's step is not finite: the shared leaves stay", number)
     log(INFO, "round %s: %s uploads, %.1f s", number, len(taken), seconds)
-    for key, reasons in (("left_out", left_out), ("refused", met.refused)):
-        record |= {key: dict(reasons)} if reasons else {}
-    return after, record, met._replace(refused={})
+    reasons = {"left_out": got.left_out | unweighed, "refused": dict(met.refused)}
+    record |= {key: value for key, value in reasons.items() if value}
+    return server, record, met._replace(refused={})
 
 
 def _stepped(
@@ -124,24 +119,27 @@ def _stepped(
     after, weights, finite = host.step(server, got.total, rows)
     unweighable = [k for k in got.accepted if not np.isfinite(weights[k])]
     good = {k: upload for k, upload in got.accepted.items() if k not in unweighable}
-    if unweighable and len(good) >= minimum:
+    if unweighable and len(good) >= max(minimum, 1):
         # Sums have finite weights, so this total has each upload.
         after, weights, finite = host.step(server, {k: got.total[k] for k in good}, rows)
     if np.isfinite(weights).all():
-        reasons = dict.fromkeys(
-            map(met.name, unweighable), f"the weighing rule {rule} cannot weigh its risk"
-        )
-        for name, reason in reasons.items():
-            log(WARNING, "round %s: %s is left out: %s", number, name, reason)
-        seen = {"weights": np.asarray(weights), "server_finite": np.asarray(finite)}
-        return after, seen, good, reasons
-    hidden = [met.name(k) for k, upload in got.accepted.items() if np.isnan(upload.upload.risk)]
-    if hidden:
-        raise ConfigError(
-            f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
-            f"{rule} needs: let it report them, or set config.weigh=by_size or uniform"
-        )
+        reason = f"the weighing rule {rule} cannot weigh its risk"
+        reasons = {met.name(k): reason for k in unweighable}
+        _log_left_out(number, reasons)
+        metrics = {"weights": np.asarray(weights), "server_finite": np.asarray(finite)}
+        return after, metrics, good, reasons
+    for k, upload in got.accepted.items():
+        if np.isnan(upload.upload.risk):
+            raise ConfigError(
+                f"round {number}: {met.name(k)} keeps its losses to itself, which the weighing "
+                f"rule {rule} needs: let it report them, or set config.weigh=by_size or uniform"
+            )
     raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
+
+
+def _log_left_out(number: int, reasons: dict[str, str]) -> None:
+    for name, reason in reasons.items():
+        log(WARNING, "round %s: %s is left out: %s", number, name, reason)
 
 
 def evaluate(grid: Grid, host: Host, met: Met, server: Kept) -> Record:
@@ -172,7 +170,7 @@ def evaluate(grid: Grid, host: Host, met: Met, server: Kept) -> Record:
         for name in scores.keys() & {"accuracy", "validation"}:
             scores_of.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
 
-    _asked(grid, host, met, server, trained, MessageType.EVALUATE, number, take)
+    _ask(grid, host, met, server, trained, MessageType.EVALUATE, number, take)
     names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
     for name, values in sorted(scores_of.items()):
@@ -191,23 +189,23 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
 
     Draws by size take clients without a size last: they report none, or were never met.
     """
-    population, participation = host.run.clients, host.participation
-    sizes = np.array([met.sizes.get(k, 0) for k in range(population)])
-    if participation.drawn and participation.draw == "by_size" and not all(met.sizes.values()):
-        hidden = ", ".join(met.name(k) for k, size in met.sizes.items() if not size)
+    participation = host.participation
+    sizes = np.array([met.sizes.get(k, 0) for k in range(host.run.clients)])
+    hidden = [met.name(k) for k, size in met.sizes.items() if not size]
+    if hidden and participation.drawn and participation.draw == "by_size":
         log(
             WARNING,
             "config.participation.draw='by_size' draws %s last, because no size is reported: let "
             "it report sizes, or set participation.draw=uniform",
-            hidden,
+            ", ".join(hidden),
         )
     cohort = draw_cohort(participation, sizes, host.keys.participation, np.int32(number))
-    rows = np.arange(population) if cohort.client is None else np.asarray(cohort.client)
+    rows = np.arange(len(sizes)) if cohort.client is None else np.asarray(cohort.client)
     stays = np.ones(len(rows), bool) if cohort.participates is None else cohort.participates
     return rows.astype(np.int32), [int(k) for k in rows[np.asarray(stays)]]
 
 
-def _asked(
+def _ask(
     grid: Grid,
     host: Host,
     met: Met,
@@ -222,45 +220,33 @@ def _asked(
     Clients that have not trained yet also get the frozen leaves, which they keep.
     """
     sent = to_named(broadcast_of(server.state))
-    arrays = messages.recorded(sent)  # all messages share the bytes
-    first_arrays = arrays
+    arrays = first_arrays = messages.recorded(sent)  # all messages share the bytes
     if host.order.frozen and not all(np.asarray(server.taken)[[*clients]]):
         first_arrays = messages.recorded(sent | to_named({"frozen": server.state.frozen}))
-    client = {met.members[k].node: k for k in clients}
-    order = host.order._replace(round=number)
-    orders = {node: order._replace(begin=int(server.taken[k])) for node, k in client.items()}
-    contents = {
-        node: messages.packed(order, arrays if order.begin else first_arrays)
-        for node, order in orders.items()
-    }
-    seconds, group = host.run.time_limit, str(number)
-    messages.exchange(
-        grid, contents, kind, seconds, lambda node, reply: read(client[node], reply), group
-    )
+    client, contents = {met.members[k].node: k for k in clients}, {}
+    for node, k in client.items():
+        order = host.order._replace(round=number, begin=int(server.taken[k]))
+        contents[node] = messages.packed(order, arrays if order.begin else first_arrays)
+
+    def take(node: int, reply: Reply) -> None:
+        read(client[node], reply)
+
+    messages.exchange(grid, contents, kind, host.run.time_limit, take, str(number))
 
 
 def _uploads(grid: Grid, host: Host, met: Met, server: Kept, asked: list[int]) -> _Uploads:
     """Asks clients to train, and adds their uploads one by one; `asked` are in ascending order."""
-    members, form = met.members, host.form
-    number, array_limit = int(server.round) + 1, len(jax.tree.leaves((host.upload, host.personal)))
+    members, forms = met.members, (host.upload, host.personal)
+    number, array_limit = int(server.round) + 1, len(jax.tree.leaves(forms))
     order, shared = host.order._replace(round=number), jax.device_get(server.state.shared)
     accepted, total, reasons, misfits = {}, None, {}, set()
 
     def take(k: int, reply: Reply) -> None:
         nonlocal total
-        hello = members[k].hello
-        expected = Expected(
-            upload=host.upload,
-            personal=host.personal,
-            shared=shared,
-            client=k,
-            population=host.run.clients,
-            size=hello.size,
-            losses=hello.losses,
-            norm_bound=host.run.norm_bound,
-        )
+        hello, population = members[k].hello, host.run.clients
         try:
-            upload = accept(messages.arrays_in(content_of(reply, order, k), array_limit), expected)
+            arrays = messages.arrays_in(content_of(reply, order, k), array_limit)
+            upload = accept(arrays, forms, shared, k, population, hello, host.run.norm_bound)
         except ValueError as error:
             reasons[k] = str(error)
             if isinstance(error, MisfitError):
@@ -268,18 +254,18 @@ def _uploads(grid: Grid, host: Host, met: Met, server: Kept, asked: list[int]) -
             return
         total = host.add(total, upload)
         # The arrays are in the total already; without them a round holds one upload at a time.
-        accepted[k] = upload._replace(
-            upload=upload.upload._replace(shared=(), message=()), personal=()
-        )
+        scalars = upload.upload._replace(shared=(), message=())
+        accepted[k] = upload._replace(upload=scalars, personal=())
 
     for k in asked:
         if k not in members:
             reasons[k] = "it is not connected"
-        elif members[k].hello.form != form:
-            client_form = members[k].hello.form
-            reasons[k] = f"its samples are {client_form:.200}, not {form:.200} as others' are"
+        elif members[k].hello.form != host.form:
+            form = members[k].hello.form
+            reasons[k] = f"its samples are {form:.200}, not {host.form:.200} as others' are"
             misfits.add(members[k].node)
     connected = [k for k in asked if k not in reasons]
-    _asked(grid, host, met, server, connected, MessageType.TRAIN, number, take)
+    _ask(grid, host, met, server, connected, MessageType.TRAIN, number, take)
     left_out = {met.name(k): short(reasons[k], 500) for k in asked if k in reasons}
+    _log_left_out(number, left_out)
     return _Uploads(accepted, total, left_out, misfits)

@@ -67,25 +67,18 @@ def server_app(folder: str | Path = ".") -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _say_once()
+        # Importing Orbax adds absl's handler, which would print Flower's lines a second time.
+        for handler in logging.root.handlers:
+            handler.addFilter(lambda record: record.name != "flwr")
         serve(grid, run_of(context.run_config), folder)
 
     return app
 
 
-def _say_once() -> None:
-    """Keeps the root logger's handlers from printing Flower's lines a second time."""
-    for handler in logging.root.handlers:  # importing Orbax adds absl's handler
-        handler.addFilter(lambda record: record.name != "flwr")
-
-
 def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Record]]:
     """Plays the rounds that are left; returns the server's last state, and all rounds' records.
 
-    Args:
-      grid: Flower's Grid.
-      run: the run config.
-      folder: the app's folder.
+    `folder` is the app's folder.
 
     Raises:
       ConfigError: the configuration is wrong.
@@ -106,18 +99,16 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         if not form:  # the first clients of a new federation determine the longest and the form
             order = order._replace(longest=max(met.sizes.values()))
             form = _form_of_most(met)
-        # Only the compiled step uses the seed of the server's noise, which is never written or
-        # sent; so `host.config` is the configuration without that seed.
+        # `host.config` is written and sent, and the seed of the server's noise must not be.
         host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
-        sizes = {"longest": order.longest}
-        about = {"data": order.federation, "sizes": sizes, "samples": form}
+        about = {"data": order.federation, "sizes": {"longest": order.longest}, "samples": form}
         claim(place, flat, about | promised | describe_machine(), follows_rounds(config))
         met = write_clients(place, met, run.clients)
         server, records = resume(place, host.start)
         digest = digest_of(to_named({"frozen": server.state.frozen}))
         host = host._replace(order=host.order._replace(frozen=digest))
-        _say_start(host, records, promised)
+        _log_start(host, records, promised)
         if not out_of_patience(records, config.patience):
             server = _play_rounds(grid, host, place, met, server, records)
         summary = _summary(host, records)
@@ -131,10 +122,6 @@ def _facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
     """Returns the header of the server's messages with begin=0, and the form of samples as JSON.
 
     They come from the server's workdir. A new federation gets its name here, and the form "".
-    `method` is the configured method's name.
-
-    Raises:
-      WorkdirError: the workdir's config.json is damaged.
     """
     path = place / "config.json"
     about = {"data": f"{method}-{secrets.token_hex(8)}", "sizes": {"longest": 0}, "samples": ""}
@@ -163,14 +150,10 @@ def _form_of_most(met: Met) -> str:
 
 
 def _with_own_noise(config: ConfigDict) -> ConfigDict:
-    """Returns the configuration of the server's step, with a fresh seed if the step adds noise.
-
-    `config` itself is not changed, so it may be written and sent. See `site.adds_noise`.
-    """
-    if not adds_noise(config, "server"):
-        return config
+    """Returns a copy with a fresh seed if the server's step adds noise, see `site.adds_noise`."""
     config = config.copy_and_resolve_references()
-    config.privacy.seed = secrets.randbits(32)
+    if adds_noise(config, "server"):
+        config.privacy.seed = secrets.randbits(32)
     return config
 
 
@@ -190,17 +173,17 @@ def _gather(grid: Grid, met: Met, order: Order, run: Run) -> Met:
         time.sleep(_POLL)
 
 
-def _say_start(host: Host, records: list[Record], promised: Record) -> None:
+def _log_start(host: Host, records: list[Record], promised: Record) -> None:
     """Logs what privacy promises, what travels, what stays, and the round to continue from."""
     for note in (*privacy_notes(promised), *host.notes):
         log(INFO, note)
-    keys = host.config.privacy
-    if keys.clip and keys.noise and keys.seed is not None:
+    privacy = host.config.privacy
+    if privacy.clip and privacy.noise and privacy.seed is not None:
         log(
             WARNING,
-            f"privacy.seed={keys.seed} makes noise that can be repeated, as in a simulation: "
-            "anybody who has the run config can remove it, so leave privacy.seed empty where the "
-            "noise is to protect clients",
+            "anybody who has the run config can repeat the noise of privacy.seed=%s and remove it: "
+            "leave privacy.seed empty where the noise is to protect clients",
+            privacy.seed,
         )
     if host.run.serve_unseen:
         names = ", ".join(names_of({"personal": host.personal}))
@@ -236,10 +219,10 @@ def _summary(host: Host, records: Sequence[Record]) -> Record:
     """Returns the content of summary.json: the scores of the selected round, or the last one."""
     evaluated = any("accuracy" in record for record in records)
     number = select_round(list(records)) if evaluated else len(records)
-    accuracies = [
+    selected, last = (
         {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
         for n in (number, len(records))
-    ]
+    )
     config = deployed(host.config)
     return {
         "method": config.method,
@@ -248,8 +231,8 @@ def _summary(host: Host, records: Sequence[Record]) -> Record:
         "rounds": len(records),
         "selected_round": number,
         "tested_on": records[number - 1].get("tested_on", {}),
-        "accuracy": accuracies[0],
-        "last_round": accuracies[1],
+        "accuracy": selected,
+        "last_round": last,
         "seconds_per_round": median(record["seconds"] for record in records),
         # The server does not know the clients' compile times and numbers of samples.
         "compile_seconds": float("nan"),
@@ -275,13 +258,17 @@ def _write_served(host: Host, place: Path, app: str | Path, server: Kept, summar
         if number in checkpoint.steps(manager):
             server = checkpoint.restore(manager, jax.eval_shape(host.start), number)
     # The server's part stays that of the start: only the next round would read it.
-    state = host.alone()._replace(round=server.state.round, shared=server.state.shared)
-    state = state._replace(frozen=server.state.frozen)
-    mean = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server.served)
+    state = host.alone()
+    mean = dict(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server.served))
     # Zeros, so that the shared model predicts and not the own model of the start.
     personal_model = {name: tree for name, tree in state.personal.items() if name == OWN}
-    personal_model = jax.tree.map(jnp.zeros_like, personal_model)
-    state = state._replace(personal={**state.personal, **personal_model, **dict(mean)})
+    zeros = jax.tree.map(jnp.zeros_like, personal_model)
+    state = state._replace(
+        round=server.state.round,
+        shared=server.state.shared,
+        frozen=server.state.frozen,
+        personal={**state.personal, **zeros, **mean},
+    )
     config, name = deployed(host.config), host.order.federation
     config.target = ""
     about = {

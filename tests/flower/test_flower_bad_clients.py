@@ -40,7 +40,7 @@ def of_another_method(reply):
 WRONG = {
     "did not answer in time": None,
     "the array shared/params/out/bias cannot be read": spoilt_arrays,
-    "it answers as scaffold, not as fedbn": of_another_method,
+    "it answers for scaffold and round 1, not for fedbn": of_another_method,
 }
 
 

@@ -17,7 +17,7 @@ import runs
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower.host import open_host
-from fedjax_bn.flower.server import _facts_of
+from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.training import checkpoint
 from flower_apps import CONFIG, assert_same, simulated
@@ -104,8 +104,9 @@ def behind(federation, workdir, changes):
     """What the server has kept in its workdir, and the federation's name."""
     config = config_of("config.py", changes, federation.app)
     run = run_of({"config": "config.py", "changes": changes, "clients": 2})
-    order, form = _facts_of(workdir, run, config.method)
-    like = jax.eval_shape(open_host(config, run, order, form).start)
+    about = json.loads((workdir / "config.json").read_text())
+    order = Order(about["data"], config.method, 0, 2, about["sizes"]["longest"], False)
+    like = jax.eval_shape(open_host(config, run, order, about["samples"]).start)
     latest = any((workdir / "checkpoints" / "latest").iterdir())
     kind = "latest" if latest else "selected"  # which was the last round too
     with checkpoint.open_folder(workdir / "checkpoints" / kind, keep=2) as manager:
@@ -260,7 +261,7 @@ def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_k
     for record in records_in(workdir):
         ((node, why),) = record["refused"].items()
         assert keys[2] in node
-        assert f"client 0, whose number is bound to the key {keys[0]}" in why
+        assert f"client 0, which is bound to {keys[0]}" in why
         assert "left_out" not in record
     assert_simulated(federation, workdir, changes)
 

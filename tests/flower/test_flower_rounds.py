@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -28,16 +27,15 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.named_arrays import to_named
-from fedjax_bn.flower.accept import Accepted
-from fedjax_bn.flower.host import Kept, _by_stack, _by_sums, open_host
-from fedjax_bn.flower.members import Met, fingerprint, meet, read_clients, write_clients
+from fedjax_bn.flower.host import Kept, by_stack, by_sums, open_host
+from fedjax_bn.flower.members import Accepted, Met, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
-from fedjax_bn.flower.rounds import TooFewError, _drawn, evaluate, play
+from fedjax_bn.flower.rounds import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of
 from fedjax_bn.state import FederatedState, ServerState, Upload
 from fedjax_bn.training.availability import Participation
 from fedjax_bn.training.records import out_of_patience, select_round
-from flower_grid import LocalGrid, key_of
+from flower_grid import LocalGrid
 
 ORDER = Order("f", "fedavg", 0, 3, 5, False)
 RUN = Run(clients=3, minimum=1, time_limit=1.0, attempts=1)
@@ -88,11 +86,11 @@ def stacked(weigh, personal=FORMS[1], server=SERVER):
             return aggregation.serve(averaging(), weigh, state, uploads._replace(message=()))
     else:
         serve = partial(aggregation.serve, server, weigh)
-    return _by_stack(serve, FORMS[0], personal)
+    return by_stack(serve, FORMS[0], personal)
 
 
 def summed(weigh, personal=FORMS[1], server=SERVER):
-    return _by_sums(adding(server, weigh), 3, FORMS[0], personal)
+    return by_sums(adding(server, weigh), 3, FORMS[0], personal)
 
 
 def stepped(ways, kept, some):
@@ -252,7 +250,9 @@ def test_a_client_that_was_started_again_with_other_data_takes_part_again(host):
     grid.size[1] = 9
     asked_of(grid, 1)
     kept, record, met = played(grid, host, kept, met)
-    assert record["left_out"] == {"client-1": "it claims 9 samples, where it said 4"}
+    assert record["left_out"] == {
+        "client-1": "it speaks for client 1 with 9 samples, where it presented itself as client 1 with 4"
+    }
     assert asked_of(grid, 1) == ["train"]
     kept, record, met = played(grid, host, kept, met)
     assert "left_out" not in record
@@ -271,7 +271,7 @@ def test_a_client_that_is_another_one_now_is_held_to_its_key(host):
     kept, record, met = played(grid, host, kept, met)
     assert record["left_out"] == {"client-2": "it is not connected"}
     (reason,) = record["refused"].values()
-    assert "client 0, whose number is bound to the key" in reason
+    assert "it presents itself as client 0, which is bound to SHA256:" in reason
     assert 12 in met.again
 
 
@@ -303,8 +303,7 @@ def test_bindings_are_stored_before_a_client_trains(host, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         played(grid, host, write=partial(write_clients, tmp_path, clients=3))
     stored = json.loads((tmp_path / "clients.json").read_text())
-    keys = [fingerprint(key_of(10 + k)) for k in range(3)]
-    assert [one["key"] for one in stored.values()] == keys
+    assert len({entry["key"] for entry in stored.values()}) == 3
 
 
 @pytest.mark.parametrize("host", [krum(malicious=0)], indirect=True)
@@ -342,37 +341,6 @@ def test_krum_with_too_few_clients_is_refused_before_the_first_round(clients, ch
     config = config_of("quickstart", changes, ".")
     with pytest.raises(ConfigError, match=rf"krum.*\b{there}\b"):
         open_host(config, RUN._replace(clients=clients), ORDER, FORM)
-
-
-def test_a_node_that_was_slow_when_asked_again_is_a_member_until_it_may_be_asked(host):
-    grid = Sites()
-    met = meet(grid, Met(), ORDER, RUN)._replace(misfits={11})
-    grid.asked.clear()
-    later = met._replace(again={11: time.monotonic() + 60})
-    assert sorted(meet(grid, later, ORDER, RUN).members) == [0, 1, 2]
-    assert grid.asked == []
-    met = meet(grid, met, ORDER, RUN)
-    assert grid.asked == [("query", 0, 1)]
-    assert met.again[11] < time.monotonic() + 60
-
-
-def test_a_client_asked_anew_is_not_charged_for_the_wait_for_another_node():
-    grid = Sites()
-    met = meet(grid, Met(), ORDER, RUN)._replace(misfits={11})
-    grid.nodes[9] = None
-    met = meet(grid, met, ORDER, RUN)
-    assert met.again[11] < time.monotonic() + 5 < met.again[9]
-
-
-def test_draws_by_size_know_the_size_of_who_is_away_after_a_restart(tmp_path, host):
-    host.participation = Participation(1, "by_size", 0.0, None, False)
-    grid = Sites()
-    met = write_clients(tmp_path, meet(grid, Met(), ORDER, RUN), 3)
-    del grid.nodes[12]
-    again = meet(grid, read_clients(tmp_path, 3), ORDER, RUN)
-    drawn = [[_drawn(host, one, number)[1] for number in range(9)] for one in (met, again)]
-    assert [2] in drawn[0]
-    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("way", [summed, stacked])
