@@ -72,7 +72,7 @@ def fedadg(
     outputs, so that G never learns there; here it learns.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
+      model: images -> logits; `fedjax_bn.models.classifier` defines its features.
       optimizer: the local optimizer of all three, each with a separate state.
       share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
       alone: fraction of a round's steps with CE only, in [0, 1]; 0.3 as in the authors' code for

@@ -12,8 +12,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
-from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.features import ClassifiedBy, Classify
+from fedjax_bn.models.classifier import ClassifiedBy, Classify, sizes_of
 from fedjax_bn.models.hooks import Hooked, register
 from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
@@ -55,7 +54,7 @@ def fedsr(
     2048, as in the paper), and `weigh` weighs the clients, where theirs have equal weights.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
+      model: images -> logits; `fedjax_bn.models.classifier` defines its features.
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.

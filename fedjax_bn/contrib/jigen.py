@@ -46,7 +46,7 @@ def jigen(
     not a multiple of three, its last pixels stay in place.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
+      model: images -> logits; `fedjax_bn.models.classifier` defines its features.
       weight: weight of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
       whole: probability that an image stays whole, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
       permutations: their number P, from 1 to 71; 30 in the authors' scripts.

@@ -70,7 +70,7 @@ def l2d(
     the classifier; CLUB is the mean over all pairs, where theirs takes one random pairing.
 
     Args:
-      model: f[B, H, W, C] -> logits; `fedjax_bn.models.features` defines its features.
+      model: f[B, H, W, C] -> logits; `fedjax_bn.models.classifier` defines its features.
       optimizer: the local optimizer of the model and of the layers of mu and v.
       share_of_style: weight of the new style in x', in [0, 1]; 0.6 as in the authors' code.
       contrast: weight of SupCon, at least 0; 1 as in the authors' code.

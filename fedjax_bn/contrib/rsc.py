@@ -10,7 +10,7 @@ from fedjax_bn.arguments.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
-from fedjax_bn.models.features import ClassifiedBy
+from fedjax_bn.models.classifier import ClassifiedBy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -41,7 +41,7 @@ def rsc(
     fractions rounded down, where it takes all values at or above a percentile, up to one more.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
+      model: images -> logits; `fedjax_bn.models.classifier` defines its features.
       features: fraction of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: fraction of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
       optimizer, **options: as in `fedavg`.

@@ -49,7 +49,7 @@ def selfreg(
     and their curriculum over domains (a client has one domain).
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
+      model: images -> logits; `fedjax_bn.models.classifier` defines its features.
       feature: weight of the features' gap, at least 0; 0.3 as in DomainBed.
       beta: parameter of the distribution of l, above 0; 0.5 as in DomainBed.
       optimizer, **options: as in `fedavg`.

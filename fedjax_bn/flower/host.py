@@ -24,9 +24,8 @@ from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.read_values import choose_participation
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files.finished import dataset_of
-from fedjax_bn.task import Task
-from fedjax_bn.training.availability import Participation, read_trace
-from fedjax_bn.training.start import Keys, batches_of_one, make_start, partition_table
+from fedjax_bn.training.availability import read_trace
+from fedjax_bn.training.start import batches_of_one, make_start, partition_table
 
 PyTree = Any
 _Add = Callable[[Any, Accepted], Any]
@@ -52,12 +51,10 @@ class Kept(NamedTuple):
     round = property(lambda self: self.state.round)
 
 
-class Host(NamedTuple):
-    """What a server builds before its first round, from `config` and `run`.
+class Host:
+    """What a server builds before its first round, without a network.
 
     Attributes:
-      config: the configuration.
-      run: the run config.
       keys: the run's random keys.
       alone: makes the start of a federation of one client, the form of what is served.
       start: makes the `Kept` before the first round.
@@ -75,92 +72,66 @@ class Host(NamedTuple):
         the round: all 0 if no client counts. A server's step that is not finite is dropped.
     """
 
-    config: ConfigDict
-    run: Run
-    keys: Keys
-    alone: Callable[[], FederatedState]
-    start: Callable[[], Kept]
-    order: Order
-    form: str
-    upload: Upload
-    personal: PyTree
-    notes: tuple[str, ...]
-    participation: Participation
-    task: Task
-    add: _Add
-    step: _Finish
+    def __init__(self, config: ConfigDict, run: Run, order: Order, form: str) -> None:
+        """Builds the server's side for a configuration.
 
+        Raises:
+          ConfigError: the configuration is wrong, or does not suit the number of clients.
+        """
+        self.config, self.run, self.order, self.form = config, run, order, form
+        epochs, count = local_epochs(config), run.clients
+        if len(epochs) not in (1, count) or config.clients_per_round > count:
+            raise ConfigError(
+                f"the run config has {count} clients, config.client_epochs {len(epochs)} numbers "
+                f"and config.clients_per_round={config.clients_per_round}: give a number of epochs "
+                "for each client, and at most as many clients a round"
+            )
+        participation = choose_participation(config, count)
+        trace = read_trace(config.participation.trace, count)
+        self.participation = participation._replace(trace=trace)
+        form_of_one = json.loads(form) | {"dataset": "federation", "clients": ["federation"]}
+        internal = dataset_of(form_of_one)
 
-def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
-    """Returns the server's side for a configuration; the arguments are fields of `Host`.
+        def make(config: ConfigDict) -> Experiment:
+            # `prepare` traces the server's step with as many uploads as a round has.
+            drawn = self.participation._replace(on_host=False)
+            return assemble(config, internal, ())._replace(participation=drawn)
 
-    Raises:
-      ConfigError: the configuration is wrong, or does not suit the number of clients.
-    """
-    epochs, count = local_epochs(config), run.clients
-    if len(epochs) not in (1, count) or config.clients_per_round > count:
-        raise ConfigError(
-            f"the run config has {count} clients, config.client_epochs {len(epochs)} numbers and "
-            f"config.clients_per_round={config.clients_per_round}: give a number of epochs for "
-            "each client, and at most as many clients a round"
+        alone = deployed(config)
+        alone.target = ""  # the server has no domains that it could leave out
+        experiment, self.keys, make_alone = prepare(alone, make, clients=count)
+        self.alone = make_start(experiment, self.keys, rows=1, clients=1)
+        rows = make_start(experiment, self.keys, rows=count, clients=count)
+
+        def start() -> Kept:
+            state = make_alone()
+            # Compiled, because XLA then drops the unused rows of the clients' own parts, [K, ...].
+            weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
+            personal_row = jax.tree.map(lambda leaf: leaf[0], state.personal)
+            served = sent_personal(personal_row) if run.serve_unseen else ()
+            state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
+            return Kept(state, served, jnp.zeros(count, jnp.int32))
+
+        self.start, self.task, method = start, experiment.task, experiment.method
+        like = jax.eval_shape(make_alone)
+        personal_part = jax.eval_shape(lambda state: own_of(state, 0), like)
+        batches = batches_of_one(experiment)
+        batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
+        key = jax.eval_shape(jax.random.key, 0)
+        self.personal = sent_personal(personal_part.personal) if run.serve_unseen else ()
+        _, self.upload = jax.eval_shape(
+            method.client, broadcast_of(like), personal_part, batches, key
         )
-    alone = deployed(config)
-    alone.target = ""  # the server has no domains that it could leave out
-    internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
-    trace = read_trace(config.participation.trace, count)
-    participation = choose_participation(config, count)._replace(trace=trace)
-
-    def make(config: ConfigDict) -> Experiment:
-        # `prepare` traces the server's step with as many uploads as a round has.
-        drawn = participation._replace(on_host=False)
-        return assemble(config, internal, ())._replace(participation=drawn)
-
-    experiment, keys, make_alone = prepare(alone, make, clients=count)
-    rows = make_start(experiment, keys, rows=count, clients=count)
-
-    def start() -> Kept:
-        state = make_alone()
-        # Compiled, because XLA then drops the unused rows of the clients' own parts, [K, ...].
-        weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
-        personal_row = jax.tree.map(lambda leaf: leaf[0], state.personal)
-        served = sent_personal(personal_row) if run.serve_unseen else ()
-        state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
-        return Kept(state, served, jnp.zeros(count, jnp.int32))
-
-    like = jax.eval_shape(make_alone)
-    personal_part = jax.eval_shape(lambda state: own_of(state, 0), like)
-    batches = batches_of_one(experiment)
-    batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
-    key = jax.eval_shape(jax.random.key, 0)
-    personal = sent_personal(personal_part.personal) if run.serve_unseen else ()
-    method = experiment.method
-    _, upload = jax.eval_shape(method.client, broadcast_of(like), personal_part, batches, key)
-    bytes_sent = traffic(method, like, batches)
-    notes = (
-        *experiment.notes,
-        partition_table(experiment, jax.eval_shape(rows)),
-        "a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent),
-    )
-    if method.adding:
-        add, step = by_sums(method.adding, count, upload, personal)
-    else:
-        add, step = by_stack(method.checked_server, upload, personal)
-    return Host(
-        config=config,
-        run=run,
-        keys=keys,
-        alone=make_start(experiment, keys, rows=1, clients=1),
-        start=start,
-        order=order,
-        form=form,
-        upload=upload,
-        personal=personal,
-        notes=notes,
-        participation=participation,
-        task=experiment.task,
-        add=add,
-        step=step,
-    )
+        bytes_sent = traffic(method, like, batches)
+        self.notes = (
+            *experiment.notes,
+            partition_table(experiment, jax.eval_shape(rows)),
+            "a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent),
+        )
+        if method.adding:
+            self.add, self.step = by_sums(method.adding, count, self.upload, self.personal)
+        else:
+            self.add, self.step = by_stack(method.checked_server, self.upload, self.personal)
 
 
 def by_sums(adding: Adding, clients: int, upload: Upload, personal: PyTree) -> tuple[_Add, _Finish]:

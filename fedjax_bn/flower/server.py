@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.arguments.errors import ConfigError
 from fedjax_bn.engine.named_arrays import names_of, to_named
-from fedjax_bn.flower.host import Host, Kept, open_host
+from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Met, meet, read_clients, write_clients
 from fedjax_bn.flower.messages import Order, digest_of
 from fedjax_bn.flower.rounds import TooFewError, evaluate, play
@@ -99,15 +99,16 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         if not form:  # the first clients of a new federation determine the longest and the form
             order = order._replace(longest=max(met.sizes.values()))
             form = _form_of_most(met)
-        # `host.config` is written and sent, and the seed of the server's noise must not be.
-        host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
+        host = Host(_with_own_noise(config), run, order, form)
+        # It is written and sent, and the seed of the server's noise must not be.
+        host.config = config
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
         about = {"data": order.federation, "sizes": {"longest": order.longest}, "samples": form}
         claim(place, flat, about | promised | describe_machine(), follows_rounds(config))
         met = write_clients(place, met, run.clients)
         server, records = resume(place, host.start)
         digest = digest_of(to_named({"frozen": server.state.frozen}))
-        host = host._replace(order=host.order._replace(frozen=digest))
+        host.order = order._replace(frozen=digest)
         _log_start(host, records, promised)
         if not out_of_patience(records, config.patience):
             server = _play_rounds(grid, host, place, met, server, records)

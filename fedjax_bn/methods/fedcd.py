@@ -78,7 +78,7 @@ def fedcd(  # type: ignore[misc] # its own default
     (docs/results/).
 
     Args:
-      model: images -> outputs; `fedjax_bn.models.features` defines its features.
+      model: images -> outputs; `fedjax_bn.models.classifier` defines its features.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
       names: what to mask: "features" (in a detector all taps, `tap0` and so on) or paths of

@@ -75,8 +75,8 @@ def fedig(  # type: ignore[misc] # its own default
     tracing the model.
 
     Args:
-      model: images -> logits, with at least one batch norm; `fedjax_bn.models.features` defines its
-        features.
+      model: images -> logits, with at least one batch norm; `fedjax_bn.models.classifier` defines
+        its features.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
       cafl: how CAFL combines a sample's F features. "sum" is the squared norm as printed, which

@@ -42,7 +42,7 @@ def moon(
     which are z and the classifier's input. A model that ends in such layers has the same z here.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` defines its features.
+      model: images -> logits; `fedjax_bn.models.classifier` defines its features.
       mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
         experiments (5 for CIFAR-10).
       temperature: T, above 0; 0.5 as in the authors' code.

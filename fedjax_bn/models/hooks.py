@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_bn.engine.backend import where_tree
-from fedjax_bn.models.features import Around
+from fedjax_bn.models.classifier import Around
 from fedjax_bn.sharing import MEASURED, OWN, Variables, join, without
 
 PyTree = Any

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,10 +45,10 @@ def read_keras(folder: Path) -> dict[str, np.ndarray]:
         ResNet of Keras.
     """
     tensors, biases = {}, {}
-    for name, array in _arrays(folder).items():
+    for name, array in _arrays(folder):
         layer, leaf = _torch_layer(name), name.rpartition("/")[2]
         if leaf == "bias" and layer != "fc":
-            biases[layer.replace("conv", "bn").replace("downsample.0", "downsample.1")] = array
+            biases[_norm_after(layer)] = array
             continue
         # Keras' kernels end in (inputs, outputs), PyTorch's begin with (outputs, inputs).
         kernel = array if array.ndim < 2 else np.moveaxis(array, (-2, -1), (1, 0))
@@ -77,42 +76,34 @@ def _torch_layer(name: str) -> str:
     layer, _, leaf = name.rpartition("/")
     usual = {"conv1": "conv1", "bn_conv1": "bn1", "fc1000": "fc"}.get(layer)
     match = re.fullmatch(r"(res|bn)(\d)([a-z])_branch(2[abc]|1)", layer)
-    if leaf not in _LEAVES or not (usual or match):
-        raise ValueError(
-            f"{name} is not an array of a ResNet of Keras: give the folder of a ResNet50"
-        )
-    if usual or not match:
-        return usual or ""
+    if usual and leaf in _LEAVES:
+        return usual
+    if not match or leaf not in _LEAVES:
+        raise ValueError(f"{name} is not of a ResNet of Keras: give the folder of a ResNet50")
     kind, stage, block, branch = match.groups()
-    part = _BRANCHES[branch]
-    if kind == "bn":
-        part = part.replace("conv", "bn").replace("downsample.0", "downsample.1")
+    part = _BRANCHES[branch] if kind == "res" else _norm_after(_BRANCHES[branch])
     return f"layer{int(stage) - 1}.{ord(block) - ord('a')}.{part}"
 
 
-def _arrays(folder: Path) -> dict[str, np.ndarray]:
-    """The arrays of the manifest by name."""
+def _norm_after(layer: str) -> str:
+    """Torchvision's name of the batch norm that follows a convolution."""
+    return layer.replace("conv", "bn").replace("downsample.0", "downsample.1")
+
+
+def _arrays(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields name and array of the manifest; each group's shards are joined."""
+    place = folder / "model.json"
     try:
-        manifest = json.loads((folder / "model.json").read_text())["weightsManifest"]
-        return {name: array for group in manifest for name, array in _group(folder, group)}
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        for group in json.loads(place.read_text())["weightsManifest"]:
+            paths = [folder / Path(path).name for path in group["paths"]]
+            content, start = b"".join(path.read_bytes() for path in paths), 0
+            for entry in group["weights"]:
+                if entry["dtype"] != "float32" or "quantization" in entry:
+                    raise ValueError(f"{entry['name']} is not of plain, unquantized float32")
+                array = np.frombuffer(content, "<f4", int(np.prod(entry["shape"])), start)
+                yield entry["name"], array.reshape(entry["shape"])
+                start += array.nbytes
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder}/model.json is damaged or of another form ({error!r}): fetch it again"
+            f"{place} or a shard of it is damaged or of another form ({error!r}): fetch it again"
         ) from error
-
-
-def _group(folder: Path, group: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Pairs of name and array of the shards of a group, which are joined to one."""
-    paths = [folder / Path(path).name for path in group["paths"]]
-    joined, at = b"".join(path.read_bytes() for path in paths), 0
-    for entry in group["weights"]:
-        if entry["dtype"] != "float32" or "quantization" in entry:
-            raise ValueError(f"{entry['name']} is not of plain float32: give unquantized weights")
-        count = int(np.prod(entry["shape"]))
-        if at + 4 * count > len(joined):
-            raise ValueError(f"the shards of {folder} end within {entry['name']}: fetch them again")
-        array = np.frombuffer(joined, "<f4", count, at).reshape(entry["shape"])
-        yield entry["name"], array
-        at += array.nbytes
-    if at != len(joined):
-        raise ValueError(f"the shards of {folder} have {len(joined) - at} bytes too many")

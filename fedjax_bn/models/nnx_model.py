@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.features import Wrapped
+from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.models.hooks import predicting
 from fedjax_bn.normalization.calls import Call, flax_batch_norm, mode_arguments, through_handlers
 from fedjax_bn.normalization.layer import RECORDED, Layer, StatisticsRule
@@ -134,8 +134,7 @@ def from_nnx(net: nnx.Module) -> NnxModel:
     """
     if not isinstance(net, nnx.Module):
         raise ValueError(
-            f"from_nnx takes an nnx.Module with its weights, such as Net(rngs=nnx.Rngs(0)), "
-            f"but got {net!r:.80}"
+            f"from_nnx takes an nnx.Module such as Net(rngs=nnx.Rngs(0)), not {net!r:.80}"
         )
     for path, module in nnx.iter_graph(net):
         uncalled = isinstance(module, nnx.Module) and not callable(module)
@@ -164,13 +163,8 @@ def to_nnx(model: Any, variables: Variables) -> nnx.Module:
     """
     while isinstance(model, Wrapped):
         model = model.network
-    if isinstance(model, nnx.Module):
-        model = from_nnx(model)
     if not isinstance(model, NnxModel):
-        raise ValueError(
-            f"to_nnx takes an nnx module or what from_nnx makes of it, not {type(model).__name__}: "
-            "model.apply of a linen model takes the variables as they are"
-        )
+        model = from_nnx(model)
     net, variables = nnx.merge(*_split(model.net)), predicting(variables)
     module_shapes, shapes = (
         {path: jnp.shape(leaf) for path, leaf in flatten_dict(tree, sep="/").items()}
@@ -263,7 +257,7 @@ def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
 
 
 def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables:
-    """The variables of each kind as nested dicts; a kind without variables has no collection."""
+    """The variables of each kind as nested dicts, without empty collections."""
     leaves = {
         (collection, *path): leaf[...]
         for path, leaf in _leaves(net)
@@ -276,23 +270,25 @@ def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables
 def _fill(net: nnx.Module, variables: Variables) -> None:
     """Writes the variables to the net, and adds parameters that it lacks, such as gates."""
     values = flatten_dict({name: variables.get(name, {}) for name in _COLLECTIONS})
-    for path, leaf in _leaves(net):
-        for collection, kind in _COLLECTIONS.items():
-            if isinstance(leaf, kind):
-                if (collection, *path) not in values:
-                    raise ValueError(
-                        f"the variables lack {'/'.join((collection, *path))} of "
-                        f"{type(net).__name__}: make them with init of the same model"
-                    )
-                _set_value(leaf, values.pop((collection, *path)))
+    leaves = {
+        (collection, *path): leaf
+        for path, leaf in _leaves(net)
+        for collection, kind in _COLLECTIONS.items()
+        if isinstance(leaf, kind)
+    }
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
-    for (collection, *inner, name), value in values.items():
-        if not isinstance(modules.get(tuple(inner)), nnx.Module) or collection != "params":
-            raise ValueError(
-                f"{type(net).__name__} has no {'/'.join((collection, *inner, name))}: make the "
-                "variables with init of the same model"
-            )
-        setattr(modules[tuple(inner)], name, nnx.Param(value))
+    added = [path for path in values if path not in leaves]
+    owners = {path: modules.get(path[1:-1]) for path in added if path[0] == "params"}
+    strange = [path for path in added if not isinstance(owners.get(path), nnx.Module)]
+    if differing := sorted(leaves.keys() - values.keys()) + strange:
+        raise ValueError(
+            f"{'/'.join(differing[0])} is not in both {type(net).__name__} and the variables: make "
+            "them with init of the same model"
+        )
+    for path, leaf in leaves.items():
+        _set_value(leaf, values[path])
+    for path, module in owners.items():
+        setattr(module, path[-1], nnx.Param(values[path]))
 
 
 def _reseed(net: nnx.Module, key: jax.Array) -> None:

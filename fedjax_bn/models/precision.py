@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.dtypes import parameter_dtype
-from fedjax_bn.models.features import Wrapped
+from fedjax_bn.models.classifier import Wrapped
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -15,8 +15,6 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class _InDtype(Wrapped):
-    """A model whose layers compute in another dtype than its parameters have; see `in_dtype`."""
-
     dtype: Any
 
     def apply(self, variables: Variables, images: jax.Array, **options: Any) -> Any:

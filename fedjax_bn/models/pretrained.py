@@ -8,10 +8,8 @@ error.
 """
 
 import importlib
-import os
 import re
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +26,17 @@ from fedjax_bn.models.vit import ConvNeXt, ViT
 from fedjax_bn.models.yolo import YOLOv5
 
 _Tensors = dict[str, np.ndarray]
-
+_KINDS = (AlexNet, ConvNeXt, DenseNet, ResNet, UNet, ViT, YOLOv5)
+_ALEXNET = {"features": ("conv", (0, 3, 6, 8, 10)), "classifier": ("fc", (1, 4, 6))}
 # Other names of the same tensors -> the names of `torch_name`: torchvision numbers AlexNet's
 # layers, and its DenseNet files still have the names of 2017.
-_RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
-    AlexNet: tuple(
+_RENAMED: dict[type[nn.Module], list[tuple[str, str]]] = {
+    AlexNet: [
         (rf"^{part}\.{number}\.", f"{part}.{layer}{i}.")
-        for part, layer, numbers in (
-            ("features", "conv", (0, 3, 6, 8, 10)),
-            ("classifier", "fc", (1, 4, 6)),
-        )
+        for part, (layer, numbers) in _ALEXNET.items()
         for i, number in enumerate(numbers, start=1)
-    ),
-    DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
-    ConvNeXt: (),
-    ResNet: (),
-    UNet: (),
-    ViT: (),
-    YOLOv5: (),
+    ],
+    DenseNet: [(r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2")],
 }
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
@@ -80,27 +71,24 @@ def load_pretrained(
         fetched; a tensor is missing, left over, of another shape or not finite; or a variance is
         negative. The message names it.
     """
-    if type(model) not in _RENAMED:
+    path, keras = Path(source).expanduser(), getattr(model, "keras", False)
+    if type(model) not in _KINDS or (path / "model.json").is_file() != keras:
         raise ValueError(
-            f"there are no pretrained weights for {type(model).__name__}: choose ResNet18, "
-            "ResNet50, DenseNet121, AlexNet, ViT, ConvNeXt, UNet or YOLOv5, or leave pretrained "
-            "empty"
+            f"pretrained weights {source} are not for {type(model).__name__} with keras={keras}: "
+            "there are some for ResNet18, ResNet50, DenseNet121, AlexNet, ViT, ConvNeXt, UNet and "
+            "YOLOv5, and folders of Keras for ResNet50:keras=True"
         )
     leaves = flatten_dict(variables)
     names = {path: torch_name(model, path) for path in leaves}
-    file_tensors = _read(source)
-    keras = os.path.isdir(os.path.expanduser(source))
-    if keras != getattr(model, "keras", False):
-        raise ValueError(
-            f"pretrained weights {source} are {'' if keras else 'not '}in Keras' form: build the "
-            f"ResNet with keras={keras}"
-        )
+    tensors = {}
+    for name, tensor in (read_keras(path) if keras else _read(source, path)).items():
+        for pattern, replacement in _RENAMED.get(type(model), ()):
+            name = re.sub(pattern, replacement, name)
+        tensors[name] = tensor
     if isinstance(model, ViT):
-        file_tensors.pop(
-            "mask_token", None
-        )  # replaces hidden patches in DINOv2's own training alone
+        # It replaces hidden patches in DINOv2's own training alone.
+        tensors.pop("mask_token", None)
     try:
-        tensors = _rename(model, file_tensors)
         if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
             fresh, notes = _fresh_of_torchvisions_alexnet(leaves, names, tensors)
         else:
@@ -126,17 +114,14 @@ def _fresh_classifier(
         boxes, place = model.anchors.per_cell, 5  # a box has five numbers before its classes
     head = {names["params", layer, leaf] for layer in layers for leaf in ("kernel", "bias")}
     kernel = "params", layers[0], "kernel"
-    model_size, file_size = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
+    outputs, file_shape = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
     if isinstance(model, ViT | ConvNeXt) and not head & tensors.keys():
         return head, ["the classifier starts fresh, because the file has none"]
-    if (
-        not file_size or file_size[0] == model_size
-    ):  # `convert` reports a missing or otherwise unfit tensor
+    if not file_shape or file_shape[0] == outputs:  # `convert` reports a missing or unfit tensor
         return set(), []
-    return head, [
-        f"the classifier starts fresh, because the file's has {file_size[0] // boxes - place} "
-        f"classes and this model {model_size // boxes - place}"
-    ]
+    classes, file_classes = (count // boxes - place for count in (outputs, file_shape[0]))
+    note = f"the file's has {file_classes} classes and this model {classes}"
+    return head, [f"the classifier starts fresh, because {note}"]
 
 
 def _fresh_of_torchvisions_alexnet(
@@ -146,10 +131,8 @@ def _fresh_of_torchvisions_alexnet(
     fresh = {name for name in names.values() if ".bn" in name}
     notes = ["batch norms start fresh, because torchvision's AlexNet has none"]
     for path, name in names.items():
-        if path[-1] != "kernel" or name not in tensors:  # `convert` reports a missing tensor
-            continue
-        file_shape, model_shape = tensors[name].shape, leaves[path].shape[::-1]
-        if len(file_shape) == 2 and file_shape != model_shape:
+        file_shape, model_shape = np.shape(tensors.get(name, 0.0)), leaves[path].shape[::-1]
+        if path[-1] == "kernel" and len(file_shape) == 2 and file_shape != model_shape:
             layer = name.removesuffix(".weight")
             fresh |= {name, f"{layer}.bias"}
             notes.append(
@@ -159,67 +142,41 @@ def _fresh_of_torchvisions_alexnet(
     return fresh, notes
 
 
-def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
-    """Renames the tensors to the names of `torch_name`."""
-
-    def usual(name: str) -> str:
-        for pattern, replacement in _RENAMED[type(model)]:
-            name = re.sub(pattern, replacement, name)
-        return name
-
-    renamed = {usual(name): tensor for name, tensor in tensors.items()}
-    if len(renamed) < len(tensors):
-        usuals = sorted(map(usual, tensors))
-        twice = next(name for name, following in pairwise(usuals) if name == following)
-        raise ValueError(f"two tensors are called {twice}, one of them by another name of it")
-    return renamed
-
-
-def _read(source: str | Path) -> _Tensors:
+def _read(source: str | Path, path: Path) -> _Tensors:
     """Reads the tensors of a file or hub id, by name."""
-    path = Path(os.path.expanduser(source))
     if path.suffix in _SUFFIXES and path.is_file():
         return _read_file(path)
-    if (path / "model.json").is_file():
-        return read_keras(path)
-    choices = "give a .safetensors or .pth file, or a hub id such as timm/resnet18.tv_in1k"
-    if path.exists():
-        kinds = ", ".join(_SUFFIXES)
-        raise ValueError(f"pretrained weights {source} must be a file of {kinds}: {choices}")
-    if path.suffix in _SUFFIXES or not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source)):
-        raise FileNotFoundError(f"there is no file {source} with pretrained weights: {choices}")
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source))
+    if path.exists() or path.suffix in _SUFFIXES or not is_id:
+        raise FileNotFoundError(
+            f"there is no file {source} with pretrained weights: give a .safetensors or .pth file, "
+            "or a hub id such as timm/resnet18.tv_in1k"
+        )
     hub = _imported("huggingface_hub", f"fetching {source}")
     name, _, revision = str(source).partition("@")
     try:
         file = hub.hf_hub_download(name, "model.safetensors", revision=revision or None)
     except Exception as error:  # no network, no such repository, no such file, no space, ...
         raise ValueError(
-            f"there is no file {source!r} with pretrained weights, and none can be fetched from "
-            f"the hub ({_reason(error)}): check the id and the connection, or give a file"
+            f"pretrained weights {source} cannot be fetched from the hub ({_reason(error)}): check "
+            "the id and the connection, or give a file"
         ) from error
-    return _read(file)
+    return _read_file(Path(file))
 
 
 def _read_file(path: Path) -> _Tensors:
-    """Reads the tensors of a file, by name."""
     safe = path.suffix == ".safetensors"
-    package = "safetensors.numpy" if safe else "torch"
-    module = _imported(package, f"reading {path}")
+    module = _imported("safetensors.numpy" if safe else "torch", f"reading {path}")
     try:
         if safe:
             return module.load_file(path)
         tensors = module.load(path, map_location="cpu", weights_only=True)
         return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # a damaged file may raise any type of exception in the readers
-        if "nsupported global" in str(error):  # the file refers to a class or a function
-            raise ValueError(
-                f"pretrained weights {path} are damaged or hold objects of another package, which "
-                "are not read because that would run code: where that package is installed, save "
-                "model.float().state_dict() by torch.save or as .safetensors, and give that file"
-            ) from error
         raise ValueError(
-            f"pretrained weights {path} are damaged or of another form ({_reason(error)}): fetch "
-            "the file again"
+            f"pretrained weights {path} are damaged, or hold objects, which would run code "
+            f"({_reason(error)}): fetch the file again, or save model.float().state_dict() with "
+            "the package that made it, and give that file"
         ) from error
 
 
@@ -233,6 +190,5 @@ def _imported(name: str, purpose: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        remedy = "torch, or give a .safetensors file"
-        remedy = remedy if package == "torch" else "'fedjax_bn[pretrained]'"
+        remedy = "torch" if package == "torch" else "'fedjax_bn[pretrained]'"
         raise ModuleNotFoundError(f"{purpose} needs {package}: pip install {remedy}") from error

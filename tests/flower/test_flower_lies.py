@@ -77,6 +77,9 @@ HUGE = "é\n\u202e" * 400_000
         (saying(True), "the message's header must hold"),
         (saying(0, HELLO._replace(form=HUGE)), "is not a JSON object"),
         (saying(0, HELLO._replace(form="[" * 10**6)), "is not a JSON object"),
+        (saying(0, HELLO._replace(form="[]")), "is not a JSON object"),
+        (saying(0, HELLO._replace(form="{}")), "no samples have the form"),
+        (saying(0, HELLO._replace(form=FORM.replace("[6]", "[999999, 999999]"))), "(shape)"),
         (saying(0, HELLO._replace(form=FORM.replace("3", "2147483647", 1))), "(num_classes)"),
         (saying(0, HELLO._replace(form=FORM.replace("[6]", "[1e400]"))), "(shape)"),
         (saying(0, change=lambda c: c.pop("about")), "but it holds nothing"),
@@ -95,7 +98,15 @@ def test_a_hello_that_cannot_be_used_leaves_its_node_out_and_no_other(said, why)
     assert len(reason) <= 500
 
 
-def test_a_name_of_a_megabyte_is_cut():
+def test_names_are_cut_and_made_unique_and_who_is_gone_keeps_its_size():
+    names = ("hospital", "hospital", "mean")
+    grid = LocalGrid({10 + k: saying(k, HELLO._replace(name=name)) for k, name in enumerate(names)})
+    met = meet(grid, Met(), ORDER, RUN)
+    assert [*map(met.name, range(3))] == ["hospital", "hospital-1", "mean-2"]
+    del grid.nodes[10]
+    met = meet(grid, met, ORDER, RUN)
+    assert list(met.members) == [1, 2]
+    assert met.sizes == {0: 9, 1: 9, 2: 9}
     met = meet(LocalGrid({10: saying(0, HELLO._replace(name=HUGE))}), Met(), ORDER, RUN)
     assert len(met.name(0)) <= 80
     assert met.name(0).isprintable()

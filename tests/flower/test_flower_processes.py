@@ -16,7 +16,7 @@ import runs
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.host import open_host
+from fedjax_bn.flower.host import Host
 from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.training import checkpoint
@@ -106,7 +106,7 @@ def behind(federation, workdir, changes):
     run = run_of({"config": "config.py", "changes": changes, "clients": 2})
     about = json.loads((workdir / "config.json").read_text())
     order = Order(about["data"], config.method, 0, 2, about["sizes"]["longest"], False)
-    like = jax.eval_shape(open_host(config, run, order, about["samples"]).start)
+    like = jax.eval_shape(Host(config, run, order, about["samples"]).start)
     latest = any((workdir / "checkpoints" / "latest").iterdir())
     kind = "latest" if latest else "selected"  # which was the last round too
     with checkpoint.open_folder(workdir / "checkpoints" / kind, keep=2) as manager:
@@ -264,36 +264,3 @@ def test_who_claims_the_number_of_another_is_refused_also_by_a_server_that_was_k
         assert f"client 0, which is bound to {keys[0]}" in why
         assert "left_out" not in record
     assert_simulated(federation, workdir, changes)
-
-
-@pytest.mark.parametrize(
-    ("authority", "key", "why"),
-    [
-        ("right", "strange", "Failed to activate SuperNode"),
-        ("strange", "right", "CERTIFICATE_VERIFY_FAILED"),
-    ],
-)
-def test_a_client_without_a_registered_key_or_with_a_wrong_certificate_is_refused(
-    federation, tmp_path, authority, key, why
-):
-    folder, environment = federation.folder, federation.environment
-    made = {"right": folder / "runs" / "certificates", "strange": tmp_path / "strange"}
-    subprocess.run(
-        [LAUNCH / "certificates.sh", made["strange"], "127.0.0.1", "--nodes", "1"], check=True
-    )
-    address = f"127.0.0.1:{environment['PORT']}"
-    own = str(free_ports(1))
-    command = ["flower-supernode", "--superlink", address, "--host", "127.0.0.1", "--port", own]
-    command += ["--root-certificates", str(made[authority] / "ca.crt"), "--max-retries", "1"]
-    command += ["--auth-supernode-private-key", str(made[key] / "node-0")]
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    log = tmp_path / "log"  # no pipe, which its own children would hold open
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=environment | {"PATH": path}, stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            assert process.wait(timeout=LIMIT) != 0
-        finally:
-            process.kill()
-    assert why in log.read_text()

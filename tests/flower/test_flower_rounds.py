@@ -27,7 +27,7 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.arguments.errors import ConfigError, RiskError
 from fedjax_bn.engine.named_arrays import to_named
-from fedjax_bn.flower.host import Kept, by_stack, by_sums, open_host
+from fedjax_bn.flower.host import Host, Kept, by_stack, by_sums
 from fedjax_bn.flower.members import Accepted, Met, write_clients
 from fedjax_bn.flower.messages import Answer, Hello, Order, exchange, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError, evaluate, play
@@ -115,11 +115,6 @@ def test_sums_of_uploads_that_come_one_by_one_are_the_stacked_ones(x64, weigh, t
     if not there:  # all stays but the round
         np.testing.assert_array_equal(ours.state.weights, kept.state.weights)
         np.testing.assert_array_equal(ours.served["scale"], kept.served["scale"])
-
-
-def test_only_by_size_and_uniform_are_summed():
-    assert all(adding(SERVER, rule) is None for rule in (risk_extrapolation, krum()))
-    assert adding(SERVER, lambda sizes, risks: by_size(sizes, risks)) is None
 
 
 class Sites(LocalGrid):
@@ -250,9 +245,7 @@ def test_a_client_that_was_started_again_with_other_data_takes_part_again(host):
     grid.size[1] = 9
     asked_of(grid, 1)
     kept, record, met = played(grid, host, kept, met)
-    assert record["left_out"] == {
-        "client-1": "it speaks for client 1 with 9 samples, where it presented itself as client 1 with 4"
-    }
+    assert "it speaks for client 1 with 9 samples" in record["left_out"]["client-1"]
     assert asked_of(grid, 1) == ["train"]
     kept, record, met = played(grid, host, kept, met)
     assert "left_out" not in record
@@ -340,7 +333,7 @@ def test_krum_with_too_few_clients_is_refused_before_the_first_round(clients, ch
     changes = f"method=fedavg,model=MLP,mesh.clients=1,weigh=krum:malicious=1{changes}"
     config = config_of("quickstart", changes, ".")
     with pytest.raises(ConfigError, match=rf"krum.*\b{there}\b"):
-        open_host(config, RUN._replace(clients=clients), ORDER, FORM)
+        Host(config, RUN._replace(clients=clients), ORDER, FORM)
 
 
 @pytest.mark.parametrize("way", [summed, stacked])

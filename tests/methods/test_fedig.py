@@ -23,7 +23,7 @@ from fedjax_bn.methods import fedbn
 from fedjax_bn.methods.fedig import adapter_step, client_agnostic_objective, fedig
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP
-from fedjax_bn.models.features import features_method
+from fedjax_bn.models.classifier import features_method
 from fedjax_bn.normalization import BatchNorm, batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import (

@@ -25,17 +25,17 @@ and the transforms include the sums. A 5x5 kernel on 14x14 takes 432 products, i
 minimal filtering and 4900 by the definition.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_bn.models.cpu.chunks import in_chunks
 from fedjax_bn.models.cpu.direct import Padding, Strides
 
 TILE = 4  # m, the side of a tile of outputs; 6 would save little more and lose half a digit
@@ -257,6 +257,23 @@ _product.defvjp(
     lambda matrix, x: (_plain_product(matrix, x), matrix),
     lambda matrix, g: (None, _plain_product(matrix.T, g)),
 )
+
+
+def in_chunks(function: Callable[[jax.Array], Any], x: jax.Array, size: int) -> Any:
+    """Returns `function(x)`, computed in one loop over chunks of at most `size` samples.
+
+    Args:
+      function: f[b, ...] -> arrays [b, ...] for any b, in which samples are independent.
+      x: [B, ...]. Where B is not a multiple of the number of chunks, zeros fill the last one.
+      size: largest number of samples in a chunk, positive.
+    """
+    count = -(-len(x) // size)
+    if count <= 1:
+        return function(x)
+    rows = -(-len(x) // count)
+    filled = jnp.pad(x, [(0, count * rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+    chunks = lax.map(function, filled.reshape(count, rows, *x.shape[1:]))
+    return jax.tree.map(lambda y: y.reshape(count * rows, *y.shape[2:])[: len(x)], chunks)
 
 
 def _batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:
