@@ -106,8 +106,7 @@ class Accepted(NamedTuple):
 def read_clients(place: Path, clients: int) -> Met:
     """Returns the names, bindings and sizes in a server's workdir; none in a new workdir.
 
-    Raises:
-      WorkdirError: the file is damaged, or missing although rounds were played.
+    Raises WorkdirError if the file is damaged, or missing although rounds were played.
     """
     path = place / _FILE
     if not path.exists() and not workdir.rounds_recorded(place / "metrics.jsonl"):
@@ -298,9 +297,8 @@ def accept(
         of the personal leaves.
 
     Raises:
-      MisfitError: names, shapes, dtypes, the client, its size or the losses that it reports are
-        others than expected; the message states which.
-      ValueError: the upload is not accepted for another reason, which the message states.
+      MisfitError: the answer does not fit the method, or what the client said of itself.
+      ValueError: the upload is not accepted for another reason.
     """
     # In a message only personal leaves have a prefix; here the upload's leaves get one too.
     split = {
@@ -323,19 +321,18 @@ def accept(
         )
     parts = {"update": upload.shared, "message": upload.message, "personal leaves": personal}
     check_numbers(to_named(parts))
+    norms = {part: _norm(tree) for part, tree in parts.items() if part != "update"}
+    norms["update"] = _norm(upload.shared, shared)
+    sizes = {f"norm of its {part}": (norm, norm_bound) for part, norm in norms.items()}
     for name in ("risk", "loss"):
         value = float(getattr(upload, name))
         if hello.losses == math.isnan(value):
             raise MisfitError(f"it sends a {name} of {value:.4g}, and losses={hello.losses}")
-        if abs(value) > _MOST_LOSS:
-            raise ValueError(f"its {name}, {value:.4g}, is not within {_MOST_LOSS:g}")
-    norms = {part: _norm(tree) for part, tree in parts.items() if part != "update"}
-    norms["update"] = _norm(upload.shared, shared)
-    for part, norm in norms.items():
-        if not norm <= norm_bound:  # NaN is not
-            raise ValueError(
-                f"the norm of its {part}, {norm:.4g}, is above norm-bound={norm_bound}"
-            )
+        if hello.losses:
+            sizes[name] = abs(value), _MOST_LOSS
+    for name, (size, bound) in sizes.items():
+        if not size <= bound:  # NaN is not
+            raise ValueError(f"the {name}, {size:.4g}, is above {bound:g} (see norm-bound)")
     return Accepted(upload, personal, norms["update"])
 
 

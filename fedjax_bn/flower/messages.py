@@ -128,11 +128,7 @@ def packed(
 
 
 def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
-    """Returns the `Order`, `Answer` or `Hello` in a message.
-
-    Raises:
-      ValueError: the message has no such record, or one with other entries or types.
-    """
+    """Returns the `Order`, `Answer` or `Hello` in a message; raises ValueError for others."""
     name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
     record = _of_kind(content, ConfigRecord).get(name, {})
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
@@ -151,11 +147,8 @@ def _of_kind(content: RecordDict, kind: type) -> dict[str, Any]:
 def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
-    `limit` is the largest number of arrays that is read, or None for any.
-
-    Raises:
-      ValueError: the message has another form or more arrays, or an array cannot be read; nothing
-        is unpickled.
+    Raises ValueError for another form, more than `limit` arrays (None: any number), or an array
+    that cannot be read; nothing is unpickled.
     """
     records = _of_kind(content, ArrayRecord)
     record = records.get(_ARRAYS, {})
@@ -169,11 +162,11 @@ def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.nda
     for name, array in record.items():
         try:
             file = BytesIO(array.data)  # shares the bytes; `array.numpy()` would copy them
-            if array.stype != _NUMPY or np.lib.format.read_magic(file) != (1, 0):
-                raise TypeError(f"its form {array.stype:.40} is not that of numpy.save")
+            version = np.lib.format.read_magic(file)
             shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
-            if dtype.hasobject:  # foreign bytes would be used as pointers
-                raise TypeError(f"it holds objects, {dtype}")
+            # Foreign bytes of an array of objects would be used as pointers.
+            if array.stype != _NUMPY or version != (1, 0) or dtype.hasobject:
+                raise TypeError(f"{array.stype:.40} of {dtype} is not what numpy.save writes")
             order = "F" if by_columns else "C"
             arrays[name] = np.ndarray(shape, dtype, array.data, file.tell(), order=order)
         except Exception as error:  # NumPy's readers raise many kinds of errors on foreign bytes
@@ -182,11 +175,7 @@ def arrays_in(content: RecordDict, limit: int | None = None) -> dict[str, np.nda
 
 
 def scores_in(content: RecordDict) -> dict[str, float]:
-    """Returns the scores in a message, name -> percent, with "accuracy" among them.
-
-    Raises:
-      ValueError: there is no accuracy, or a score is not from 0 to 100.
-    """
+    """Returns the scores in a message, name -> percent; raises ValueError for others."""
     record = _of_kind(content, MetricRecord).get(_SCORES, {})
     percent = all(isinstance(x, int | float) and 0 <= x <= 100 for x in record.values())
     if "accuracy" not in record or not percent:
@@ -211,15 +200,9 @@ def exchange(
       grid: Flower's Grid.
       contents: node -> content of its message.
       kind: the type of the messages, such as `MessageType.TRAIN`.
-      seconds: how long to wait for the replies, all together. What has arrived then is still
-        fetched.
-      read: is called with a node's reply, with an error if its bytes cannot be read, or with None
-        if it did not answer in time.
+      seconds: how long to wait for all replies; what has arrived then is still fetched.
+      read: gets a node's reply, an error if its bytes cannot be read, or None if it is late.
       group: the round, by which Flower groups messages.
-
-    Raises:
-      Exception: what Flower raises if the SuperLink refuses the connection; while it cannot be
-        reached, Flower itself tries again.
     """
     # A reply expires with its message, so the others' must outlive the wait for the first.
     life = 2 * seconds + _SESSION
@@ -247,14 +230,10 @@ def _fetched(grid: Grid, message: str | None, end: float) -> Reply:
 
 
 def content_of(reply: Reply, order: Order, client: int | None) -> RecordDict:
-    """Returns the content of a client's reply to an order.
+    """Returns the content of the reply of a client (None if it is still unknown) to an order.
 
-    `client` is the number of the client that was asked, or None if it is still unknown.
-
-    Raises:
-      MisfitError: the client failed, or answers for another client or federation.
-      ValueError: no reply came (None), the reply cannot be read, or it answers for another method
-        or round.
+    Raises MisfitError if the client failed or answers for another client or federation, and
+    ValueError if its reply is late or cannot be read, or is for another method or round.
     """
     if not isinstance(reply, Message):
         reason = f"its reply cannot be read: {str(reply)[:_MOST_TEXT]}"

@@ -58,7 +58,7 @@ PyTree = Any
 _Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 
 
-class Site(NamedTuple):
+class _Site(NamedTuple):
     """A client's model, data and training.
 
     Attributes:
@@ -112,22 +112,16 @@ def sent_personal(personal: Variables) -> Variables:
     return without(personal, MEASURED, OWN)
 
 
-def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
-    """Reads the client's data and builds its training; compiles nothing yet.
+def open_site(config: ConfigDict, node: Node, clients: int) -> _Site:
+    """Reads the client's data and builds its training for `clients` clients; compiles nothing yet.
 
-    Args:
-      config: the run's configuration, from `settings.config_of`.
-      node: the node config.
-      clients: the number of all clients.
-
-    Raises:
-      ConfigError: the configuration or the client's data are wrong.
+    Raises ConfigError if the configuration (`settings.config_of`) or the data are wrong.
     """
     config = deployed(config)
     make = partial(_of_client, node)
     experiment, keys, start = prepare(config, make, traced=False, clients=clients)
     train = _trainer(config, experiment, keys, node)
-    return Site(config, experiment, start, jax.eval_shape(start), node, train)
+    return _Site(config, experiment, start, jax.eval_shape(start), node, train)
 
 
 def _of_client(node: Node, config: ConfigDict) -> Experiment:
@@ -172,7 +166,7 @@ def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
 
 
 def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
-    """Returns `train(order, broadcast, own) -> (own, upload)`, see `Site`.
+    """Returns `train(order, broadcast, own) -> (own, upload)`, see `_Site`.
 
     If the samples fit on the device (`data.device_megabytes`), a round is one program; otherwise
     the host gathers a round's batches.
@@ -238,8 +232,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
 def load_own(folder: Path, number: int, like: Own) -> Own:
     """Returns a client's own part after `number` rounds (at least 1) from a federation's folder.
 
-    Raises:
-      WorkdirError: the file is missing, damaged, or of another form than `like`.
+    Raises WorkdirError if the file is missing, damaged, or of another form than `like`.
     """
     return _load(folder / _OWN.format(number), number, like)
 
@@ -247,14 +240,8 @@ def load_own(folder: Path, number: int, like: Own) -> Own:
 def save_own(folder: Path, number: int, own: Own, began: int) -> None:
     """Writes a client's own part after `number` rounds, and deletes parts before `began`.
 
-    Args:
-      folder: the folder of one federation.
-      number: the number of finished rounds.
-      own: the client's own part.
-      began: the number of the part with which this round began; 0 for the common start.
-
-    Raises:
-      WorkdirError: the folder cannot be written to.
+    The round began with the part `began`, or with 0, the common start. Raises WorkdirError if the
+    folder of the federation cannot be written to.
     """
     _save(folder / _OWN.format(number), own)
     for path in folder.glob(_OWN.replace("{:08d}", "*")):
@@ -330,9 +317,7 @@ class _Task:
     def own(self) -> Own:
         """Returns the client's own part before the round, with the frozen leaves.
 
-        Raises:
-          WorkdirError: a file of it is lost.
-          ValueError: the frozen leaves are not those of the server.
+        Raises WorkdirError if a file of it is lost, ValueError if the server freezes other leaves.
         """
         frozen, begin = self._frozen(), self.order.begin
         if not begin:
@@ -367,7 +352,7 @@ class _Task:
 @lru_cache
 def _opened(
     source: str, changes: str, folder: str, node: Node, clients: int
-) -> tuple[Site, Callable[[], Evaluate]]:
+) -> tuple[_Site, Callable[[], Evaluate]]:
     """Returns a client's site and a maker of its evaluator, each made once in a process."""
     site = open_site(config_of(source, changes, folder), node, clients)
     # The evaluator reads the test samples, so it is made at the first evaluation.
@@ -401,8 +386,7 @@ def _hello(task: _Task) -> dict[str, Any]:
 def _sent_names(task: _Task) -> list[str]:
     """Returns the names of the personal leaves that the client sends.
 
-    Raises:
-      ConfigError: the server asks for personal leaves, and this client does not send them.
+    Raises ConfigError if the server asks for some, and this client does not send them.
     """
     names = names_of({"personal": sent_personal(task.site.like.personal)})
     if not task.order.serve_unseen or not names:

@@ -121,11 +121,6 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
         path = last_dense(model, variables)
         return Sizes(*_kernel(variables, path).shape, dtype, path)
     ((path, features), *more_layers), outputs = _classify_traced(model, variables)
-    if not hasattr(outputs, "shape"):
-        raise ValueError(
-            f"the method classify of {name_of(model)} returns several arrays: let it return logits "
-            "f[B, classes] alone"
-        )
     return Sizes(features, outputs.shape[-1], dtype, () if more_layers else path)
 
 
@@ -232,11 +227,7 @@ def features_method(
 
 
 def times(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Multiplies x f[..., C] by a mask f[C], in the dtype of x.
-
-    Raises:
-      ValueError: the mask has another size.
-    """
+    """Multiplies x f[..., C] by a mask f[C], in the dtype of x; refuses masks of other sizes."""
     if mask.shape != x.shape[-1:]:
         raise ValueError(
             f"a mask of shape {mask.shape} cannot multiply {x.shape[-1]} channels: add "

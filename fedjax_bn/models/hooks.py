@@ -59,10 +59,7 @@ def take(
 ) -> tuple[Variables, Hooked]:
     """Returns the variables without the collections that have hooks, and the hooks' joint changes.
 
-    Args:
-      variables: a model's collections, optionally with some that have hooks.
-      images: f[B, ...], prepared as the model expects.
-      key: random key of a training pass; None at test.
+    `images` f[B, ...] are prepared as the model expects; `key` is None at test.
     """
     hooked = Hooked(images)
     # In the order of names, so that the order of imports has no effect.
@@ -89,10 +86,7 @@ def follow(
 ) -> PyTree:
     """Returns what a client has measured (`sharing.MEASURED`) after the next batch of its stream.
 
-    Args:
-      variables: as the client received them.
-      so_far: the collection before the batch; that of the variables before the first one.
-      images: f[B, ...], prepared as the model expects.
-      valid: bool[B], the samples that count; None for all.
+    `variables` are those that the client received, `so_far` the collection before the batch of
+    `images` f[B, ...], of which `valid` bool[B] count (None for all).
     """
     return _FOLLOWERS[MEASURED](variables[MEASURED], so_far, images, valid)

@@ -200,13 +200,8 @@ def _standardized(kernel: jax.Array) -> jax.Array:
 def norm_of(norm: _Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
     """Returns `make(name=...)`, which makes a norm layer, or the identity for "none".
 
-    Args:
-      norm: as in `Network`; "group" makes up to 32 groups of at least four channels, or one group
-        if the number of channels is not a multiple of four.
-      param_dtype: dtype in which the variables are created.
-
-    Raises:
-      ValueError: the norm is unknown.
+    "group" makes up to 32 groups of at least four channels, or one group if the number of channels
+    is not a multiple of four. Raises ValueError for an unknown norm.
     """
     if norm not in get_args(_Norm):
         raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(_Norm))}")
@@ -272,20 +267,6 @@ def average_pool(x: jax.Array, window: int) -> jax.Array:
     height, width = x.shape[1] // window, x.shape[2] // window
     x = x[:, : height * window, : width * window]
     return x.reshape(x.shape[0], height, window, width, window, -1).mean((2, 4))
-
-
-def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
-    """Pools like PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
-
-    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size) - 1, and likewise for
-    columns; the bins overlap where `size` does not divide H.
-    """
-    for axis in (1, 2):
-        n = x.shape[axis]
-        bins = [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
-        means = [jax.lax.slice_in_dim(x, *ends, axis=axis).mean(axis) for ends in bins]
-        x = jnp.stack(means, axis)
-    return x
 
 
 def require_floats(x: jax.Array) -> None:

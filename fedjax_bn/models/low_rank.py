@@ -113,8 +113,7 @@ def with_factors(
 def merged(variables: Variables) -> Variables:
     """Returns the variables of the plain network, with A B added to the kernels.
 
-    Args:
-      variables: the collections of a model made by `lora`.
+    `variables` are the collections of a model made by `lora`.
     """
     plain, factors = _parts(variables)
     leaves = flatten_dict(plain["params"])
@@ -126,11 +125,8 @@ def merged(variables: Variables) -> Variables:
 def all_but_factors(*paths: str) -> SharingRule:
     """Returns the rule that is True for all leaves but factors and some modules, for `frozen=`.
 
-    Args:
-      paths: modules that are trained as well, such as "head".
-
-    Raises:
-      ValueError: when the rule is used, a path is not in the variables.
+    `paths` are modules that are trained as well, such as "head"; using the rule raises ValueError
+    if one is not in the variables.
     """
     rule = all_but(*paths)
 

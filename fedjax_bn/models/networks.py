@@ -2,7 +2,8 @@
 
 MLP, TwoLayer, DigitCNN and AlexNet are FedBN's. Residual networks (He et al. 2016) and densely
 connected ones (Huang et al. 2017) follow torchvision, where the 3x3 convolution of a bottleneck has
-the stride. All also have the attributes `num_classes`, and `param_dtype` and `norm` of `layers.Network`.
+the stride. All also have the attributes `num_classes`, and `param_dtype` and `norm` of
+`layers.Network`.
 """
 
 import math
@@ -19,7 +20,6 @@ from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.models.layers import (
     Classifier,
     Network,
-    adaptive_average_pool,
     average_pool,
     dense,
     fan_in_uniform,
@@ -193,7 +193,7 @@ class AlexNet(Classifier):
                 x = self.normalize_and_pool(x, f"norm{i}", 3, 2)
             else:
                 x = nn.relu(self.normalize(x, f"norm{i}"))
-        return _hidden_layers(self, adaptive_average_pool(x, 6), norms=5)
+        return _hidden_layers(self, _adaptive_average_pool(x, 6), norms=5)
 
 
 class _ResidualBlock(Network):
@@ -375,3 +375,17 @@ DenseNet121 = variant(
     "DenseNet-121: 121 batch norms, 1024 features; fields as in `DenseNet`.",
     block_sizes=(6, 12, 24, 16),
 )
+
+
+def _adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
+    """Pools like PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
+
+    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size) - 1, and likewise for
+    columns; the bins overlap where `size` does not divide H.
+    """
+    for axis in (1, 2):
+        n = x.shape[axis]
+        bins = [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+        means = [jax.lax.slice_in_dim(x, *ends, axis=axis).mean(axis) for ends in bins]
+        x = jnp.stack(means, axis)
+    return x

@@ -39,7 +39,7 @@ class _Recorded(nnx.Variable):
 
 
 @dataclass(frozen=True)
-class NnxModel:
+class _NnxModel:
     """An nnx model with the functions `init` and `apply` of a linen one; made by `from_nnx`.
 
     The variables are nested dicts, as in linen: `params` holds every `nnx.Param` and `batch_stats`
@@ -117,7 +117,7 @@ class NnxModel:
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
-def from_nnx(net: nnx.Module) -> NnxModel:
+def from_nnx(net: nnx.Module) -> _NnxModel:
     """Wraps an nnx module, for use with every method, sharing rule and adaptation.
 
     Statistics rules reach every `nnx.BatchNorm` in it. These layers keep flax's conventions:
@@ -133,9 +133,7 @@ def from_nnx(net: nnx.Module) -> NnxModel:
         `__call__`, so that no statistics rule could reach them.
     """
     if not isinstance(net, nnx.Module):
-        raise ValueError(
-            f"from_nnx takes an nnx.Module such as Net(rngs=nnx.Rngs(0)), not {net!r:.80}"
-        )
+        raise ValueError(f"from_nnx takes a module such as Net(rngs=nnx.Rngs(0)), not {net!r:.80}")
     for path, module in nnx.iter_graph(net):
         uncalled = isinstance(module, nnx.Module) and not callable(module)
         if uncalled and any(isinstance(leaf, nnx.BatchStat) for leaf in vars(module).values()):
@@ -143,7 +141,7 @@ def from_nnx(net: nnx.Module) -> NnxModel:
                 f"the module {'/'.join(map(str, path))!r} has running statistics and no __call__, "
                 "so that no statistics rule reaches them: use flax.nnx.BatchNorm there"
             )
-    return NnxModel(nnx.merge(*_split(net)))
+    return _NnxModel(nnx.merge(*_split(net)))
 
 
 def to_nnx(model: Any, variables: Variables) -> nnx.Module:
@@ -163,7 +161,7 @@ def to_nnx(model: Any, variables: Variables) -> nnx.Module:
     """
     while isinstance(model, Wrapped):
         model = model.network
-    if not isinstance(model, NnxModel):
+    if not isinstance(model, _NnxModel):
         model = from_nnx(model)
     net, variables = nnx.merge(*_split(model.net)), predicting(variables)
     module_shapes, shapes = (
@@ -280,11 +278,11 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
     added = [path for path in values if path not in leaves]
     owners = {path: modules.get(path[1:-1]) for path in added if path[0] == "params"}
     strange = [path for path in added if not isinstance(owners.get(path), nnx.Module)]
-    if differing := sorted(leaves.keys() - values.keys()) + strange:
-        raise ValueError(
-            f"{'/'.join(differing[0])} is not in both {type(net).__name__} and the variables: make "
-            "them with init of the same model"
-        )
+    lacking = [path for path in leaves if path not in values]
+    if lacking or strange:
+        where = "the variables lack" if lacking else f"{type(net).__name__} has no"
+        path = "/".join((lacking or strange)[0])
+        raise ValueError(f"{where} {path}: make the variables with init of the same model")
     for path, leaf in leaves.items():
         _set_value(leaf, values[path])
     for path, module in owners.items():

@@ -260,13 +260,13 @@ def _check_anchors(model: YOLOv5, anchors: Any) -> None:
 def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
     """PyTorch's tensor as an array; raises ValueError if shape or values do not fit."""
     tensor = np.asarray(tensor)
-    if tensor.shape != shape:
-        fit = ": build the model with image_size of the file's" if name == "pos_embed" else ""
-        raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {shape}{fit}")
     dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 unless JAX has float64
-    floating = jnp.issubdtype(dtype, jnp.floating)
-    if not floating or not (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all():
-        raise ValueError(f"{name} of {dtype} must hold finite floating-point numbers")
-    if name.endswith(_LEAVES["var"]) and (tensor < 0).any():
-        raise ValueError(f"{name} holds {tensor.min()}; a variance is at least 0")
+    fits = tensor.shape == shape and jnp.issubdtype(dtype, jnp.floating)
+    fits = fits and (np.abs(tensor) <= float(jnp.finfo(dtype).max)).all()
+    if not fits or (name.endswith(_LEAVES["var"]) and (tensor < 0).any()):
+        raise ValueError(
+            f"{name} has shape {tensor.shape} of {tensor.dtype}, but this model needs {shape}, "
+            f"with floats that are finite in {dtype}, and variances of at least 0 (a pos_embed is "
+            "that of image_size)"
+        )
     return tensor

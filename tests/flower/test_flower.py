@@ -16,8 +16,7 @@ from fedjax_bn.federation import broadcast_of, global_variables
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_in, recorded
-from fedjax_bn.flower.rounds import TooFewError
-from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.server import TooFewError, serve
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.serving import load, predictor

@@ -25,8 +25,7 @@ from fedjax_bn.flower.messages import (
     recorded,
     scores_in,
 )
-from fedjax_bn.flower.rounds import TooFewError
-from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.server import TooFewError, serve
 from fedjax_bn.flower.settings import Run, run_of
 from flower_apps import QUIET, nodes_of, run_config
 from flower_grid import LocalGrid, key_of

@@ -50,12 +50,12 @@ def data_of(array):
         ("torch.Tensor", data_of([1.0]), "torch.Tensor"),
         ("numpy.ndarray", b"no header", "magic string"),
         ("numpy.ndarray", data_of([1.0, 2.0])[:-1], "buffer is too small"),
-        ("numpy.ndarray", data_of([1.0]).replace(b"'<f8'", b"'|O' "), "it holds objects"),
+        ("numpy.ndarray", data_of([1.0]).replace(b"'<f8'", b"'|O' "), "object is not what"),
         ("numpy.ndarray", data_of([1.0]).replace(b"(1,)", b"(-1)"), "shape is not valid"),
         (
             "numpy.ndarray",
             data_of([1.0]).replace(b"NUMPY\x01", b"NUMPY\x07"),
-            "not that of numpy.save",
+            "is not what numpy.save writes",
         ),
     ],
 )

@@ -108,14 +108,9 @@ def max_pool(
     order, as in PyTorch. On CPU the function can be differentiated twice in reverse mode, and
     forward over reverse.
 
-    Args:
-      x: f[B, H, W, C].
-      window: (height, width) of a window.
-      strides: (down, across).
-      padding: ((top, bottom), (left, right)), each smaller than the window.
-
-    Returns:
-      f[B, (H + top + bottom - height) // down + 1, likewise W, C].
+    x f[B, H, W, C], windows of (height, width), strides (down, across) and padding ((top, bottom),
+    (left, right)), smaller than a window, give f[B, (H + top + bottom - height) // down + 1,
+    likewise W, C].
     """
     sides = tuple((low, high) for low, high in padding)
     pool = pooling.max_pool if on_cpu() else nn.max_pool
