@@ -81,11 +81,8 @@ def with_classifier(model: Any, path: str) -> Wrapped:
 
         method = copa(with_classifier(Net(), "head"), optax.sgd(0.1))
 
-    A model may also name its classifier in an attribute `classifier_path`.
-
-    Args:
-      model: a linen module, or the result of `from_nnx`.
-      path: names that lead to an `nn.Dense` or `nnx.Linear`, such as "head" or "top/Dense_0".
+    The path names an `nn.Dense` or `nnx.Linear`, such as "head" or "top/Dense_0". A model may also
+    name its classifier in an attribute `classifier_path`.
     """
     return _NamedClassifier(model, path)
 
@@ -107,15 +104,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(model: Any, variables: Variables) -> Sizes:
-    """Returns the sizes of a model's classifier; only traces the model.
-
-    Args:
-      model: a linen module, or the result of `from_nnx`.
-      variables: its collections.
-
-    Raises:
-      ValueError: the classifier cannot be found, or there are several candidates.
-    """
+    """Returns the sizes of a model's classifier; only traces the model, see `last_dense`."""
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not _shows_features(model):
         path = last_dense(model, variables)
@@ -277,9 +266,7 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
 def require_linear(method: str, model: Any, variables: Variables, images: jax.Array) -> None:
     """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
 
-    Args:
-      method: what needs linear logits; the error message begins with this name.
-      model, variables, images: as in `last_dense`.
+    `method` needs them; the other arguments are those of `last_dense`.
     """
     sources = _sources_of(model, variables, images)
     if not sources.direct or len(sources.outputs) != 1 or _OTHER in sources.outputs:

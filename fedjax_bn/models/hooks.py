@@ -43,11 +43,9 @@ _FOLLOWERS: dict[str, Follow] = {}
 def register(collection: str, hook: Hook, follow: Follow | None = None) -> None:
     """Makes `forward` call a hook whenever the variables contain a collection.
 
-    Args:
-      collection: name of the collection that a method adds.
-      hook: `(tree, images, key) -> Hooked`; key is None at test.
-      follow: `(received, so_far, images, valid) -> tree`: what a client has measured after the next
-        batch of its stream; for the collection `sharing.MEASURED` alone.
+    `hook(tree, images, key) -> Hooked` gets the key None at test. `follow(received, so_far, images,
+    valid) -> tree`, for the collection `sharing.MEASURED` alone, is what a client has measured
+    after the next batch of its stream.
     """
     _HOOKS[collection] = hook
     if follow is not None:

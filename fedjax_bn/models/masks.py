@@ -30,10 +30,9 @@ def take(variables: Variables) -> tuple[Variables, Masks]:
 
 
 def multiply(masks: Masks) -> AbstractContextManager:
-    """Returns a context in which modules are traced with masked outputs.
+    """Returns a context in which modules have outputs masked by name -> f[C].
 
-    Args:
-      masks: name -> f[C]; "features" is ignored, because `features_method` applies it.
+    "features" is ignored, because `features_method` applies it.
     """
     inside = without(masks, FEATURES)
     if not inside:

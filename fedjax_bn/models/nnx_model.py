@@ -280,9 +280,9 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
     strange = [path for path in added if not isinstance(owners.get(path), nnx.Module)]
     lacking = [path for path in leaves if path not in values]
     if lacking or strange:
-        where = "the variables lack" if lacking else f"{type(net).__name__} has no"
+        problem = "the variables lack" if lacking else f"{type(net).__name__} has no"
         path = "/".join((lacking or strange)[0])
-        raise ValueError(f"{where} {path}: make the variables with init of the same model")
+        raise ValueError(f"{problem} {path}: make the variables with init of the same model")
     for path, leaf in leaves.items():
         _set_value(leaf, values[path])
     for path, module in owners.items():

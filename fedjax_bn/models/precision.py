@@ -38,12 +38,7 @@ def in_dtype(model: Any, dtype: Any) -> _InDtype:
     features and the loss. Batch norms compute moments and normalize in at least float32; running
     statistics are not rounded. Bfloat16 has the range of float32, so the loss needs no scaling.
 
-    Args:
-      model: a linen module or `models.from_nnx` of an nnx module.
-      dtype: bfloat16, or another floating dtype.
-
-    Raises:
-      ValueError: `dtype` is not floating.
+    `dtype` is bfloat16 or another floating dtype; others raise ValueError.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"a model computes in a floating dtype such as bfloat16, not {dtype!r}")
