@@ -429,13 +429,9 @@ def evaluate(grid: Grid, host: Host, met: Met, server: Kept) -> Record:
     names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
     for name, values in sorted(scores_of.items()):
-        # Clients without a score have NaN, and groups of them no entry: a record allows no None.
-        if len(names) <= limit:
-            named = dict(zip(names, values.tolist(), strict=True))
-            record[name] = named | {"mean": float(np.nanmean(values))}
-        else:
-            named_scores = by_client(names, values, limit).items()
-            record[name] = {k: x for k, x in named_scores if x is not None}
+        named_scores = by_client(names, values, limit) | {"mean": float(np.nanmean(values))}
+        # Clients without a score, and groups of them, have NaN: a record allows no None.
+        record[name] = {k: np.nan if x is None else x for k, x in named_scores.items()}
     return record | ({"tested_on": {"internal": part_of_all(parts)}} if parts else {})
 
 
